@@ -1,0 +1,1 @@
+"""Measurements of flowfabric beside a raw-SQL floor and beside its peers. Run with `python -m benchmarks`."""

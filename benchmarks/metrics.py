@@ -1,0 +1,56 @@
+"""What `make bench` shows: each metric compares two series and may have a target.
+
+A series is a figure that some trial measures again in every repetition (`floor.drain`, in jobs per second).
+A metric is the median of our series over the median of the other one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Target:
+    bound: Literal["at least", "at most"]
+    value: float
+
+    def is_met(self, ratio: float) -> bool:
+        return ratio >= self.value if self.bound == "at least" else ratio <= self.value
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    ours: str
+    theirs: str
+    unit: str
+    target: Target | None = None
+
+
+def _at_least(value: float) -> Target:
+    return Target("at least", value)
+
+
+def _at_most(value: float) -> Target:
+    return Target("at most", value)
+
+
+METRICS = (
+    Metric("engine.drain.of_floor", "engine.drain", "floor.drain", "jobs/s", _at_least(0.35)),
+    Metric("engine.drain.of_pgqueuer", "engine.drain", "pgqueuer.drain", "jobs/s", _at_least(1.3)),
+    Metric("engine.drain.of_procrastinate", "engine.drain", "procrastinate.drain", "jobs/s"),
+    Metric("engine.create_many.of_raw", "engine.create_many", "raw.create_many", "rows/s", _at_least(0.5)),
+    Metric("engine.create_one.of_raw", "engine.create_one", "raw.create_one", "calls/s", _at_least(0.5)),
+    Metric("engine.claim_one.of_raw", "engine.claim_one", "raw.claim_one", "calls/s", _at_least(0.4)),
+    Metric("engine.complete_one.of_raw", "engine.complete_one", "raw.complete_one", "calls/s", _at_least(0.5)),
+    Metric("engine.drain.full_of_empty", "engine.drain_full", "engine.drain_empty", "jobs/s", _at_least(0.8)),
+    Metric("engine.drain.pinned_of_plain", "engine.drain_pinned", "engine.drain_plain", "jobs/s", _at_least(0.7)),
+    Metric(
+        "engine.claim_p99.pinned_over_plain",
+        "engine.claim_p99_pinned",
+        "engine.claim_p99_plain",
+        "ms",
+        _at_most(3.0),
+    ),
+)

@@ -1,0 +1,105 @@
+"""Work nobody asked for by hand, and the runner that keeps it going."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from flowfabric._duties.duty import Duty
+from flowfabric._duties.housekeeping import Audit, Sweep
+from flowfabric._duties.timers import (
+    AttemptTimeout,
+    DelayedPromotion,
+    ExecutionDeadline,
+    LeaseExpiry,
+    Retention,
+    TimerDuty,
+)
+from flowfabric.engine import Engine
+from flowfabric.models import ScannerFilter
+
+__all__ = ["ALL", "Audit", "Duties", "Duty", "LeaseExpiry", "TimerDuty"]
+
+ALL: tuple[type[Duty], ...] = (
+    LeaseExpiry,
+    DelayedPromotion,
+    AttemptTimeout,
+    ExecutionDeadline,
+    Retention,
+    Sweep,
+    Audit,
+)
+
+
+class TimerRunner(Duty):
+    """Runs the timer duties of one process in one loop that sleeps until the first of their times comes."""
+
+    name = "timers"
+    interval = timedelta(milliseconds=750)
+
+    def __init__(self, engine: Engine, duties: Sequence[TimerDuty]) -> None:
+        super().__init__(engine)
+        self._duties = duties
+
+    async def run_once(self) -> int:
+        return sum([await duty.run_once() for duty in self._duties])
+
+    async def until_next(self) -> float:
+        return await self.engine.sleep_until_due(self.interval)
+
+
+class Duties:
+    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may run them at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        duties: Sequence[type[Duty]] = ALL,
+        *,
+        filter: ScannerFilter | None = None,  # noqa: A002
+    ) -> None:
+        made = [duty(engine, filter=filter) for duty in duties]
+        timed = [duty for duty in made if isinstance(duty, TimerDuty)]
+        self._engine = engine
+        self._loops: list[Duty] = [duty for duty in made if not isinstance(duty, TimerDuty)]
+        if timed:
+            self._loops.insert(0, TimerRunner(engine, timed))
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stack = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._stopping.clear()
+        woken = self._stack.enter_context(self._engine.timer_wakeups())
+        self._tasks = [
+            asyncio.create_task(
+                loop.run(self._stopping, woken if isinstance(loop, TimerRunner) else None),
+                name=f"duty {loop.name}",
+            )
+            for loop in self._loops
+        ]
+        self._engine.attach(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, grace: timedelta = timedelta(seconds=15)) -> bool:
+        """Let every duty finish its round, for `grace` at most; False when one had to be cut off."""
+        self._stopping.set()
+        self._engine.detach(self)
+        self._stack.close()
+        if not self._tasks:
+            return True
+        _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        return not late

@@ -1,0 +1,71 @@
+"""The loop that every duty shares: interval, punctuality, back-off, clean stop.
+
+A duty says what one round does and answers how much it did. Any number of processes may run the same duty: the
+database lets each take what no other has, and a crash in the middle of a round leaves the round undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from datetime import timedelta
+
+from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError
+from flowfabric.models import ScannerFilter
+
+log = logging.getLogger("flowfabric.duties")
+_RESTART_AFTER = 5.0
+_FLOOR = timedelta(milliseconds=100)
+
+
+class Duty:
+    """Work nobody asked for by hand. Subclasses set `name` and `interval` and write `run_once`."""
+
+    name: str = "duty"
+    interval: timedelta = timedelta(seconds=60)
+
+    def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
+        self.engine = engine
+        self.filter = filter
+
+    async def run_once(self) -> int:
+        """One round; answers how many things it handled."""
+        raise NotImplementedError
+
+    async def until_next(self) -> float:
+        """Seconds until the next round is wanted; at most the interval."""
+        return self.interval.total_seconds()
+
+    async def run(self, stopping: asyncio.Event, woken: asyncio.Event | None = None) -> None:
+        """Rounds until `stopping`, each begun when something is due or the interval has passed."""
+        while not stopping.is_set():
+            pause = _RESTART_AFTER
+            try:
+                if woken is not None:
+                    woken.clear()
+                handled = await self.run_once()
+                if handled:
+                    log.debug("%s handled %d", self.name, handled)
+                pause = await self.until_next()
+            except FlowFabricError as error:
+                pause = 1.0
+                log.warning("%s: %s", self.name, error)
+            except Exception:
+                log.exception("%s failed; it runs again in %.0f s", self.name, _RESTART_AFTER)
+            pause = max(pause, 0.0)
+            await _sleep(pause * random.uniform(0.95, 1.0), stopping, woken)  # noqa: S311 - spreads the processes
+
+
+async def _sleep(seconds: float, *events: asyncio.Event | None) -> None:
+    """Sleep, but no longer than until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,74 @@
+"""The five duties that act when a time has come: one mechanism, five effects."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from flowfabric._duties.duty import Duty
+from flowfabric.engine.hooks import TimerKind
+
+log = logging.getLogger("flowfabric.duties")
+
+
+class TimerDuty(Duty):
+    """Works off the due timers of one kind, oldest first, until none is due."""
+
+    kind: TimerKind
+    batch = 20  # timers a round; each points at up to a thousand executions
+    backoff = timedelta(seconds=30)
+
+    async def run_once(self) -> int:
+        handled = 0
+        after: datetime | None = None
+        while True:
+            done = await self.engine.run_timers(
+                self.kind, limit=self.batch, after=after, filter=self.filter, backoff=self.backoff
+            )
+            handled += done.handled
+            if done.failed:
+                log.warning("%s: %d put off, the last because: %s", self.name, done.failed, done.message)
+            if not done.more:
+                return handled
+            # What a filter passes over stays due; look behind it.
+            after = done.last_due_at if self.filter is not None else None
+
+
+class LeaseExpiry(TimerDuty):
+    """Gives executions back whose worker stopped renewing; any capable worker's claim takes them up."""
+
+    name = "lease_expiry"
+    kind = TimerKind.LEASE
+    interval = timedelta(seconds=1.5)
+
+
+class AttemptTimeout(TimerDuty):
+    """Ends attempts that ran longer than they may; the retry policy decides what follows."""
+
+    name = "attempt_timeout"
+    kind = TimerKind.ATTEMPT
+    interval = timedelta(seconds=2)
+
+
+class ExecutionDeadline(TimerDuty):
+    """Expires executions that took too long as a whole, whatever they are doing."""
+
+    name = "execution_deadline"
+    kind = TimerKind.DEADLINE
+    interval = timedelta(seconds=5)
+
+
+class DelayedPromotion(TimerDuty):
+    """Makes delayed executions claimable when their time has come."""
+
+    name = "delayed_promoter"
+    kind = TimerKind.DELAY
+    interval = timedelta(milliseconds=750)
+
+
+class Retention(TimerDuty):
+    """Forgets ended executions when their retention is over."""
+
+    name = "retention_trimmer"
+    kind = TimerKind.RETENTION
+    interval = timedelta(seconds=60)

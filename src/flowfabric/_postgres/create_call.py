@@ -1,0 +1,235 @@
+"""The create call, rendered once for every driver.
+
+Checks the items, mints what is missing and lays them out as the arrays that `flowfabric.create_executions` takes. An
+item that fails its checks becomes its own verdict and never reaches the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from flowfabric.errors import FlowFabricError, InvalidInput, StateError
+from flowfabric.ids import (
+    ExecutionId,
+    check_key,
+    check_lane,
+    check_tags,
+    check_text,
+    crc16,
+    mint_uuid,
+    parse_uuid,
+)
+from flowfabric.models import Created, Duplicate, NewExecution
+from flowfabric.policies import Derived, freeze_policy
+from flowfabric.state import State
+
+MAX_BATCH = 1000
+MAX_PAYLOAD = 1 << 30
+_INT32 = range(-(2**31), 2**31)
+_CASTS = [
+    "text[]",
+    "text[]",
+    "text[]",
+    "integer[]",
+    "integer[]",
+    "uuid[]",
+    "boolean",
+    "text[]",
+    "text[]",
+    "bytea[]",
+    "text[]",
+    "integer[]",
+    "uuid[]",
+    "text[]",
+    "bigint[]",
+    "text[]",
+    "text[]",
+    "text[]",
+    "uuid[]",
+    "timestamptz[]",
+    "bigint[]",
+    "timestamptz[]",
+    "bigint[]",
+]
+
+
+def create_sql(placeholder: str = "${}") -> str:
+    """The statement, with `placeholder` formatted by the number of the argument."""
+    marks = ", ".join(f"{placeholder.format(i)}::{cast}" for i, cast in enumerate(_CASTS, 1))
+    return f"select ordinal, code, partition, id, state from flowfabric.create_executions({marks})"  # noqa: S608
+
+
+SQL = create_sql()
+
+
+class CreateCall:
+    """One call: `args` for the statement, and what to make of its rows."""
+
+    def __init__(self, items: Sequence[NewExecution], partitions: int) -> None:
+        if len(items) > MAX_BATCH:
+            raise InvalidInput(f"{len(items)} items", field="items", allowed=f"at most {MAX_BATCH}")
+        self._refused: dict[int, FlowFabricError] = {}
+        self._places: list[int] = []  # place in `items` of every item sent
+        self._sent: list[UUID] = []
+        self._count = len(items)
+        lay = _Layout(partitions)
+        for place, item in enumerate(items):
+            try:
+                lay.add(item)
+            except FlowFabricError as error:
+                self._refused[place] = error
+            else:
+                self._places.append(place)
+        self._sent = lay.ids
+        self.args = lay.args()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places
+
+    def verdicts(
+        self, rows: Sequence[Sequence[Any] | Mapping[str, Any]], *, repeated: bool = False
+    ) -> list[Created | Duplicate | FlowFabricError]:
+        """One verdict per item, in the order of the items. `repeated`: our own first try may have got through."""
+        answers: dict[int, Created | Duplicate | FlowFabricError] = dict(self._refused)
+        for row in rows:
+            ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
+            place = self._places[ordinal - 1]
+            execution_id = ExecutionId.of(partition, uuid)
+            if code == "created" or (repeated and code == "duplicate" and uuid == self._sent[ordinal - 1]):
+                answers[place] = Created(execution_id, State(state))
+            elif code == "duplicate":
+                answers[place] = Duplicate(execution_id)
+            else:
+                answers[place] = StateError(
+                    "lane_closed", "the lane takes no new executions", execution_id=execution_id
+                )
+        return [answers[place] for place in range(self._count)]
+
+
+class _Layout:
+    """The columns of a call. A column that no item uses is sent as null."""
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._routes: dict[tuple[str, str, str], int] = {}
+        self.ids: list[UUID] = []
+        self._id_given = False
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, item: NewExecution) -> None:
+        if not isinstance(item, NewExecution):
+            raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="NewExecution")
+        namespace = check_text(item.namespace, "namespace") if item.namespace else ""
+        kind = check_text(item.execution_kind, "execution_kind")
+        lane = check_lane(item.lane_id)
+        creator = check_text(item.creator_identity, "creator_identity") if item.creator_identity else ""
+        payload = item.input_payload
+        if type(payload) is not bytes:
+            payload = _bytes(payload, "input_payload")
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidInput(f"{len(payload)} bytes", field="input_payload", allowed=f"at most {MAX_PAYLOAD} bytes")
+        encoding = None if item.payload_encoding is None else check_text(item.payload_encoding, "payload_encoding")
+        priority = item.priority
+        if type(priority) is not int or priority not in _INT32:
+            raise InvalidInput(f"got {priority!r}", field="priority", allowed="a 32-bit integer; clamped to 0..9000")
+        key = None if item.idempotency_key is None else check_key(item.idempotency_key)
+        tags = None
+        if item.tags is not None and (checked := check_tags(item.tags)):
+            tags = msgspec.json.encode(checked).decode()
+        policy, derived = (None, _NOTHING) if item.policy is None else freeze_policy(item.policy)
+        delay_at, delay_ms = instant(item.delay_until, "delay_until")
+        if item.delay_until is None and derived.delay_until_ms is not None:
+            delay_at = datetime.fromtimestamp(derived.delay_until_ms / 1000, UTC)
+        deadline_at, deadline_ms = instant(item.execution_deadline_at, "execution_deadline_at")
+        if item.execution_deadline_at is None:
+            deadline_ms = derived.execution_deadline_ms
+        flow = None if item.flow_id is None else parse_uuid(item.flow_id, "flow_id")
+        partition, uuid = self._identity(item, namespace, key, flow)
+        capabilities = ",".join(derived.required_capabilities)
+        route = self._routes.setdefault((lane, kind, capabilities), len(self._routes) + 1)
+        self.ids.append(uuid)
+        self._id_given = self._id_given or item.execution_id is not None
+        self._rows.append(
+            (
+                route, partition, uuid, namespace, creator, payload, encoding, priority, flow, key,
+                derived.dedup_window_ms if key is not None else None, tags, policy,
+                ",".join(map(str, derived.budget_ids)) or None, derived.quota_policy_id,
+                delay_at, delay_ms, deadline_at, deadline_ms,
+            )
+        )  # fmt: skip
+
+    def _identity(self, item: NewExecution, namespace: str, key: str | None, flow: UUID | None) -> tuple[int, UUID]:
+        given = None if item.execution_id is None else ExecutionId.parse(item.execution_id)
+        uuid = mint_uuid() if given is None else given.uuid
+        if flow is not None:
+            home = crc16(flow.bytes) % self._partitions
+        elif key is not None:
+            home = crc16(namespace.encode() + b"\0" + key.encode()) % self._partitions
+        elif given is not None:
+            home = given.partition
+            if home >= self._partitions:
+                raise InvalidInput(
+                    f"partition {home} does not exist",
+                    field="execution_id",
+                    allowed=f"0..{self._partitions - 1}",
+                )
+        else:
+            home = crc16(uuid.bytes) % self._partitions
+        if given is not None and given.partition != home:
+            because = "its flow" if flow is not None else "its idempotency key"
+            raise InvalidInput(
+                f"partition {given.partition} is not that of {because}",
+                field="execution_id",
+                allowed=f"{{fp:{home}}}:...",
+            )
+        return home, uuid
+
+    def args(self) -> list[Any]:
+        columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * 19
+        routes = list(self._routes)
+        (route, partition, uuid, namespace, creator, payload, encoding, priority, *optional) = columns
+        flow, key, dedup, tags, policy, budgets, quota, delay_at, delay_ms, deadline_at, deadline_ms = optional
+        return [
+            [r[0] for r in routes],
+            [r[1] for r in routes],
+            [r[2] for r in routes],
+            list(route), list(partition), list(uuid), self._id_given,
+            list(namespace), list(creator), list(payload), _used(encoding), list(priority),
+            _used(flow), _used(key), _used(dedup), _used(tags), _used(policy), _used(budgets), _used(quota),
+            _used(delay_at), _used(delay_ms), _used(deadline_at), _used(deadline_ms),
+        ]  # fmt: skip
+
+
+_NOTHING = Derived()
+
+
+def _used(column: tuple[Any, ...]) -> list[Any] | None:
+    return list(column) if any(value is not None for value in column) else None
+
+
+def _bytes(value: object, field: str) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes")
+
+
+def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
+    """A moment as (absolute, None) or a duration from the database's now as (None, milliseconds)."""
+    if value is None:
+        return None, None
+    if isinstance(value, timedelta):
+        ms = value // timedelta(milliseconds=1)
+        if ms < 0 or ms > 10**13:
+            raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
+        return None, ms
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidInput("a datetime without time zone", field=field, allowed="an aware datetime or a timedelta")
+        return value, None
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="an aware datetime or a timedelta")

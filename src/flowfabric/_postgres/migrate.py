@@ -1,0 +1,137 @@
+"""Brings a database to the schema this package needs.
+
+Schema steps are numbered files, applied once and in order; functions are replaced whole on every run. Everything
+happens in one transaction under an advisory lock, so any number of processes may migrate at once and a crash leaves
+the database as it was. Connecting never migrates: it compares versions and says what to do (see `pool.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import asyncpg
+
+from flowfabric.errors import ConnectionFailed
+
+_LOCK = 708_300
+_STEP = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One numbered schema step."""
+
+    number: int
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What a run did: the steps it applied and the version the schema has now."""
+
+    applied: tuple[str, ...]
+    version: int
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    root = resources.files("flowfabric._postgres") / "sql" / folder
+    for entry in sorted(root.iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".sql"):
+            yield entry.name, entry.read_text(encoding="utf-8")
+
+
+def steps() -> tuple[Step, ...]:
+    """The numbered steps of this package, in order."""
+    found = []
+    for name, sql in _files("schema"):
+        match = _STEP.match(name)
+        if match is None:
+            raise ValueError(f"schema step {name} is not named like 0001_name.sql")
+        found.append(Step(int(match[1]), match[2], sql))
+    if [s.number for s in found] != list(range(1, len(found) + 1)):
+        raise ValueError("schema steps are not numbered 1, 2, 3, ...")
+    return tuple(found)
+
+
+SCHEMA_VERSION = len(steps())
+
+
+async def current_version(connection: asyncpg.Connection[Any]) -> int:
+    """The version of the schema in the database; 0 when there is none."""
+    if not await connection.fetchval("select to_regclass('flowfabric.schema_step') is not null"):
+        return 0
+    version = await connection.fetchval("select coalesce(max(number), 0) from flowfabric.schema_step")
+    return int(version)
+
+
+async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence[str] = ()) -> Migration:
+    """Bring the schema up to date; safe to run from many processes at once.
+
+    Each role in `worker_roles` gets EXECUTE on the functions and nothing on the tables: enough to run a worker. A role
+    named once is remembered and served again by later runs.
+    """
+    try:
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+            await connection.execute("set local client_min_messages = warning")
+            await connection.execute("create schema if not exists flowfabric")
+            await connection.execute(
+                "create table if not exists flowfabric.schema_step"
+                " (number integer primary key, name text not null, applied_at timestamptz not null default now())"
+            )
+            await connection.execute("create table if not exists flowfabric.worker_role (name text primary key)")
+            version = await current_version(connection)
+            if version > SCHEMA_VERSION:
+                raise ConnectionFailed(
+                    "schema_newer",
+                    f"the schema is version {version}, this package knows up to {SCHEMA_VERSION}",
+                )
+            applied = []
+            for step in steps()[version:]:
+                await connection.execute(step.sql)
+                await connection.execute(
+                    "insert into flowfabric.schema_step (number, name) values ($1, $2)",
+                    step.number,
+                    step.name,
+                )
+                applied.append(f"{step.number:04d}_{step.name}")
+            # Functions may name each other in any order.
+            await connection.execute("set local check_function_bodies = off")
+            for _, sql in _files("functions"):
+                await connection.execute(sql)
+            await connection.execute("select flowfabric.seed_keystore()")
+            await connection.executemany(
+                "insert into flowfabric.worker_role values ($1) on conflict do nothing",
+                [(r,) for r in worker_roles],
+            )
+            await connection.execute(_GRANTS)
+            return Migration(tuple(applied), SCHEMA_VERSION)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConnectionFailed("missing_privileges", str(error)) from error
+    except asyncpg.UndefinedObjectError as error:
+        raise ConnectionFailed("missing_privileges", f"{error}; create the role first") from error
+
+
+# A role gets the functions that run with the owner's rights; the helpers behind them stay closed.
+_GRANTS = """
+do $$
+declare
+    v_role text;
+    v_function regprocedure;
+begin
+    revoke all on all functions in schema flowfabric from public;
+    for v_role in select name from flowfabric.worker_role loop
+        execute format('grant usage on schema flowfabric to %I', v_role);
+        for v_function in select p.oid::regprocedure from pg_proc p
+                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef loop
+            execute format('grant execute on function %s to %I', v_function, v_role);
+        end loop;
+    end loop;
+end;
+$$
+"""

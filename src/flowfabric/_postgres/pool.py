@@ -1,0 +1,205 @@
+"""Connections: the pool every call goes through, and the one place where driver errors become ours.
+
+A call is one statement and one round trip. Serialization failures and deadlocks are repeated here, up to three times;
+a lost connection is repeated only for calls that may be repeated without harm, for as long as `reconnect_for` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric.errors import (
+    Bug,
+    ConnectionFailed,
+    Corruption,
+    FlowFabricError,
+    RetriesExhausted,
+    TransportError,
+)
+
+MINIMUM_SERVER = 150_000
+_LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+)
+_SERIALIZATION_TRIES = 3
+
+
+class Database:
+    """A pool of connections to one database with our schema in it."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], target: str, reconnect_for: float) -> None:
+        self._pool = pool
+        self._reconnect_for = reconnect_for
+        self.target = target
+        self.flow_partitions = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        dsn: str,
+        *,
+        min_size: int = 1,
+        max_size: int = 10,
+        command_timeout: float = 60.0,
+        reconnect_for: float = 15.0,
+        prepared_statements: bool = True,
+        check_schema: bool = True,
+    ) -> Database:
+        """Open the pool and check server and schema. `ConnectionFailed` names what is wrong."""
+        target = describe(dsn)
+        try:
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=min_size,
+                max_size=max_size,
+                command_timeout=command_timeout,
+                statement_cache_size=100 if prepared_statements else 0,
+                max_inactive_connection_lifetime=0,
+                reset=_no_reset,
+                server_settings={"application_name": "flowfabric"},
+            )
+        except FlowFabricError:
+            raise
+        except Exception as error:
+            raise connection_failed(error, target) from error
+        database = cls(pool, target, reconnect_for)
+        try:
+            if check_schema:
+                await database._check()
+        except BaseException:
+            pool.terminate()
+            raise
+        return database
+
+    async def _check(self) -> None:
+        async with self.connection() as connection:
+            server = connection.get_server_version()
+            if (server.major, server.minor) < (MINIMUM_SERVER // 10_000, 0):
+                raise ConnectionFailed(
+                    "server_too_old",
+                    f"PostgreSQL {server.major} is too old, 15 or newer is needed",
+                    target=self.target,
+                )
+            try:
+                row = await connection.fetchrow(
+                    "select schema_version, flow_partitions from flowfabric.deployment_info()"
+                )
+            except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as error:
+                raise ConnectionFailed("schema_missing", target=self.target) from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise ConnectionFailed("missing_privileges", str(error), target=self.target) from error
+        version = row["schema_version"] if row is not None else 0
+        if version < SCHEMA_VERSION:
+            raise ConnectionFailed(
+                "schema_older",
+                f"the schema is version {version}, this package needs {SCHEMA_VERSION}",
+                target=self.target,
+            )
+        if version > SCHEMA_VERSION:
+            raise ConnectionFailed(
+                "schema_newer",
+                f"the schema is version {version}, this package knows up to {SCHEMA_VERSION}",
+                target=self.target,
+            )
+        self.flow_partitions = row["flow_partitions"]
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._pool.close(), timeout=10)
+        except TimeoutError:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """One connection of the pool, for work that is more than a call."""
+        async with self._pool.acquire() as connection:
+            yield connection
+
+    async def fetch(self, sql: str, args: Sequence[Any], *, repeatable: bool = False) -> list[asyncpg.Record]:
+        """Run one statement. `repeatable`: doing it twice has the effect of doing it once."""
+        conflicts = 0
+        lost_since: float | None = None
+        pause = 0.05
+        while True:
+            try:
+                return list(await self._pool.fetch(sql, *args))
+            except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
+                conflicts += 1
+                if conflicts >= _SERIALIZATION_TRIES:
+                    raise RetriesExhausted(str(error)) from error
+                await asyncio.sleep(0.005 * conflicts)
+            except _LOST as error:
+                now = time.monotonic()
+                lost_since = lost_since or now
+                if not repeatable or now - lost_since >= self._reconnect_for or self._pool.is_closing():
+                    raise translate(error, self.target) from error
+                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads reconnects
+                pause = min(pause * 2, 1.0)
+            except (asyncpg.PostgresError, TimeoutError) as error:
+                raise translate(error, self.target) from error
+
+
+async def _no_reset(_connection: object) -> None:
+    """Our calls leave nothing behind on a connection, so giving it back costs no round trip."""
+
+
+def describe(dsn: str) -> str:
+    """The address in a DSN, without user, password and options: fit for messages."""
+    try:
+        parts = urlsplit(dsn)
+        host = parts.hostname or "local socket"
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "the given address"
+    return f"{host}{port}{parts.path}"
+
+
+def connection_failed(error: Exception, target: str) -> ConnectionFailed:
+    """Why no connection came about, in one sentence that says what to do."""
+    match error:
+        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+            kind = "wrong_password"
+        case asyncpg.InvalidCatalogNameError():
+            kind = "database_missing"
+        case asyncpg.InsufficientPrivilegeError():
+            kind = "missing_privileges"
+        case _:
+            kind = "unreachable"
+    detail = "" if kind == "wrong_password" else str(error) or type(error).__name__
+    return ConnectionFailed(kind, detail, target=target)
+
+
+def translate(error: BaseException, target: str) -> FlowFabricError:
+    """A driver's error as one of ours."""
+    match error:
+        case FlowFabricError():
+            return error
+        case asyncpg.InsufficientPrivilegeError():
+            return ConnectionFailed("missing_privileges", str(error), target=target)
+        case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
+            return TransportError("timeout", str(error) or "no answer in time")
+        case asyncpg.PostgresError() if (error.sqlstate or "").startswith("FF"):
+            return (
+                Bug("attempt_not_in_created_state", str(error)) if error.sqlstate == "FF001" else Corruption(str(error))
+            )
+        case asyncpg.InternalClientError():
+            return TransportError("protocol", str(error))
+        case _ if isinstance(error, _LOST):
+            return TransportError("transport", str(error) or type(error).__name__)
+        case _:
+            return TransportError("other", f"{type(error).__name__}: {error}")

@@ -1,0 +1,233 @@
+-- audit: what must hold of every execution, as a query that finds nothing
+--
+-- Called by the audit duty for one partition at a time and by the tests for all. Reports, repairs nothing.
+-- Answers  one row per violation. Event counts hold inside the retention of the log; p_events asks for them.
+create or replace function flowfabric.audit(p_partition integer, p_events boolean)
+returns table (rule text, partition integer, id uuid, detail text)
+language plpgsql stable security definer set search_path = flowfabric, pg_temp as $$
+#variable_conflict use_column
+declare
+    v_retention interval;
+    v_now timestamptz := flowfabric.now();
+begin
+    select d.retention into v_retention from flowfabric.deployment d;
+
+    return query
+    with e as (
+        select x.* from flowfabric.execution x where p_partition is null or x.partition = p_partition
+    ), pointed as (
+        select t.kind, t.due_at, u.partition, u.id
+        from flowfabric.timer t cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
+        where p_partition is null or u.partition = p_partition
+    ), wrong as (
+        -- the stored facts fit the state
+        select 'state_facts' as rule, e.partition, e.id, concat_ws(' ', e.state, e.blocking_reason, e.pending,
+                                                                   e.resume_pending, e.lease_lost) as detail
+        from e where not coalesce(case
+            when e.state in ('completed', 'failed', 'cancelled', 'expired', 'skipped') then
+                num_nonnulls(e.blocking_reason, e.blocking_detail, e.pending, e.lease_lost, e.delay_until,
+                             e.attempt_timeout_at, e.attempt_timeout_left) = 0 and not e.resume_pending
+                and e.completed_at is not null
+            when e.state = 'active' and e.lease_lost is null then
+                num_nonnulls(e.blocking_reason, e.blocking_detail, e.pending, e.delay_until) = 0
+                and not e.resume_pending
+                and num_nulls(e.lease_id, e.worker_id, e.worker_instance_id, e.lease_ttl_ms, e.lease_acquired_at,
+                              e.lease_expires_at, e.lease_renewed_at, e.attempt_id) = 0
+            when e.state = 'active' then
+                e.blocking_reason = 'waiting_for_worker' and e.blocking_detail <> '' and e.pending = 'interrupted'
+                and not e.resume_pending and e.lease_lost_at is not null and e.lease_id is not null
+            when e.state in ('waiting', 'resumable') then
+                e.lease_lost is null and e.pending is not null and e.delay_until is null
+                and (e.state = 'resumable') = e.resume_pending
+                and ((e.blocking_reason = 'waiting_for_worker' and e.blocking_detail is null)
+                     or (e.blocking_reason in ('waiting_for_capable_worker', 'waiting_for_locality_match',
+                             'paused_by_policy', 'paused_by_operator', 'paused_by_flow_cancel')
+                         and e.blocking_detail <> ''))
+            when e.state = 'delayed' then
+                e.lease_lost is null and e.delay_until is not null and e.blocking_detail <> ''
+                and (e.blocking_reason, e.pending) in (
+                    ('waiting_for_delay', 'first'), ('waiting_for_delay', 'interrupted'),
+                    ('waiting_for_retry_backoff', 'retry'), ('waiting_for_resume_delay', 'interrupted'))
+            when e.state = 'rate_limited' then
+                e.lease_lost is null and e.pending is not null
+                and e.blocking_reason in ('waiting_for_budget', 'waiting_for_quota')
+            when e.state = 'waiting_children' then
+                e.lease_lost is null and e.blocking_reason = 'waiting_for_children'
+                and e.pending in ('first', 'replay', 'interrupted')
+            when e.state = 'suspended' then e.lease_lost is null and e.pending = 'interrupted'
+        end, false)
+        union all
+        select 'completed_at', e.partition, e.id, e.state from e
+        where (e.completed_at is not null) <> (e.state in ('completed', 'failed', 'cancelled', 'expired', 'skipped'))
+        union all
+        select 'pending_agrees_with_attempts', e.partition, e.id, e.pending || ' ' || e.attempts from e
+        where (e.pending = 'first' and e.attempts > 0) or (e.pending in ('retry', 'interrupted') and e.attempts = 0)
+        union all
+        select 'times_ordered', e.partition, e.id, null from e
+        where e.transitioned_at > e.mutated_at or e.created_at > e.transitioned_at
+        union all
+        select 'lane_registered', e.partition, e.id, e.route::text from e
+        where not exists (select from flowfabric.route r join flowfabric.lane l on l.name = r.lane where r.id = e.route)
+        -- a ready row exists exactly where a claim may look, in its place, not below the floor
+        union all
+        select 'ready_row', e.partition, e.id, e.state || ' has ' || (select count(*) from flowfabric.ready r where r.id = e.id)
+        from e where (select count(*) from flowfabric.ready r
+                      where r.partition = e.partition and r.id = e.id and r.route = e.route
+                        and r.rank = 9000 - e.priority and r.created_at = e.created_at
+                        and r.deadline_at is not distinct from e.deadline_at
+                        and (r.available_at is not null) = (e.state = 'active'))
+            <> case when (e.state in ('waiting', 'resumable')
+                          and e.blocking_reason in ('waiting_for_worker', 'waiting_for_capable_worker'))
+                      or (e.state = 'active' and e.lease_lost is not null) then 1 else 0 end
+        union all
+        select 'ready_orphan', r.partition, r.id, null from flowfabric.ready r
+        where (p_partition is null or r.partition = p_partition)
+          and not exists (select from flowfabric.execution x where x.partition = r.partition and x.id = r.id)
+        union all
+        select 'ready_below_floor', r.partition, r.id, null from flowfabric.ready r
+        where (p_partition is null or r.partition = p_partition)
+          and exists (select from flowfabric.ready_floor f where f.route = r.route)
+          and not exists (select from flowfabric.ready_floor f where f.route = r.route
+                          and (f.rank, f.created_at, f.id) <= (r.rank, r.created_at, r.id))
+        union all
+        select 'blocked_row', e.partition, e.id, e.blocking_reason from e
+        where (select count(*) from flowfabric.blocked b
+               where b.partition = e.partition and b.id = e.id and b.created_at = e.created_at
+                 and b.blocking_reason = e.blocking_reason)
+            <> case when e.state <> 'active' and e.blocking_reason in ('waiting_for_budget', 'waiting_for_quota',
+                         'waiting_for_capable_worker', 'paused_by_operator', 'paused_by_policy') then 1 else 0 end
+        union all
+        select 'blocked_orphan', b.partition, b.id, b.blocking_reason from flowfabric.blocked b
+        where (p_partition is null or b.partition = p_partition)
+          and not exists (select from flowfabric.execution x where x.partition = b.partition and x.id = b.id
+                          and x.blocking_reason = b.blocking_reason)
+        union all
+        select 'unsuccessful_row', e.partition, e.id, e.state from e
+        where (select count(*) from flowfabric.unsuccessful w
+               where w.partition = e.partition and w.id = e.id and w.created_at = e.created_at)
+            <> case when e.state in ('failed', 'cancelled', 'expired', 'skipped') then 1 else 0 end
+        union all
+        select 'tag_rows', e.partition, e.id, e.tags::text from e
+        where (select count(*) from jsonb_object_keys(coalesce(e.tags, '{}')))
+            <> (select count(*) from flowfabric.tag t join jsonb_each_text(coalesce(e.tags, '{}')) k
+                    on t.digest = flowfabric.tag_digest(k.key, k.value)
+                where t.created_at = e.created_at and t.id = e.id and t.partition = e.partition)
+           or (select count(*) from flowfabric.tag t where t.id = e.id and t.partition = e.partition)
+            <> (select count(*) from jsonb_object_keys(coalesce(e.tags, '{}')))
+        -- every time that will come has a timer that is not later
+        union all
+        select 'timer_' || k.kind, e.partition, e.id, flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention)::text
+        from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)
+        where flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention) is not null
+          and not exists (select from pointed p where p.kind = k.kind and p.partition = e.partition and p.id = e.id
+                          and p.due_at <= flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention))
+        -- attempts: no gaps, the counter counts them, at most the latest is open
+        union all
+        select 'attempt_history', e.partition, e.id, e.attempts || ' counted' from e
+        where (select coalesce(array_agg(a.attempt_index order by a.attempt_index), '{}') from flowfabric.attempt a
+               where a.partition = e.partition and a.id = e.id)
+            <> (select coalesce(array_agg(i), '{}') from generate_series(0, e.attempts - 2) i)
+           or (e.attempts > 0 and (e.attempt_index is distinct from e.attempts - 1 or e.attempt_id is null))
+           or (e.attempts = 0 and num_nonnulls(e.attempt_index, e.attempt_id, e.lease_id) > 0)
+        union all
+        select 'attempt_open', e.partition, e.id, e.state || ' ' || e.attempt_lifecycle from e
+        where e.attempts > 0 and e.attempt_lifecycle <> all (case
+            when e.state = 'active' then array['started']
+            when e.pending = 'interrupted' then array['suspended']
+            else array['ended_success', 'ended_failure', 'ended_cancelled'] end)
+        union all
+        select 'attempt_history_ended', a.partition, a.id, a.attempt_index::text from flowfabric.attempt a
+        where (p_partition is null or a.partition = p_partition)
+          and (a.attempt_lifecycle not in ('ended_success', 'ended_failure', 'ended_cancelled', 'interrupted_reclaimed')
+               or a.ended_at is null or a.disposition is null)
+        union all
+        select 'attempt_orphan', a.partition, a.id, a.attempt_index::text from flowfabric.attempt a
+        where (p_partition is null or a.partition = p_partition)
+          and not exists (select from flowfabric.execution x where x.partition = a.partition and x.id = a.id)
+        union all
+        select 'attempt_identity', e.partition, e.id, null from e
+        where exists (select from flowfabric.attempts_of(e.partition, e.id) a
+                      group by () having count(*) <> count(distinct a.attempt_id)
+                                      or count(*) <> count(distinct a.lease_id)
+                                      or count(*) <> count(distinct a.lease_epoch))
+        union all
+        select 'epoch_order', e.partition, e.id, e.epoch::text from e
+        where exists (select from (select a.lease_epoch, lag(a.lease_epoch) over (order by a.attempt_index) as before
+                                   from flowfabric.attempts_of(e.partition, e.id) a) w
+                      where w.lease_epoch <= coalesce(w.before, 0) or w.lease_epoch > e.epoch)
+        union all
+        select 'reclaims_counted', e.partition, e.id, e.reclaims::text from e
+        where e.reclaims <> (select count(*) from flowfabric.attempts_of(e.partition, e.id) a where a.attempt_type = 'reclaim')
+        union all
+        select 'retries_counted', e.partition, e.id, e.retries::text from e
+        where e.retries <> (select count(*) from flowfabric.attempts_of(e.partition, e.id) a
+                            where a.disposition = 'retry_scheduled')
+        -- grants
+        union all
+        select 'grant_state', g.partition, g.id, g.kind from flowfabric.claim_grant g
+        left join flowfabric.execution x on x.partition = g.partition and x.id = g.id
+        where (p_partition is null or g.partition = p_partition) and g.expires_at > v_now
+          and not coalesce(case g.kind
+              when 'claim' then x.state in ('waiting', 'resumable') and x.blocking_reason = 'waiting_for_worker'
+              else x.state = 'active' and x.lease_lost is not null end, false)
+        union all
+        select 'grant_hides', r.partition, r.id, null from flowfabric.ready r
+        where (p_partition is null or r.partition = p_partition) and r.granted_until > v_now
+          and not exists (select from flowfabric.claim_grant g where g.partition = r.partition and g.id = r.id
+                          and g.expires_at = r.granted_until)
+    )
+    select w.rule, w.partition, w.id, w.detail from wrong w;
+
+    if p_events then
+        return query
+        with v as (
+            select x.* from flowfabric.event x where p_partition is null or x.partition = p_partition
+        ), e as (
+            select x.* from flowfabric.execution x where p_partition is null or x.partition = p_partition
+        ), lease as (
+            select v.*, lag(v.lease_type) over w as before, lag(v.lease_epoch) over w as epoch_before,
+                   row_number() over w as n
+            from v where v.lease_type is not null
+            window w as (partition by v.partition, v.id order by v.seq)
+        )
+        -- one completion event per terminal transition; each replay undid one
+        select 'completion_events', e.partition, e.id,
+               (select string_agg(v.outcome, ',' order by v.seq) from v where v.partition = e.partition and v.id = e.id)
+        from e where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.outcome is not null)
+                     <> e.replays + case when e.completed_at is null then 0 else 1 end
+        union all
+        select 'last_outcome', e.partition, e.id, e.state from e
+        where e.completed_at is not null
+          and (select v.outcome from v where v.partition = e.partition and v.id = e.id and v.outcome is not null
+               order by v.seq desc limit 1) is distinct from case e.state when 'completed' then 'success' else e.state end
+        union all
+        select 'replayed_events', e.partition, e.id, e.replays::text from e
+        where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.operator_type = 'replayed')
+              <> e.replays
+        -- leases: every epoch is acquired once, in order, and given back before the next
+        union all
+        select 'lease_epochs', e.partition, e.id, e.epoch::text from e
+        where (select coalesce(array_agg(v.lease_epoch order by v.seq), '{}') from v
+               where v.partition = e.partition and v.id = e.id and v.lease_type in ('acquired', 'reclaimed'))
+              <> (select coalesce(array_agg(i), '{}') from generate_series(1, e.epoch) i)
+        union all
+        select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
+        from lease l where not case
+            when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
+            when l.lease_type = 'reclaimed' then l.before in ('expired', 'revoked')
+            when l.lease_type = 'renewed' then l.before in ('acquired', 'reclaimed', 'renewed') and l.epoch_before = l.lease_epoch
+            when l.lease_type = 'expired' then l.before in ('acquired', 'reclaimed', 'renewed') and l.epoch_before = l.lease_epoch
+            when l.lease_type = 'revoked' then l.before in ('acquired', 'reclaimed', 'renewed')
+                 or (l.before in ('expired', 'revoked') and l.reason = 'max_reclaims_exceeded')
+            else false end
+        union all
+        select 'leased_last_event', e.partition, e.id, e.state from e
+        where e.epoch > 0 and (e.state = 'active' and e.lease_lost is null)
+              is distinct from coalesce((select l.lease_type in ('acquired', 'reclaimed', 'renewed') from lease l
+                                where l.partition = e.partition and l.id = e.id order by l.seq desc limit 1), false)
+        union all
+        select 'event_namespace', v.partition, v.id, v.namespace from v
+        join e on e.partition = v.partition and e.id = v.id where v.namespace is distinct from e.namespace;
+    end if;
+end;
+$$;

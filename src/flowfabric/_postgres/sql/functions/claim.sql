@@ -1,0 +1,77 @@
+-- claim: take up to p_limit executions of a lane, best rank first
+--
+-- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
+-- Locks    ready rows and their executions, skipping what is locked; it never waits.
+-- Answers  one row per lease taken. Nothing to do is no row.
+create or replace function flowfabric.claim(
+    p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
+returns table (
+    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
+    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
+    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
+    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer)
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := flowfabric.now();
+    v_routes integer[];
+    v_share integer[];       -- how many to take of each route
+    v_taken flowfabric.taken;
+    v_pass integer := 0;
+    v_partitions integer[] := '{}';
+    v_ids uuid[] := '{}';
+    v_more integer;
+    v_had_attempts boolean := false;
+    v_auto_reclaim boolean;
+begin
+    select array_agg(r.id order by r.id) into v_routes
+    from flowfabric.lane l join flowfabric.route r on r.lane = l.name
+    where l.name = p_lane and l.state in ('active', 'draining')
+      and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities;
+    if v_routes is null then
+        return;
+    end if;
+    select d.auto_reclaim into v_auto_reclaim from flowfabric.deployment d;
+
+    if cardinality(v_routes) > 1 then
+        -- Ask first which routes hold the best ranks, without locks; then take as many from each.
+        select array_agg(n.share order by n.route) into v_share
+        from (select q.route, count(b.route)::integer as share
+              from unnest(v_routes) as q (route)
+              left join (select c.route from unnest(v_routes) as w (route)
+                         cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
+                         order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
+              group by q.route) n;
+    else
+        v_share := array[p_limit];
+    end if;
+
+    -- The second pass fills up from any route what the first did not get, because others were quicker.
+    while v_pass < 2 and cardinality(v_ids) < p_limit loop
+        for i in 1 .. cardinality(v_routes) loop
+            v_more := least(p_limit - cardinality(v_ids),
+                            case when v_pass = 0 then v_share[i] else p_limit end);
+            continue when v_more <= 0;
+            v_taken := flowfabric.take_ready(v_routes[i], v_more, v_auto_reclaim, v_now);
+            v_partitions := v_partitions || v_taken.partitions;
+            v_ids := v_ids || v_taken.ids;
+            v_had_attempts := v_had_attempts or v_taken.had_attempts;
+        end loop;
+        exit when cardinality(v_routes) = 1;
+        v_pass := v_pass + 1;
+    end loop;
+
+    if cardinality(v_ids) > 0 then
+        return query select * from flowfabric.start_attempts(
+            v_partitions, v_ids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+            v_had_attempts, v_now);
+        -- Now and then the floor follows the claims; a chance per row makes it independent of the batch size.
+        if random() < cardinality(v_ids) / 2000.0 then
+            for i in 1 .. cardinality(v_routes) loop
+                perform flowfabric.raise_floor(v_routes[i]);
+            end loop;
+        end if;
+    end if;
+end;
+$$;

@@ -1,0 +1,74 @@
+-- end_executions: anything -> terminal, for many at once (P4). The only way an execution ends.
+--
+-- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
+-- Takes    p_live: every item is active and leased, so there is no ready row, grant or block to remove;
+--          p_lease_event: emit the lease part of the event even if the lease was lost before.
+-- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
+create or replace function flowfabric.end_executions(
+    p_partition integer[], p_id uuid[], p_live boolean, p_state text, p_lifecycle text, p_disposition text,
+    p_result bytea[], p_result_encoding text[], p_failure_reason text[], p_failure_category text[],
+    p_cancel_reason text, p_cancelled_by text, p_lease_reason text, p_revoked_by text, p_lease_event boolean,
+    p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_leased boolean[];
+    v_slot smallint := flowfabric.event_slot(p_now);
+begin
+    if not p_live then
+        select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord) into v_leased
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+        perform flowfabric.drop_ready(p_partition, p_id);
+        delete from flowfabric.blocked b
+        using unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
+          and b.partition = e.partition;
+    end if;
+
+    with ended as (
+        update flowfabric.execution e
+        set state = p_state,
+            attempt_lifecycle = case when e.state = 'active' or e.pending = 'interrupted' then p_lifecycle else e.attempt_lifecycle end,
+            attempt_ended_at = case when e.state = 'active' or e.pending = 'interrupted' then p_now else e.attempt_ended_at end,
+            disposition = case when e.state = 'active' or e.pending = 'interrupted' then p_disposition else e.disposition end,
+            attempt_failure_reason = case when e.state = 'active' or e.pending = 'interrupted'
+                then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason) else e.attempt_failure_reason end,
+            attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
+            blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
+            delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null,
+            result = u.result, result_encoding = u.result_encoding,
+            failure_reason = coalesce(u.failure_reason, e.failure_reason),
+            failure_category = coalesce(u.failure_category, e.failure_category),
+            cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
+            completed_at = p_now, transitioned_at = p_now, mutated_at = p_now
+        from unnest(p_partition, p_id, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
+             as u (partition, id, result, result_encoding, failure_reason, failure_category, leased)
+        where e.partition = u.partition and e.id = u.id
+        returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
+                  e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
+             attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+        select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
+               case when p_state = 'completed' then 'success' else p_state end,
+               case when e.leased then 'revoked' end, case when e.leased then e.lease_id end,
+               case when e.leased then e.epoch end, e.attempt_id, e.attempt_index,
+               case when e.leased then e.worker_id end, case when e.leased then e.worker_instance_id end,
+               case when e.leased then p_lease_reason end, case when e.leased then p_revoked_by end
+        from ended e
+    ), listed as (
+        insert into flowfabric.unsuccessful (state, created_at, id, partition)
+        select p_state, e.created_at, e.id, e.partition from ended e where p_state <> 'completed'
+    )
+    insert into flowfabric.timer (kind, due_at, partitions, ids)
+    select 'retention', r.due, array_agg(r.partition), array_agg(r.id)
+    from (select e.partition, e.id,
+                 p_now + coalesce(flowfabric.ms((e.policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint),
+                                  d.retention) as due
+          from ended e, flowfabric.deployment d) r
+    group by r.due;
+end;
+$$;

@@ -1,0 +1,128 @@
+-- find: executions by any combination of filters, newest first
+--
+-- Every filter that could be rare has a narrow source in that order; the rest is tested on the rows found. A call
+-- looks at no more than p_budget rows and then answers where it stopped, so its cost has a bound.
+-- Answers  the matches, then one row without state that carries the position to go on from, if there may be more.
+create or replace function flowfabric.find(
+    p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,
+    p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
+    p_limit integer, p_budget integer)
+returns setof flowfabric.execution_view
+language plpgsql stable security definer set search_path = flowfabric, pg_temp
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+declare
+    v_at timestamptz := coalesce(p_before_at, 'infinity');
+    v_id uuid := coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff');
+    v_partition integer := coalesce(p_before_partition, 65536);
+    v_from timestamptz := coalesce(p_from, '-infinity');
+    v_chunk integer := least(greatest(p_limit * 2, 64), p_budget);
+    v_seen integer := 0;
+    v_found integer := 0;
+    v_n integer;
+    v_routes integer[];
+    v_times timestamptz[]; v_ids uuid[]; v_partitions integer[];
+    v_row flowfabric.execution_view;
+    v_source text;
+begin
+    if p_to is not null and p_to <= v_at then
+        v_at := p_to; v_id := '00000000-0000-0000-0000-000000000000'; v_partition := -1;
+    end if;
+    select coalesce(array_agg(r.id), '{}') into v_routes from flowfabric.route r
+    where (p_lanes is null or r.lane = any (p_lanes)) and (p_kinds is null or r.kind = any (p_kinds));
+    v_source := case
+        when p_flow is not null then 'flow'
+        when p_tag_key is not null then 'tag'
+        when p_states <@ array['waiting', 'resumable', 'delayed', 'active', 'rate_limited', 'failed', 'cancelled',
+                               'expired', 'skipped'] then 'state'
+        when p_namespace <> '' then 'namespace'
+        else 'route' end;
+    while v_seen < p_budget and v_found < p_limit loop
+        case v_source
+        when 'flow' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select e.created_at, e.id, e.partition from flowfabric.execution e
+                  where e.flow_id = p_flow and (e.created_at, e.id) < (v_at, v_id) and e.created_at >= v_from
+                  order by e.created_at desc, e.id desc limit v_chunk) q;
+        when 'tag' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select t.created_at, t.id, t.partition from flowfabric.tag t
+                  where t.digest = flowfabric.tag_digest(p_tag_key, p_tag_value)
+                    and (t.created_at, t.id) < (v_at, v_id) and t.created_at >= v_from
+                  order by t.created_at desc, t.id desc limit v_chunk) q;
+        when 'namespace' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select e.created_at, e.id, e.partition from flowfabric.execution e
+                  where e.namespace = p_namespace and e.namespace <> '' and (e.created_at, e.id) < (v_at, v_id)
+                    and e.created_at >= v_from
+                  order by e.created_at desc, e.id desc limit v_chunk) q;
+        when 'state' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from flowfabric.find_by_state(p_states, v_routes, v_at, v_id, v_from, v_chunk) q;
+        else
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select c.created_at, c.id, c.partition from unnest(v_routes) as w (route)
+                  cross join lateral (select e.created_at, e.id, e.partition from flowfabric.execution e
+                                      where e.route = w.route and (e.created_at, e.id) < (v_at, v_id)
+                                        and e.created_at >= v_from
+                                      order by e.created_at desc, e.id desc limit v_chunk) c
+                  order by c.created_at desc, c.id desc limit v_chunk) q;
+        end case;
+        v_n := coalesce(cardinality(v_ids), 0);
+        for i in 1 .. v_n loop
+            v_seen := v_seen + 1;
+            v_at := v_times[i]; v_id := v_ids[i]; v_partition := v_partitions[i];
+            select v.* into v_row from flowfabric.execution_view v where v.partition = v_partition and v.id = v_id;
+            if found and (p_namespace is null or v_row.namespace = p_namespace)
+               and (p_lanes is null or v_row.lane = any (p_lanes)) and (p_kinds is null or v_row.kind = any (p_kinds))
+               and (p_states is null or v_row.state = any (p_states))
+               and (p_tag_key is null or coalesce(v_row.tags ->> p_tag_key = p_tag_value, false))
+               and (p_flow is null or v_row.flow_id = p_flow) then
+                v_found := v_found + 1;
+                return next v_row;
+                exit when v_found >= p_limit;
+            end if;
+        end loop;
+        exit when v_n < v_chunk and v_found < p_limit;
+        if v_found >= p_limit or v_seen >= p_budget then
+            v_row := null;
+            v_row.created_at := v_at; v_row.id := v_id; v_row.partition := v_partition;
+            return next v_row;
+            return;
+        end if;
+        v_chunk := least(v_chunk * 4, 5000);
+    end loop;
+end;
+$$;
+
+-- find_by_state: positions from the narrow rows that states leave behind, newest first.
+create or replace function flowfabric.find_by_state(
+    p_states text[], p_routes integer[], p_at timestamptz, p_id uuid, p_from timestamptz, p_limit integer)
+returns table (created_at timestamptz, id uuid, partition integer)
+language sql stable as $$
+    select c.created_at, c.id, c.partition from (
+        -- ready rows: waiting, resumable, and active with a lost lease
+        (select r.created_at, r.id, r.partition from flowfabric.ready r
+         where r.route = any (p_routes) and (r.created_at, r.id) < (p_at, p_id) and r.created_at >= p_from
+           and p_states && array['waiting', 'resumable', 'active'])
+        union
+        -- held back
+        (select b.created_at, b.id, b.partition from flowfabric.blocked b
+         where (b.created_at, b.id) < (p_at, p_id) and b.created_at >= p_from
+           and p_states && array['waiting', 'rate_limited'])
+        union
+        -- under a timer
+        (select e.created_at, e.id, e.partition
+         from flowfabric.timer t cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
+         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+         where ((t.kind = 'lease' and 'active' = any (p_states) and e.state = 'active')
+                or (t.kind = 'delay' and 'delayed' = any (p_states) and e.state = 'delayed'))
+           and (e.created_at, e.id) < (p_at, p_id) and e.created_at >= p_from)
+        union
+        -- ended otherwise than by success
+        (select w.created_at, w.id, w.partition from unnest(p_states) s (state)
+         cross join lateral (select x.created_at, x.id, x.partition from flowfabric.unsuccessful x
+                             where x.state = s.state and (x.created_at, x.id) < (p_at, p_id) and x.created_at >= p_from
+                             order by x.created_at desc, x.id desc limit p_limit) w)
+    ) c
+    order by c.created_at desc, c.id desc limit p_limit
+$$;

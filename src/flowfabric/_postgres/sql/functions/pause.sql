@@ -1,0 +1,63 @@
+-- pause: active -> delayed or waiting, the same attempt to be continued later
+--
+-- Three calls of a lease holder that give the lease back without ending the attempt:
+--   delay          until a time
+--   wait_children  until dependencies are satisfied; while none is unsatisfied it may be claimed at once
+--   release        for another worker, at once
+-- Locks    the execution.
+-- Answers  one verdict: ok, or the reason it was refused.
+create or replace function flowfabric.pause(
+    p_call text, p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
+    p_delay_until timestamptz, p_delay_ms bigint, p_operator boolean)
+returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_now timestamptz;
+    v_ok integer[];
+    v_slot smallint;
+    v_until timestamptz;
+    v_state text := case p_call when 'delay' then 'delayed' else 'waiting' end;
+begin
+    if p_call not in ('delay', 'wait_children', 'release') then
+        raise exception 'unknown call %', p_call using errcode = 'FF001';
+    end if;
+    select l.at, l.ok into v_now, v_ok
+    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
+                                 array[p_index], p_operator) l;
+    if cardinality(v_ok) = 0 then
+        return query select * from flowfabric.refuse_holders(
+            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
+            p_operator, null, v_ok, v_now);
+        return;
+    end if;
+    v_slot := flowfabric.event_slot(v_now);
+    v_until := case when p_call = 'delay' then coalesce(p_delay_until, v_now + flowfabric.ms(p_delay_ms)) end;
+    with paused as (
+        update flowfabric.execution e
+        set state = v_state, pending = 'interrupted', delay_until = v_until,
+            blocking_reason = case when p_call = 'delay' then 'waiting_for_delay' else 'waiting_for_worker' end,
+            blocking_detail = case when p_call = 'delay' then 'delayed until '
+                || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
+            attempt_lifecycle = 'suspended', attempt_suspended_at = v_now,
+            attempt_timeout_left = case when e.attempt_timeout_at is not null
+                then greatest(e.attempt_timeout_at - v_now, interval '1 millisecond') end,
+            attempt_timeout_at = null, transitioned_at = v_now, mutated_at = v_now
+        where e.partition = p_partition and e.id = p_id
+        returning e.*
+    )
+    insert into flowfabric.event
+        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+    select v_slot, v_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
+           p.attempt_id, p.attempt_index, p.worker_id, p.worker_instance_id,
+           case p_call when 'delay' then 'worker_delay' when 'release' then 'worker_release'
+                       else 'waiting_children' end, 'backend'
+    from paused p;
+    if p_call = 'delay' then
+        perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+    else
+        perform flowfabric.make_ready(array[p_partition], array[p_id], null);
+    end if;
+    return query select 1, 'ok', null::text, v_state, null::bigint, null::uuid, v_until;
+end;
+$$;

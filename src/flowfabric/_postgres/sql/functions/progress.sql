@@ -1,0 +1,29 @@
+-- progress: note how far the attempt is; what is not given stays as it was
+--
+-- Called by the worker that holds the lease.
+-- Locks    the execution.
+create or replace function flowfabric.progress(
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
+    p_percent smallint, p_message text)
+returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_now timestamptz;
+    v_ok integer[];
+begin
+    select l.at, l.ok into v_now, v_ok
+    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
+                                 array[p_index], false) l;
+    if cardinality(v_ok) = 0 then
+        return query select * from flowfabric.refuse_holders(
+            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
+            false, null, v_ok, v_now);
+        return;
+    end if;
+    update flowfabric.execution e
+    set progress_pct = coalesce(p_percent, e.progress_pct), progress_message = coalesce(p_message, e.progress_message),
+        progress_updated_at = v_now
+    where e.partition = p_partition and e.id = p_id;
+    return query select 1, 'ok', null::text, 'active', null::bigint, null::uuid, v_now;
+end;
+$$;

@@ -1,0 +1,87 @@
+-- retry_delay_ms: the retry decision and its backoff; null means the failure is final.
+--
+-- Takes    the effective retry policy (null: none), the retries so far, and the failure's class and category.
+create or replace function flowfabric.retry_delay_ms(p_policy jsonb, p_retries integer, p_class text, p_category text)
+returns bigint
+language plpgsql volatile as $$
+declare
+    v_backoff jsonb;
+    v_delay double precision;
+    v_max double precision;
+begin
+    if p_class in ('permanent', 'cancelled')
+       or p_policy is null
+       or (jsonb_array_length(coalesce(p_policy -> 'retryable_categories', '[]')) > 0
+           and not coalesce(p_policy -> 'retryable_categories' ? p_category, false))
+       or p_retries >= coalesce((p_policy ->> 'max_retries')::bigint, 3) then
+        return null;
+    end if;
+    v_backoff := coalesce(p_policy -> 'backoff', '{"type": "exponential"}');
+    case v_backoff ->> 'type'
+        when 'exponential' then
+            v_max := coalesce((v_backoff ->> 'max_delay_ms')::double precision, 60000);
+            begin
+                v_delay := coalesce((v_backoff ->> 'initial_delay_ms')::double precision, 1000)
+                           * power(coalesce((v_backoff ->> 'multiplier')::double precision, 2), p_retries);
+            exception when numeric_value_out_of_range then
+                v_delay := v_max;
+            end;
+            v_delay := floor(least(v_delay, v_max));
+            if coalesce((v_backoff ->> 'jitter')::boolean, false) then
+                v_delay := ceil(v_delay / 2) + floor(random() * (v_delay - ceil(v_delay / 2) + 1));
+            end if;
+            return v_delay::bigint;
+        when 'fixed' then
+            return coalesce((v_backoff ->> 'delay_ms')::bigint, 1000);
+        else
+            return 1000;
+    end case;
+end;
+$$;
+
+-- schedule_retries: active -> delayed, waiting for the backoff; the attempt ended in failure.
+--
+-- Called by fail and by the attempt timeout, under the locks they took.
+create or replace function flowfabric.schedule_retries(
+    p_partition integer[], p_id uuid[], p_reason text[], p_category text[], p_delay_ms bigint[],
+    p_lease_reason text, p_revoked_by text, p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_slot smallint := flowfabric.event_slot(p_now);
+    v_leased boolean[];
+begin
+    select array_agg(e.lease_lost is null order by u.ord) into v_leased
+    from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+    if false = any (v_leased) then
+        perform flowfabric.drop_ready(p_partition, p_id);
+    end if;
+    with delayed as (
+        update flowfabric.execution e
+        set state = 'delayed', blocking_reason = 'waiting_for_retry_backoff', pending = 'retry',
+            blocking_detail = 'retry at '
+                || to_char((p_now + flowfabric.ms(u.delay)) at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                || ' after ' || u.category || ': ' || left(u.reason, 200),
+            retries = e.retries + 1, delay_until = p_now + flowfabric.ms(u.delay),
+            failure_reason = u.reason, failure_category = u.category,
+            attempt_lifecycle = 'ended_failure', attempt_ended_at = p_now, disposition = 'retry_scheduled',
+            retry_at = p_now + flowfabric.ms(u.delay),
+            attempt_failure_reason = u.reason, attempt_failure_category = u.category,
+            attempt_timeout_at = null, attempt_timeout_left = null, lease_lost = null,
+            transitioned_at = p_now, mutated_at = p_now
+        from unnest(p_partition, p_id, p_reason, p_category, p_delay_ms, v_leased)
+             as u (partition, id, reason, category, delay, leased)
+        where e.partition = u.partition and e.id = u.id
+        returning e.*, u.leased
+    )
+    insert into flowfabric.event
+        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+    select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
+           d.attempt_id, d.attempt_index, d.worker_id, d.worker_instance_id, p_lease_reason, p_revoked_by
+    from delayed d where d.leased;
+    perform flowfabric.set_timers('delay', p_partition, p_id,
+        (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
+end;
+$$;

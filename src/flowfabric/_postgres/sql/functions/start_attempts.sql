@@ -1,0 +1,120 @@
+-- start_attempts: waiting, resumable or active with a lost lease -> active under a new lease (P5)
+--
+-- Called by every way of claiming, under the locks it took; the ready rows are already gone.
+-- A pending attempt is created, an interrupted one continues, a lost lease is replaced by a new attempt.
+-- Takes    lease and attempt ids where the caller minted them; a null array lets the database mint.
+create or replace function flowfabric.start_attempts(
+    p_partition integer[], p_id uuid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
+    p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
+    p_had_attempts boolean, p_now timestamptz)
+returns table (
+    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
+    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
+    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
+    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_slot smallint := flowfabric.event_slot(p_now);
+    v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
+begin
+    if p_had_attempts then
+        -- The attempt that a new one replaces becomes history.
+        insert into flowfabric.attempt
+        select (flowfabric.latest_attempt(e)).*
+        from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where e.attempts > 0 and e.pending <> 'interrupted';
+        insert into flowfabric.attempt
+        select (flowfabric.latest_attempt(jsonb_populate_record(e, jsonb_build_object(
+                    'attempt_lifecycle', 'interrupted_reclaimed', 'attempt_ended_at', p_now, 'disposition', 'reclaimed',
+                    'reclaim_reason', coalesce(e.reclaim_reason, case e.lease_lost when 'expired'
+                        then 'lease_expired_reclaimable' else 'lease_revoked' end))))).*
+        from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where e.lease_lost is not null;
+    end if;
+
+    return query
+    with started as (
+        update flowfabric.execution e
+        set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
+            lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
+            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], gen_random_uuid()),
+            worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
+            lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = v_expires,
+            started_at = coalesce(e.started_at, p_now),
+            deadline_at = coalesce(p_deadline_at, e.deadline_at),
+            -- same attempt
+            attempt_resumed_at = case when e.pending = 'interrupted' and e.lease_lost is null then p_now end,
+            attempt_suspended_at = null,
+            attempt_lifecycle = 'started',
+            -- or a new one
+            attempt_index = case when e.pending = 'interrupted' and e.lease_lost is null
+                                 then e.attempt_index else e.attempts end,
+            attempts = case when e.pending = 'interrupted' and e.lease_lost is null
+                            then e.attempts else e.attempts + 1 end,
+            reclaims = case when e.lease_lost is null then e.reclaims else e.reclaims + 1 end,
+            attempt_id = case when e.pending = 'interrupted' and e.lease_lost is null
+                              then e.attempt_id else coalesce(p_attempt[u.ord], gen_random_uuid()) end,
+            attempt_type = case when e.lease_lost is not null then 'reclaim' when e.pending = 'interrupted'
+                                then e.attempt_type when e.pending = 'first' then 'initial' else e.pending end,
+            attempt_started_at = case when e.pending = 'interrupted' and e.lease_lost is null
+                                      then e.attempt_started_at else p_now end,
+            attempt_ended_at = null, attempt_failure_reason = null, attempt_failure_category = null,
+            disposition = null, retry_at = null,
+            attempt_policy = case when e.pending = 'interrupted' and e.lease_lost is null
+                                  then e.attempt_policy else p_policy end,
+            previous_attempt_index = case when e.pending = 'interrupted' and e.lease_lost is null
+                                          then e.previous_attempt_index else e.attempt_index end,
+            retry_reason = case when e.pending = 'retry' then e.attempt_failure_reason
+                                when e.pending = 'interrupted' and e.lease_lost is null then e.retry_reason end,
+            replay_reason = case when e.pending = 'replay' then e.pending_replay_reason
+                                 when e.pending = 'interrupted' and e.lease_lost is null then e.replay_reason end,
+            replay_requested_by = case when e.pending = 'replay' then e.pending_replay_requested_by
+                when e.pending = 'interrupted' and e.lease_lost is null then e.replay_requested_by end,
+            replayed_from_attempt_index = case when e.pending = 'replay' then e.attempt_index
+                when e.pending = 'interrupted' and e.lease_lost is null then e.replayed_from_attempt_index end,
+            reclaim_reason = null, pending_replay_reason = null, pending_replay_requested_by = null,
+            attempt_timeout_left = null,
+            attempt_timeout_at = p_now + coalesce(
+                flowfabric.ms(p_timeout_ms),
+                case when e.pending = 'interrupted' and e.lease_lost is null then e.attempt_timeout_left
+                     else flowfabric.ms((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint) end),
+            transitioned_at = p_now, mutated_at = p_now
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        where e.partition = u.partition and e.id = u.id
+        returning e.*, u.ord as item
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+             attempt_index, worker_id, worker_instance_id, reason, details)
+        select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
+               case when s.attempt_type = 'reclaim' and s.attempt_resumed_at is null then 'reclaimed' else 'acquired' end,
+               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, s.worker_id, s.worker_instance_id,
+               case when s.attempt_resumed_at is not null then 'claim_resumed' else p_reason end,
+               case when s.attempt_type = 'reclaim' and s.attempt_resumed_at is null
+                    then jsonb_build_object('previous_lease_epoch', s.epoch - 1) end
+        from started s
+    ), watched as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select 'lease', v_expires, array_agg(s.partition), array_agg(s.id) from started s having count(*) > 0
+    ), limited as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select 'attempt', s.attempt_timeout_at, array_agg(s.partition), array_agg(s.id)
+        from started s where s.attempt_timeout_at is not null group by s.attempt_timeout_at
+    ), ends as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select 'deadline', p_deadline_at, array_agg(s.partition), array_agg(s.id)
+        from started s where p_deadline_at is not null having count(*) > 0
+    )
+    select s.partition, s.id,
+           case when s.attempt_resumed_at is not null then 'resumed'
+                when s.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end,
+           s.attempt_index, s.attempt_id, s.attempt_type, s.lease_id, s.epoch, s.lease_expires_at, r.lane, r.kind,
+           s.namespace, s.flow_id, s.priority, s.created_at, s.payload, s.payload_encoding, s.tags, s.deadline_at,
+           s.attempt_timeout_at, s.retries, s.reclaims, s.replays
+    from started s join flowfabric.route r on r.id = s.route
+    order by s.item;
+end;
+$$;

@@ -1,0 +1,116 @@
+-- candidates: the first ready rows of a route, in claim order, without locks.
+create or replace function flowfabric.candidates(
+    p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
+returns setof flowfabric.ready
+language plpgsql as $$
+declare
+    v_rank integer := -1;
+    v_created timestamptz := '-infinity';
+    v_id uuid := '00000000-0000-0000-0000-000000000000';
+begin
+    select f.rank, f.created_at, f.id into v_rank, v_created, v_id
+    from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
+    return query
+    select r.* from flowfabric.ready r
+    where r.route = p_route
+      and (r.rank, r.created_at, r.id) >= (coalesce(v_rank, -1), coalesce(v_created, '-infinity'),
+                                           coalesce(v_id, '00000000-0000-0000-0000-000000000000'))
+      and (r.granted_until is null or r.granted_until <= p_now)
+      and (r.deadline_at is null or r.deadline_at > p_now)
+      and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+    order by r.rank, r.created_at, r.id limit p_limit;
+end;
+$$;
+
+-- take_ready: lock and remove the first ready rows of a route, with their executions locked.
+--
+-- What reached its reclaim cap is ended here instead of given out, and the search goes on behind it.
+create or replace function flowfabric.take_ready(
+    p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
+returns flowfabric.taken
+language plpgsql as $$
+declare
+    v_rank integer;
+    v_created timestamptz;
+    v_id uuid;
+    v_taken flowfabric.taken := row('{}', '{}', false)::flowfabric.taken;
+    v_partitions integer[]; v_ids uuid[]; v_tids tid[];
+    v_had boolean; v_lost boolean; v_held boolean;
+    v_capped integer[];
+begin
+    select f.rank, f.created_at, f.id into v_rank, v_created, v_id
+    from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
+    if v_rank is null then
+        v_rank := -1; v_created := '-infinity'; v_id := '00000000-0000-0000-0000-000000000000';
+    end if;
+    loop
+        with picked as materialized (
+            select r.ctid as tid, r.partition, r.id from flowfabric.ready r
+            where r.route = p_route and (r.rank, r.created_at, r.id) >= (v_rank, v_created, v_id)
+              and (r.granted_until is null or r.granted_until <= p_now)
+              and (r.deadline_at is null or r.deadline_at > p_now)
+              and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+            order by r.rank, r.created_at, r.id
+            limit p_limit - cardinality(v_taken.ids)
+            for update skip locked
+        ), locked as (
+            select p.tid, e.partition, e.id, e.attempts > 0 as had, e.lease_lost is not null as lost,
+                   e.blocking_reason = 'waiting_for_capable_worker' as held
+            from picked p join flowfabric.execution e on e.partition = p.partition and e.id = p.id
+            for no key update of e skip locked
+        )
+        select array_agg(l.tid), array_agg(l.partition), array_agg(l.id), bool_or(l.had), bool_or(l.lost),
+               bool_or(l.held)
+        into v_tids, v_partitions, v_ids, v_had, v_lost, v_held
+        from locked l;
+        exit when v_tids is null;
+        delete from flowfabric.ready r where r.ctid = any (v_tids);
+        if v_held then
+            delete from flowfabric.blocked b
+            using unnest(v_partitions, v_ids) as u (partition, id)
+            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+            where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
+              and b.partition = e.partition;
+        end if;
+        if v_lost then
+            select array_agg(o) into v_capped
+            from unnest(v_partitions, v_ids) with ordinality as u (partition, id, o)
+            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+            where e.lease_lost is not null and e.reclaims >= flowfabric.reclaim_cap(e.policy, null);
+            if v_capped is not null then
+                perform flowfabric.end_capped(
+                    (select array_agg(v_partitions[o]) from unnest(v_capped) o),
+                    (select array_agg(v_ids[o]) from unnest(v_capped) o), p_now);
+                select array_agg(u.partition order by o), array_agg(u.id order by o) into v_partitions, v_ids
+                from unnest(v_partitions, v_ids) with ordinality as u (partition, id, o) where o <> all (v_capped);
+            end if;
+        else
+            v_capped := null;
+        end if;
+        v_taken.partitions := v_taken.partitions || v_partitions;
+        v_taken.ids := v_taken.ids || v_ids;
+        v_taken.had_attempts := v_taken.had_attempts or v_had;
+        exit when v_capped is null;
+    end loop;
+    return v_taken;
+end;
+$$;
+
+-- reclaim_cap: how many reclaims an execution may see: its policy's, else the caller's, else 1000.
+create or replace function flowfabric.reclaim_cap(p_policy jsonb, p_default bigint) returns bigint
+language sql immutable as $$
+    select case when p_policy is not null then coalesce((p_policy ->> 'max_reclaim_count')::bigint, 100)
+                else coalesce(p_default, 1000) end
+$$;
+
+-- end_capped: the lease was lost once too often.
+create or replace function flowfabric.end_capped(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
+language plpgsql as $$
+begin
+    perform flowfabric.end_executions(
+        p_partition, p_id, false, 'failed', 'ended_failure', 'terminal_failed', null, null,
+        array_fill('max_reclaims_exceeded'::text, array[cardinality(p_id)]),
+        array_fill('infra_crash'::text, array[cardinality(p_id)]),
+        null, null, 'max_reclaims_exceeded', 'reconciler', true, p_now);
+end;
+$$;

@@ -1,0 +1,52 @@
+-- Wake-ups are hints: one constant notification per call, and only when somebody sleeps. Polling is the truth.
+
+create or replace function flowfabric.wake_workers() returns void
+language plpgsql as $$
+begin
+    if exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp()) then
+        perform pg_notify('flowfabric', 'work');
+    end if;
+end;
+$$;
+
+-- wake_duties: a timer was set; tell a sleeping duty runner if it would come too late.
+create or replace function flowfabric.wake_duties(p_due timestamptz) returns void
+language plpgsql as $$
+begin
+    if exists (select from flowfabric.sleeper s where s.topic = 'timer' and s.until > clock_timestamp()
+               and (s.wakes_at is null or s.wakes_at > p_due)) then
+        perform pg_notify('flowfabric', 'timer');
+    end if;
+end;
+$$;
+
+-- sleep: announce that this process waits for a notification for at most so long; zero takes it back.
+create or replace function flowfabric.sleep(p_instance uuid, p_topic text, p_ms bigint, p_wakes_at timestamptz)
+returns void
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+begin
+    if p_ms <= 0 then
+        delete from flowfabric.sleeper s where s.instance = p_instance and s.topic = p_topic;
+        return;
+    end if;
+    insert into flowfabric.sleeper as s (instance, topic, until, wakes_at)
+    values (p_instance, p_topic, clock_timestamp() + flowfabric.ms(p_ms), p_wakes_at)
+    on conflict (instance, topic) do update set until = excluded.until, wakes_at = excluded.wakes_at;
+    delete from flowfabric.sleeper s where s.until < clock_timestamp() - interval '1 hour';
+end;
+$$;
+
+-- sleep_until_due: how long a duty runner may sleep, and the announcement that it does.
+create or replace function flowfabric.sleep_until_due(p_kinds text[], p_instance uuid, p_at_most_ms bigint)
+returns table (pause_ms double precision)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_due timestamptz := flowfabric.next_due(p_kinds);
+begin
+    pause_ms := least(p_at_most_ms, greatest(extract(epoch from v_due - flowfabric.now()) * 1000, 0) + 1);
+    if p_instance is not null and pause_ms > 50 then
+        perform flowfabric.sleep(p_instance, 'timer', ceil(pause_ms)::bigint, v_due);
+    end if;
+    return next;
+end;
+$$;

@@ -1,0 +1,22 @@
+"""The engine: every operation as one method, one SQL function, one round trip.
+
+Operations are grouped by module; `Engine` is all of them. Results are frozen records, refusals are exceptions of one
+tree. Nothing here decides what happens to rows: the functions in the database do.
+"""
+
+from __future__ import annotations
+
+from flowfabric.engine.control import Control
+from flowfabric.engine.events import Events
+from flowfabric.engine.grants import Grants
+from flowfabric.engine.hooks import Hooks
+from flowfabric.engine.lanes import Lanes
+from flowfabric.engine.lifecycle import Lifecycle
+from flowfabric.engine.reads import Reads
+from flowfabric.engine.service import Service
+
+__all__ = ["Engine"]
+
+
+class Engine(Lifecycle, Grants, Control, Reads, Lanes, Events, Hooks, Service):
+    """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

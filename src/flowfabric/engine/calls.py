@@ -1,0 +1,168 @@
+"""What every group of operations shares: the database, and how arguments are checked on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
+from uuid import UUID
+
+import asyncpg
+
+from flowfabric._postgres import rows
+from flowfabric._postgres.create_call import MAX_BATCH, instant
+from flowfabric._postgres.listen import Listener
+from flowfabric._postgres.pool import Database
+from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
+from flowfabric.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator
+
+MAX_GRANT_TTL = timedelta(seconds=60)
+__all__ = ["MAX_BATCH", "Calls", "instant"]
+
+
+class Calls:
+    """The base of the operation groups. Not for users."""
+
+    def __init__(self, database: Database, listener: Listener | None) -> None:
+        self._database = database
+        self._listener = listener
+        self._instance = mint_uuid()
+        self._background: list[Any] = []
+
+    async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
+        return await self._database.fetch(sql, args, repeatable=repeatable)
+
+    async def _row(self, sql: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
+        return (await self._database.fetch(sql, args, repeatable=repeatable))[0]
+
+
+class Fences:
+    """The fence columns of a holder's call, for one authority or many."""
+
+    def __init__(self, authorities: Sequence[Handle | Fence | Operator]) -> None:
+        self.partitions: list[int] = []
+        self.ids: list[UUID] = []
+        self.leases: list[UUID | None] = []
+        self.epochs: list[int | None] = []
+        self.attempts: list[UUID | None] = []
+        self.indexes: list[int | None] = []
+        for authority in authorities:
+            if type(authority) is Handle:
+                if authority.kind is HandleKind.SUSPENDED:
+                    raise LeaseLost(
+                        "stale_lease",
+                        "a suspended handle holds no lease",
+                        execution_id=authority.execution_id,
+                    )
+                self._add(
+                    authority.partition, authority.uuid, authority.lease_id, authority.lease_epoch,
+                    authority.attempt_id, authority.attempt_index,
+                )  # fmt: skip
+            elif type(authority) is Fence:
+                execution_id = parse_execution(authority.execution_id)
+                self._add(
+                    execution_id.partition,
+                    execution_id.uuid,
+                    parse_uuid(authority.lease_id, "lease_id"),
+                    check_int(authority.lease_epoch, "lease_epoch", 0, 2**63 - 1),
+                    parse_uuid(authority.attempt_id, "attempt_id"),
+                    None
+                    if authority.attempt_index is None
+                    else check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
+                )
+            elif type(authority) is Operator:
+                execution_id = parse_execution(authority.execution_id)
+                self._add(execution_id.partition, execution_id.uuid, None, None, None, None)
+            else:
+                raise InvalidInput(
+                    f"got {type(authority).__name__}",
+                    field="authority",
+                    allowed="a Handle, a Fence or an Operator",
+                )
+
+    def _add(
+        self,
+        partition: int,
+        uuid: UUID,
+        lease: UUID | None,
+        epoch: int | None,
+        attempt: UUID | None,
+        index: int | None,
+    ) -> None:
+        self.partitions.append(partition)
+        self.ids.append(uuid)
+        self.leases.append(lease)
+        self.epochs.append(epoch)
+        self.attempts.append(attempt)
+        self.indexes.append(index)
+
+    @property
+    def columns(self) -> tuple[list[Any], ...]:
+        return (self.partitions, self.ids, self.leases, self.epochs, self.attempts, self.indexes)
+
+    def execution_id(self, place: int) -> ExecutionId:
+        return ExecutionId.of(self.partitions[place], self.ids[place])
+
+
+def is_operator(authority: Authority) -> bool:
+    return type(authority) is Operator
+
+
+def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record]:
+    """Verdict rows in the order of the items they answer."""
+    ordered: list[asyncpg.Record | None] = [None] * count
+    for row in found:
+        ordered[row["ordinal"] - 1] = row
+    return cast("list[asyncpg.Record]", ordered)
+
+
+def raised(row: asyncpg.Record, execution_id: ExecutionId) -> FlowFabricError:
+    return rows.refused(row, execution_id)
+
+
+def parse_execution(value: object, field: str = "execution_id") -> ExecutionId:
+    return value if type(value) is ExecutionId else ExecutionId.parse(value, field)
+
+
+def parse_partition(value: object, count: int) -> int:
+    key = value if isinstance(value, PartitionKey) else PartitionKey.parse(value)
+    if key.family != "fp" or key.index >= count:
+        raise InvalidInput(f"got {key}", field="partition_key", allowed=f"{{fp:0}} to {{fp:{count - 1}}}")
+    return key.index
+
+
+def check_int(value: object, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=f"an integer from {low} to {high}")
+    return value
+
+
+def check_limit(value: object, high: int, field: str = "limit") -> int:
+    return min(check_int(value, field, 0, 2**31 - 1), high)
+
+
+def check_batch(items: Sequence[Any], field: str = "items") -> None:
+    if isinstance(items, str | bytes) or not isinstance(items, Sequence):
+        raise InvalidInput(f"got {type(items).__name__}", field=field, allowed="a list")
+    if len(items) > MAX_BATCH:
+        raise InvalidInput(f"{len(items)} items", field=field, allowed=f"at most {MAX_BATCH}")
+
+
+def check_duration(value: object, field: str, *, least_ms: int = 1, most: timedelta | None = None) -> int:
+    """A duration in milliseconds."""
+    allowed = f"a timedelta of at least {least_ms} ms" + (f" and at most {most}" if most is not None else "")
+    if not isinstance(value, timedelta):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    ms = value // timedelta(milliseconds=1)
+    if ms < least_ms or ms > 10**13 or (most is not None and value > most):
+        raise InvalidInput(f"got {value}", field=field, allowed=allowed)
+    return ms
+
+
+def optional_bytes(value: object, field: str) -> bytes | None:
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes or None")

@@ -1,0 +1,51 @@
+"""The event log, read in an order that never changes behind the reader."""
+
+from __future__ import annotations
+
+from flowfabric._postgres import rows
+from flowfabric.engine.calls import Calls, check_limit
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import check_text
+from flowfabric.models import Event, EventCursor, Page, ScannerFilter
+
+FAMILIES = ("lease", "completion", "operator")
+
+
+class Events(Calls):
+    """read_events."""
+
+    async def read_events(
+        self,
+        *,
+        family: str | None = None,
+        after: EventCursor | None = None,
+        limit: int = 256,
+        filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
+    ) -> Page[Event, EventCursor]:
+        """Committed events behind `after`, oldest first; `next_cursor` is where to go on, and is always set.
+
+        An event is shown once every older transaction has ended, so nothing can appear before what was read.
+        """
+        if family is not None and family not in FAMILIES:
+            raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
+        if after is not None and not isinstance(after, EventCursor):
+            raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
+        start = after or EventCursor()
+        size = check_limit(limit, 10_000)
+        chosen = filter or ScannerFilter()
+        key, value = chosen.instance_tag or (None, None)
+        if size == 0:
+            return Page((), start)
+        found = await self._fetch(
+            "select * from flowfabric.read_events($1, $2, $3, $4, $5, $6, $7)",
+            family,
+            start.xid,
+            start.seq,
+            size,
+            None if chosen.namespace is None else check_text(chosen.namespace, "namespace"),
+            key,
+            value,
+            repeatable=True,
+        )
+        items = [rows.event(row) for row in found]
+        return Page(items, items[-1].cursor if items else start)

@@ -1,0 +1,329 @@
+"""Grants: the right to claim one execution, issued to one worker and consumed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from flowfabric._postgres import rows
+from flowfabric.engine.calls import (
+    MAX_GRANT_TTL,
+    Calls,
+    check_duration,
+    check_int,
+    instant,
+    parse_execution,
+    raised,
+)
+from flowfabric.errors import Contention, InvalidInput, Unavailable, ValidationFailed
+from flowfabric.ids import ExecutionId, check_lane, check_text, check_worker, parse_uuid, worker_capabilities
+from flowfabric.models import (
+    Claimed,
+    ClaimGrant,
+    GrantNotFound,
+    NotReclaimable,
+    ReclaimCapExceeded,
+    ReclaimGrant,
+    ResumeGrant,
+)
+from flowfabric.policies import policy_to_json
+
+
+class Grants(Calls):
+    """issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, reclaim_execution, ..."""
+
+    async def issue_claim_grant(
+        self,
+        execution_id: ExecutionId,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lane_id: str | None = None,
+        worker_capabilities: Collection[str] = (),
+        grant_ttl: timedelta = timedelta(seconds=5),
+        capability_hash: str | None = None,
+        route_snapshot_json: str | None = None,
+        admission_summary: str | None = None,
+    ) -> ClaimGrant:
+        """Reserve an execution for one worker. For schedulers: neither budget nor quota is asked."""
+        target = parse_execution(execution_id)
+        row = await self._row(
+            "select code, detail, state, lease_epoch, attempt_id, at, lane"
+            " from flowfabric.issue_claim_grant($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            *_grant_args(
+                target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
+                route_snapshot_json, admission_summary,
+            ),
+        )  # fmt: skip
+        if row["code"] == "unavailable":
+            raise Unavailable("issue_claim_grant", "no signing key is installed")
+        if row["code"] != "ok":
+            raise raised(row, target)
+        return ClaimGrant(
+            execution_id=target,
+            partition_key=f"{{fp:{target.partition}}}",
+            grant_key=row["detail"],
+            expires_at=row["at"],
+        )
+
+    async def verify_grant(self, execution_id: ExecutionId, grant_key: str) -> str:
+        """`ok`, or what is wrong: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
+        target = parse_execution(execution_id)
+        row = await self._row(
+            "select flowfabric.verify_grant($1, $2, $3) as answer",
+            target.partition,
+            target.uuid,
+            check_text(grant_key, "grant_key", 4096),
+            repeatable=True,
+        )
+        return str(row["answer"])
+
+    async def claim_execution(
+        self,
+        execution_id: ExecutionId,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_id: UUID,
+        attempt_id: UUID,
+        lane_id: str | None = None,
+        lease_ttl: timedelta = timedelta(seconds=30),
+        expected_attempt_index: int = 0,
+        grant_key: str | None = None,
+        attempt_policy: Any = None,
+        attempt_timeout: timedelta | None = None,
+        execution_deadline_at: datetime | None = None,
+    ) -> Claimed:
+        """Consume a claim grant: a new attempt under the ids given. `expected_attempt_index` is advisory."""
+        check_int(expected_attempt_index, "expected_attempt_index", 0, 2**32 - 1)
+        return await self._claim_granted(
+            "fresh", execution_id, lane_id, worker_id, worker_instance_id, lease_id, attempt_id, lease_ttl, grant_key,
+            attempt_policy, attempt_timeout, execution_deadline_at,
+        )  # fmt: skip
+
+    async def claim_resumed_execution(
+        self,
+        execution_id: ExecutionId,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_id: UUID,
+        lane_id: str | None = None,
+        lease_ttl: timedelta = timedelta(seconds=30),
+        current_attempt_index: int = 0,
+        grant_key: str | None = None,
+        remaining_attempt_timeout: timedelta | None = None,
+    ) -> Claimed:
+        """Consume a claim grant to continue an interrupted attempt. `current_attempt_index` is advisory."""
+        check_int(current_attempt_index, "current_attempt_index", 0, 2**32 - 1)
+        return await self._claim_granted(
+            "resumed", execution_id, lane_id, worker_id, worker_instance_id, lease_id, None, lease_ttl, grant_key, None,
+            remaining_attempt_timeout, None,
+        )  # fmt: skip
+
+    async def claim_from_resume_grant(
+        self,
+        grant: ClaimGrant,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_ttl: timedelta = timedelta(seconds=30),
+    ) -> Claimed | None:
+        """The same with a lease id of the engine's; None when there is nothing to resume any more."""
+        if not isinstance(grant, ClaimGrant):
+            raise InvalidInput(f"got {type(grant).__name__}", field="grant", allowed="a ClaimGrant or ResumeGrant")
+        try:
+            return await self._claim_granted(
+                "resumed", grant.execution_id, grant.lane_id if isinstance(grant, ResumeGrant) else None, worker_id,
+                worker_instance_id, None, None, lease_ttl, grant.grant_key, None, None, None,
+            )  # fmt: skip
+        except Contention as error:
+            if error.kind in ("execution_not_leaseable", "not_a_resumed_execution"):
+                return None
+            raise
+
+    async def issue_grant_and_claim(
+        self,
+        execution_id: ExecutionId,
+        *,
+        lane_id: str | None = None,
+        lease_duration: timedelta = timedelta(seconds=30),
+    ) -> Claimed:
+        """An operator takes one execution, whatever it requires. Fails without leaving a grant."""
+        return await self._claim_granted(
+            "operator",
+            execution_id,
+            lane_id,
+            "operator",
+            "operator",
+            None,
+            None,
+            lease_duration,
+            None,
+            None,
+            None,
+            None,
+        )
+
+    async def _claim_granted(
+        self,
+        call: str,
+        execution_id: ExecutionId,
+        lane_id: str | None,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_id: UUID | None,
+        attempt_id: UUID | None,
+        lease_ttl: timedelta,
+        grant_key: str | None,
+        attempt_policy: Any,
+        timeout: timedelta | None,
+        deadline: datetime | None,
+    ) -> Claimed:
+        target = parse_execution(execution_id)
+        deadline_at, deadline_ms = instant(deadline, "execution_deadline_at")
+        if deadline_ms is not None:
+            raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
+        row = await self._row(
+            "select * from flowfabric.claim_granted($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            call,
+            target.partition,
+            target.uuid,
+            None if not lane_id else check_lane(lane_id),
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            None if lease_id is None else parse_uuid(lease_id, "lease_id"),
+            None if attempt_id is None else parse_uuid(attempt_id, "attempt_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            None if grant_key is None else check_text(grant_key, "grant_key", 4096),
+            _attempt_policy(attempt_policy),
+            None if not timeout else check_duration(timeout, "attempt_timeout"),
+            deadline_at,
+        )
+        if row["code"] != "ok":
+            raise raised(_verdict(row), target)
+        return rows.claimed(row, lease_ttl, worker_instance_id)
+
+    async def issue_reclaim_grant(
+        self,
+        execution_id: ExecutionId,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lane_id: str | None = None,
+        worker_capabilities: Collection[str] = (),
+        grant_ttl: timedelta = timedelta(seconds=5),
+        capability_hash: str | None = None,
+        route_snapshot_json: str | None = None,
+        admission_summary: str | None = None,
+        max_reclaim_count: int | None = None,
+    ) -> ReclaimGrant | NotReclaimable | ReclaimCapExceeded:
+        """Reserve a lost lease for one worker. At the cap the execution fails instead."""
+        target = parse_execution(execution_id)
+        row = await self._row(
+            "select code, detail, state, lease_epoch, attempt_id, at, lane"
+            " from flowfabric.issue_reclaim_grant($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            *_grant_args(
+                target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
+                route_snapshot_json, admission_summary,
+            ),
+            None if max_reclaim_count is None else check_int(max_reclaim_count, "max_reclaim_count", 0, 2**32 - 1),
+        )  # fmt: skip
+        match row["code"]:
+            case "ok":
+                return ReclaimGrant(
+                    execution_id=target,
+                    partition_key=f"{{fp:{target.partition}}}",
+                    grant_key=row["detail"],
+                    expires_at=row["at"],
+                    lane_id=row["lane"],
+                )
+            case "not_reclaimable":
+                return NotReclaimable(target, row["detail"])
+            case "reclaim_cap_exceeded":
+                return ReclaimCapExceeded(target, row["lease_epoch"])
+            case "unavailable":
+                raise Unavailable("issue_reclaim_grant", "no signing key is installed")
+            case _:
+                raise raised(row, target)
+
+    async def reclaim_execution(
+        self,
+        execution_id: ExecutionId,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_id: UUID,
+        attempt_id: UUID,
+        lane_id: str | None = None,
+        lease_ttl: timedelta = timedelta(seconds=30),
+        grant_key: str | None = None,
+        attempt_policy: Any = None,
+        max_reclaim_count: int | None = None,
+    ) -> Claimed | NotReclaimable | ReclaimCapExceeded | GrantNotFound:
+        """Consume a reclaim grant: a new attempt replaces the one whose lease was lost."""
+        target = parse_execution(execution_id)
+        row = await self._row(
+            "select * from flowfabric.reclaim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            target.partition,
+            target.uuid,
+            None if not lane_id else check_lane(lane_id),
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            parse_uuid(lease_id, "lease_id"),
+            parse_uuid(attempt_id, "attempt_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            None if grant_key is None else check_text(grant_key, "grant_key", 4096),
+            _attempt_policy(attempt_policy),
+            None if max_reclaim_count is None else check_int(max_reclaim_count, "max_reclaim_count", 0, 2**32 - 1),
+        )
+        match row["code"]:
+            case "ok":
+                return rows.claimed(row, lease_ttl, worker_instance_id)
+            case "not_reclaimable":
+                return NotReclaimable(target, row["detail"])
+            case "reclaim_cap_exceeded":
+                return ReclaimCapExceeded(target, row["lease_epoch"])
+            case "grant_not_found":
+                return GrantNotFound(target)
+            case _:
+                raise raised(_verdict(row), target)
+
+
+def _verdict(row: asyncpg.Record) -> Any:
+    return {**row, "state": None}
+
+
+def _attempt_policy(value: Any) -> str | None:
+    return None if value is None or value == "" else policy_to_json(value)
+
+
+def _grant_args(
+    target: ExecutionId,
+    lane_id: str | None,
+    worker_id: str,
+    worker_instance_id: str,
+    capabilities: Collection[str],
+    grant_ttl: timedelta,
+    capability_hash: str | None,
+    snapshot: str | None,
+    summary: str | None,
+) -> tuple[Any, ...]:
+    if isinstance(capabilities, str):
+        raise ValidationFailed("invalid_capabilities", "worker:not_array")
+    return (
+        target.partition,
+        target.uuid,
+        None if not lane_id else check_lane(lane_id),
+        check_worker(worker_id),
+        check_worker(worker_instance_id, "worker_instance_id"),
+        list(worker_capabilities(list(capabilities))),
+        check_duration(grant_ttl, "grant_ttl", most=MAX_GRANT_TTL),
+        None if capability_hash is None else check_text(capability_hash, "capability_hash"),
+        None if snapshot is None else check_text(snapshot, "route_snapshot_json", 64 * 1024),
+        None if summary is None else check_text(summary, "admission_summary", 64 * 1024),
+    )

@@ -1,0 +1,415 @@
+"""From creation to the end: what submitters and workers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import asyncpg
+
+from flowfabric._postgres import create_call, rows
+from flowfabric._postgres.create_call import CreateCall
+from flowfabric.engine.calls import (
+    Calls,
+    Fences,
+    by_place,
+    check_batch,
+    check_duration,
+    check_int,
+    instant,
+    is_operator,
+    optional_bytes,
+    raised,
+)
+from flowfabric.errors import FlowFabricError, InvalidInput, TransportError
+from flowfabric.ids import (
+    ExecutionId,
+    FlowId,
+    check_lane,
+    check_text,
+    check_worker,
+    escape_text,
+    worker_capabilities,
+)
+from flowfabric.models import (
+    Authority,
+    Cancelled,
+    Claimed,
+    Completed,
+    Completion,
+    Created,
+    Delayed,
+    Duplicate,
+    Failure,
+    Fence,
+    Handle,
+    Moved,
+    NewExecution,
+    Released,
+    Renewed,
+    RetryScheduled,
+    TerminalFailed,
+)
+from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
+from flowfabric.state import State
+
+LEASE_TTL = timedelta(seconds=30)
+_MAX_FAILURE_BYTES = 256 * 1024
+_CLAIM = "select * from flowfabric.claim($1, $2, $3, $4, $5, $6, $7)"
+_RENEW = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.renew($1, $2, $3, $4, $5, $6, $7)"
+)
+_COMPLETE = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
+    " from flowfabric.complete($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+)
+_FAIL = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
+    " from flowfabric.fail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+)
+_PAUSE = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
+    " from flowfabric.pause($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+)
+_CANCEL = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
+    " from flowfabric.cancel($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+)
+_PROGRESS = (
+    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
+    " from flowfabric.progress($1, $2, $3, $4, $5, $6, $7, $8)"
+)
+
+
+class Lifecycle(Calls):
+    """create, claim, renew, progress, complete, fail, delay, wait_children, release, cancel."""
+
+    async def create_execution(
+        self,
+        *,
+        execution_kind: str,
+        lane_id: str = "default",
+        namespace: str = "",
+        input_payload: bytes = b"",
+        payload_encoding: str | None = None,
+        priority: int = 0,
+        creator_identity: str = "",
+        idempotency_key: str | None = None,
+        tags: dict[str, str] | None = None,
+        policy: PolicyInput = None,
+        delay_until: datetime | timedelta | None = None,
+        execution_deadline_at: datetime | timedelta | None = None,
+        execution_id: ExecutionId | None = None,
+        flow_id: FlowId | None = None,
+        connection: asyncpg.Connection[Any] | None = None,
+    ) -> Created | Duplicate:
+        """Submit one execution; a known key or id answers `Duplicate` and changes nothing.
+
+        With `connection`, an asyncpg connection with a transaction of yours, the execution exists when you commit.
+        """
+        item = NewExecution(
+            execution_kind=execution_kind,
+            lane_id=lane_id,
+            namespace=namespace,
+            input_payload=input_payload,
+            payload_encoding=payload_encoding,
+            priority=priority,
+            creator_identity=creator_identity,
+            idempotency_key=idempotency_key,
+            tags=tags,
+            policy=policy,
+            delay_until=delay_until,
+            execution_deadline_at=execution_deadline_at,
+            execution_id=execution_id,
+            flow_id=flow_id,
+        )
+        answer = (await self.create_many([item], connection=connection))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def create_many(
+        self, items: Sequence[NewExecution], *, connection: asyncpg.Connection[Any] | None = None
+    ) -> list[Created | Duplicate | FlowFabricError]:
+        """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
+        check_batch(items)
+        call = CreateCall(items, self._database.flow_partitions)
+        if call.is_empty:
+            return call.verdicts([])
+        if connection is not None:
+            return call.verdicts([tuple(row) for row in await connection.fetch(create_call.SQL, *call.args)])
+        try:
+            found = await self._fetch(create_call.SQL, *call.args)
+            repeated = False
+        except TransportError as error:
+            if not error.retryable:
+                raise
+            # The answer was lost, the ids are ours: asking again makes nothing twice.
+            call.args[6] = True
+            found = await self._fetch(create_call.SQL, *call.args, repeatable=True)
+            repeated = True
+        return call.verdicts([tuple(row) for row in found], repeated=repeated)
+
+    async def claim(
+        self,
+        lane_id: str = "default",
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> Claimed | None:
+        """Take the best execution this worker can run; None when there is none, or none within `max_wait`."""
+        found = await self.claim_many(
+            lane_id,
+            limit=1,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            lease_ttl=lease_ttl,
+            max_wait=max_wait,
+        )
+        return found[0] if found else None
+
+    async def claim_many(
+        self,
+        lane_id: str = "default",
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
+        args = (
+            check_lane(lane_id),
+            None if kinds is None else [check_text(kind, "kinds") for kind in kinds],
+            list(worker_capabilities(list(capabilities))) if capabilities else [],
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            check_int(limit, "limit", 1, 1000),
+        )
+        if max_wait is not None:
+            check_duration(max_wait, "max_wait", least_ms=0)
+        found = await self._fetch(_CLAIM, *args, repeatable=True)
+        if not found and max_wait:
+            found = await self._claim_within(args, max_wait)
+        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+
+    async def _claim_within(self, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + max_wait.total_seconds()
+        if self._listener is None:
+            while (left := until - loop.time()) > 0:
+                await asyncio.sleep(min(left, 1.0))
+                if found := await self._fetch(_CLAIM, *args, repeatable=True):
+                    return found
+            return []
+        with self._listener.topic("work") as woken:
+            await self._listener.listening(min(max_wait.total_seconds(), 1.0))
+            while (left := until - loop.time()) > 0:
+                # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
+                await self._fetch(
+                    "select flowfabric.sleep($1, 'work', $2, null)",
+                    self._instance,
+                    int(left * 1000) + 1000,
+                    repeatable=True,
+                )
+                woken.clear()
+                if found := await self._fetch(_CLAIM, *args, repeatable=True):
+                    return found
+                try:
+                    await asyncio.wait_for(woken.wait(), min(left, 1.0))
+                except TimeoutError:
+                    continue
+            return await self._fetch(_CLAIM, *args, repeatable=True)
+
+    async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
+        """Keep the lease for its time to live from now, or for `lease_ttl`."""
+        answer = (await self.renew_many([authority], lease_ttl=lease_ttl))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def renew_many(
+        self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
+    ) -> list[Renewed | FlowFabricError]:
+        """Keep up to 1,000 leases in one call; one verdict per lease."""
+        check_batch(authorities, "authorities")
+        if not authorities:
+            return []
+        ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
+        fences = Fences(authorities)
+        ttls = [
+            ttl if ttl is not None else a.lease_ttl // timedelta(milliseconds=1) if type(a) is Handle else None
+            for a in authorities
+        ]
+        found = await self._fetch(_RENEW, *fences.columns, ttls, repeatable=True)
+        return [
+            Renewed(row["at"], row["lease_epoch"]) if row["code"] == "ok" else raised(row, fences.execution_id(place))
+            for place, row in enumerate(by_place(found, len(authorities)))
+        ]
+
+    async def progress(
+        self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
+    ) -> None:
+        """Note how far the work is; what is not given stays as it was."""
+        if percent is not None:
+            check_int(percent, "percent", 0, 100)
+        if message is not None:
+            check_text(message, "message", 64 * 1024)
+        fences = Fences([authority])
+        row = await self._row(_PROGRESS, *(column[0] for column in fences.columns), percent, message, repeatable=True)
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+
+    async def complete(
+        self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
+    ) -> Completed:
+        """End as completed. Repeating it with the same handle gives the first answer and changes nothing."""
+        answer = (await self._complete([(authority, result, result_encoding)], operator=is_operator(authority)))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def complete_many(self, items: Sequence[Completion | Handle | Fence]) -> list[Completed | FlowFabricError]:
+        """Complete up to 1,000 executions in one call; one verdict per item. A bare handle completes without result."""
+        check_batch(items)
+        return await self._complete(
+            [(i.authority, i.result, i.result_encoding) if type(i) is Completion else (i, None, None) for i in items],
+            operator=False,
+        )
+
+    async def _complete(
+        self, items: Sequence[tuple[Any, bytes | None, str | None]], *, operator: bool
+    ) -> list[Completed | FlowFabricError]:
+        if not items:
+            return []
+        fences = Fences([authority for authority, _, _ in items])
+        results = [optional_bytes(result, "result") for _, result, _ in items]
+        encodings = [None if e is None else check_text(e, "result_encoding") for _, _, e in items]
+        found = await self._fetch(_COMPLETE, *fences.columns, results, encodings, operator, repeatable=not operator)
+        return [
+            Completed(fences.execution_id(place))
+            if row["code"] in ("ok", "replayed")
+            else raised(row, fences.execution_id(place))
+            for place, row in enumerate(by_place(found, len(items)))
+        ]
+
+    async def fail(
+        self,
+        authority: Authority,
+        reason: str,
+        *,
+        failure_class: str | None = None,
+        category: str | None = None,
+        retry_policy: Any = None,
+    ) -> RetryScheduled | TerminalFailed:
+        """Report a failure; the retry policy decides whether another attempt follows.
+
+        `retry_policy` replaces the frozen one for this failure. Text that cannot be stored is escaped, never refused.
+        """
+        answer = (
+            await self._fail(
+                [(authority, reason, failure_class, category, retry_policy)], operator=is_operator(authority)
+            )
+        )[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def fail_many(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+        """Report up to 1,000 failures in one call; one verdict per item."""
+        check_batch(items)
+        return await self._fail(
+            [(i.authority, i.reason, i.failure_class, i.category, i.retry_policy) for i in items],
+            operator=False,
+        )
+
+    async def _fail(
+        self, items: Sequence[tuple[Any, str, str | None, str | None, Any]], *, operator: bool
+    ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+        if not items:
+            return []
+        fences = Fences([item[0] for item in items])
+        reasons = [escape_text(item[1], _MAX_FAILURE_BYTES) for item in items]
+        classified = [classify(item[3], item[2]) for item in items]
+        policies = [retry_policy_to_json(item[4]) for item in items]
+        found = await self._fetch(
+            _FAIL,
+            *fences.columns,
+            reasons,
+            [failure_class.value for failure_class, _ in classified],
+            [escape_text(category, 256) for _, category in classified],
+            policies,
+            operator,
+            repeatable=not operator,
+        )
+        answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
+        for place, row in enumerate(by_place(found, len(items))):
+            execution_id = fences.execution_id(place)
+            if row["code"] not in ("ok", "replayed"):
+                answers.append(raised(row, execution_id))
+            elif row["detail"] == "retry_scheduled":
+                following = row["lease_epoch"] if row["code"] == "ok" else None
+                answers.append(RetryScheduled(execution_id, row["at"], following))
+            else:
+                answers.append(TerminalFailed(execution_id))
+        return answers
+
+    async def _pause(
+        self, call: str, authority: Authority, until: datetime | timedelta | None = None
+    ) -> asyncpg.Record:
+        fences = Fences([authority])
+        at, ms = instant(until, "delay_until")
+        row = await self._row(_PAUSE, call, *(column[0] for column in fences.columns), at, ms, is_operator(authority))
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+        return row
+
+    async def delay(self, authority: Authority, delay_until: datetime | timedelta) -> Delayed:
+        """Give the lease back until a time (or for a duration); the same attempt continues then."""
+        if delay_until is None:
+            raise InvalidInput("missing", field="delay_until", allowed="an aware datetime or a timedelta")
+        await self._pause("delay", authority, delay_until)
+        return Delayed(_target(authority))
+
+    async def wait_children(self, authority: Authority) -> Moved:
+        """Give the lease back until dependencies are satisfied; at once claimable when none is open."""
+        row = await self._pause("wait_children", authority)
+        return Moved(_target(authority), State(row["state"]))
+
+    async def release(self, authority: Authority) -> Released:
+        """Give the lease back so that another worker continues the same attempt at once."""
+        row = await self._pause("release", authority)
+        return Released(_target(authority), State(row["state"]))
+
+    async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
+        """End as cancelled. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
+        text = escape_text(reason, _MAX_FAILURE_BYTES)
+        holder = type(authority) is Handle
+        if is_operator(authority):
+            source = cast(Any, authority).source if source is None else source
+        source = check_text("lease_holder" if source is None else source, "source")
+        if not source:
+            raise InvalidInput("empty", field="source", allowed="a non-empty text")
+        if holder and source != "lease_holder":
+            raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
+        fences = Fences([authority])
+        row = await self._row(_CANCEL, *fences.columns, holder, source, text, repeatable=True)
+        if row["code"] not in ("ok", "replayed"):
+            raise raised(row, fences.execution_id(0))
+        return Cancelled(fences.execution_id(0))
+
+
+def _target(authority: Authority) -> ExecutionId:
+    return authority.execution_id

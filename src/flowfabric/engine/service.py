@@ -1,0 +1,212 @@
+"""The engine as a service: connect, prepare, tell the time, shut down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import asyncpg
+
+from flowfabric import settings
+from flowfabric._postgres.listen import Listener
+from flowfabric._postgres.migrate import Migration, current_version, migrate
+from flowfabric._postgres.pool import Database, connection_failed, describe
+from flowfabric.engine.calls import Calls, check_duration
+from flowfabric.errors import FlowFabricError, TimedOut, TransportError
+from flowfabric.ids import check_lane
+from flowfabric.models import Prepared
+
+VERSION = (0, 1, 0)
+_PRESENT = [
+    "cancel_execution",
+    "change_priority",
+    "replay_execution",
+    "revoke_lease",
+    "read_execution_state",
+    "read_execution_info",
+    "get_execution_result",
+    "issue_reclaim_grant",
+    "prepare",
+    "list_expired_leases",
+    "block_execution_for_admission",
+]
+_LATER = [
+    "budget_admin",
+    "quota_admin",
+    "rotate_waitpoint_hmac_secret_all",
+    "seed_waitpoint_hmac_secret",
+    "list_pending_waitpoints",
+    "cancel_flow_header",
+    "cancel_flow_wait_timeout",
+    "cancel_flow_wait_indefinite",
+    "ack_cancel_member",
+    "claim_for_worker",
+    "subscribe_lease_history",
+    "subscribe_completion",
+    "subscribe_signal_delivery",
+    "subscribe_instance_tags",
+    "stream_durable_summary",
+    "stream_best_effort_live",
+    "register_worker",
+    "heartbeat_worker",
+    "mark_worker_dead",
+    "list_workers",
+    "release_admission",
+    "read_quota_policy_limits",
+    "read_budget_usage_and_limits",
+]
+
+
+class Service(Calls):
+    """connect, close, prepare, ping, server_time_ms, capabilities, backend_label, shutdown_prepare."""
+
+    _embedded: Any = None
+
+    @classmethod
+    async def connect(
+        cls,
+        dsn: str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        min_size: int = 1,
+        max_size: int = 10,
+        command_timeout: timedelta = timedelta(seconds=60),
+        reconnect_for: timedelta = timedelta(seconds=15),
+        notifications: bool = True,
+        prepared_statements: bool = True,
+    ) -> Self:
+        """Connect to a deployment.
+
+        Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which is then
+        started and migrated by itself. A database of yours is never migrated here: the error says what to run.
+        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+        """
+        check_duration(command_timeout, "command_timeout")
+        check_duration(reconnect_for, "reconnect_for", least_ms=0)
+        chosen = dsn or settings.load().dsn
+        server = None
+        if chosen is None:
+            server = await _start_embedded(None if data_dir is None else Path(data_dir))
+            chosen = server.dsn
+        try:
+            if server is not None:
+                await migrate_database(chosen)
+            database = await Database.connect(
+                chosen,
+                min_size=min_size,
+                max_size=max_size,
+                command_timeout=command_timeout.total_seconds(),
+                reconnect_for=reconnect_for.total_seconds(),
+                prepared_statements=prepared_statements,
+            )
+        except BaseException:
+            if server is not None:
+                await asyncio.to_thread(server.release)
+            raise
+        engine = cls(database, Listener(chosen) if notifications else None)
+        engine._embedded = server
+        return engine
+
+    async def close(self) -> None:
+        """Give everything back; the embedded server stops when its last user has left."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self._database.close()
+        if self._embedded is not None:
+            server, self._embedded = self._embedded, None
+            await asyncio.to_thread(server.release)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def target(self) -> str:
+        """The address of the database, without user and password."""
+        return self._database.target
+
+    async def prepare(self) -> Prepared:
+        """Boot preparation, safe every time: registers the configured lanes."""
+        lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
+        await self._fetch("select flowfabric.register_lanes($1)", lanes, repeatable=True)
+        return Prepared()
+
+    async def ping(self) -> None:
+        """One round trip; `TransportError` when the database does not answer."""
+        await self._row("select 1 as one")
+
+    async def server_time_ms(self) -> int:
+        """The only clock, in milliseconds since the epoch."""
+        row = await self._row("select flowfabric.server_time_ms() as ms", repeatable=True)
+        if row["ms"] < 0:
+            raise TransportError("protocol", "the server's clock is before 1970")
+        return int(row["ms"])
+
+    @staticmethod
+    def backend_label() -> str:
+        return "postgres"
+
+    @staticmethod
+    def capabilities() -> dict[str, Any]:
+        """What exists today; no I/O."""
+        supports = dict.fromkeys(_PRESENT, True) | dict.fromkeys(_LATER, False)
+        major, minor, patch = VERSION
+        return {
+            "identity": {
+                "family": "postgres",
+                "version": {"major": major, "minor": minor, "patch": patch},
+                "stage": "alpha",
+            },
+            "supports": supports,
+        }
+
+    async def shutdown_prepare(self, grace: timedelta = timedelta(seconds=15)) -> None:
+        """Stop the duties of this engine: let each finish its round, for `grace` at most, then `TimedOut`."""
+        check_duration(grace, "grace", least_ms=0)
+        begun = time.monotonic()
+        drained = [await background.stop(grace) for background in list(self._background)]
+        if not all(drained):
+            raise TimedOut("shutdown_prepare", int((time.monotonic() - begun) * 1000))
+
+
+async def _start_embedded(data_dir: Path | None) -> Any:
+    try:
+        from flowfabric._postgres import embedded  # noqa: PLC0415 - not importable on every platform, seldom needed
+    except ImportError as error:
+        raise TransportError("other", f"no embedded server on this platform ({error}); set FLOWFABRIC_DSN") from error
+    return await asyncio.to_thread(embedded.start, data_dir)
+
+
+async def _open(dsn: str) -> asyncpg.Connection[Any]:
+    try:
+        return await asyncpg.connect(dsn, timeout=30)
+    except FlowFabricError:
+        raise
+    except Exception as error:
+        raise connection_failed(error, describe(dsn)) from error
+
+
+async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> Migration:
+    """Bring the schema of a database up to date; safe to run from many processes at once."""
+    connection = await _open(dsn)
+    try:
+        return await migrate(connection, worker_roles=worker_roles)
+    finally:
+        await connection.close()
+
+
+async def schema_version(dsn: str) -> int:
+    """The version of the schema in a database; 0 when there is none."""
+    connection = await _open(dsn)
+    try:
+        return await current_version(connection)
+    finally:
+        await connection.close()

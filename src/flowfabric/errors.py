@@ -1,0 +1,530 @@
+"""Every exception flowfabric raises, as one tree, and the table their properties come from.
+
+    FlowFabricError
+    +-- NotFound                 the named thing does not exist
+    +-- ValidationFailed         the request can never succeed as it stands
+    |   +-- InvalidInput         one argument is wrong: field, problem, what is allowed
+    |   +-- Corruption           stored data or handle bytes cannot be decoded
+    +-- Contention               somebody else was faster, or the moment is wrong
+    |   +-- ExecutionNotActive   the execution left the active phase: stop
+    |   +-- RetriesExhausted     the database refused three times in a row
+    +-- Conflict                 it exists already, in another shape
+    +-- StateError               the state does not allow it
+    |   +-- LeaseLost            another owner, or none: stop and discard this attempt's work
+    +-- Bug                      our own sequencing is broken
+    +-- TransportError           the database could not be asked
+    |   +-- ConnectionFailed     no usable connection: address, password, version, schema
+    +-- Unavailable              this deployment does not offer the operation
+    +-- ResourceExhausted        a pool is full: wait and try again
+    +-- TimedOut                 an operation of ours took too long
+    +-- StreamDisconnected       resubscribe from the cursor
+    +-- StreamBackpressure       the stream skipped ahead: re-read
+
+A family is one class; `kind` says which case of it. A subclass exists only where a caller does something
+different. `TAXONOMY` holds one row per (family, kind); class, HTTP status and wire code are read from it and
+from nowhere else. How a refusal travels from the database and how it is written on the wire belong to others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+
+ErrorClass = Literal["terminal", "retryable", "cooperative", "informational", "bug"]
+
+
+class TaxonomyRow(NamedTuple):
+    """What is known about one kind of one family.
+
+    `code` is the word on the wire, which several kinds may share. `wire_retryable` is the flag in an HTTP
+    error body: it differs from `error_class` only for contention, where old clients expect true.
+    """
+
+    family: str
+    kind: str
+    code: str
+    error_class: ErrorClass
+    http_status: int
+    wire_retryable: bool
+
+
+def _rows(
+    family: str,
+    kinds: str,
+    error_class: ErrorClass,
+    http_status: int,
+    *,
+    code: str | None = None,
+    wire_retryable: bool | None = None,
+) -> tuple[TaxonomyRow, ...]:
+    if wire_retryable is None:
+        wire_retryable = error_class == "retryable"
+    return tuple(
+        TaxonomyRow(family, kind, code or kind, error_class, http_status, wire_retryable) for kind in kinds.split()
+    )
+
+
+TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
+    *_rows("not_found", "not_found", "terminal", 404),
+    *_rows(
+        "validation",
+        "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_tag_key"
+        " invalid_blocking_reason payload_too_large signal_limit_exceeded invalid_waitpoint_key invalid_token"
+        " waitpoint_not_token_bound invalid_waitpoint_for_execution invalid_lease_for_suspend"
+        " retention_limit_exceeded invalid_offset invalid_frame_type invalid_dependency invalid_budget_scope"
+        " budget_override_not_allowed invalid_quota_spec invalid_kid invalid_secret_hex invalid_grace_ms"
+        " unauthorized",
+        "terminal",
+        400,
+    ),
+    *_rows("validation", "corruption handle_from_other_backend", "terminal", 400, code="validation_error"),
+    *_rows(
+        "contention",
+        "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable lease_conflict"
+        " invalid_claim_grant claim_grant_expired no_eligible_execution waitpoint_not_found"
+        " waitpoint_pending_use_buffer_script stale_graph_revision",
+        "retryable",
+        409,
+        code="contention",
+    ),
+    *_rows("contention", "execution_not_active", "terminal", 409, code="contention", wire_retryable=True),
+    *_rows(
+        "contention",
+        "execution_not_eligible execution_not_in_eligible_set execution_not_reclaimable no_active_lease",
+        "informational",
+        409,
+        code="contention",
+        wire_retryable=True,
+    ),
+    *_rows("contention", "rate_limit_exceeded concurrency_limit_exceeded", "retryable", 429),
+    # Retryable for whoever called in-process; behind HTTP a reconciler finishes the work instead.
+    *_rows("contention", "retry_exhausted", "retryable", 500, wire_retryable=False),
+    *_rows(
+        "conflict",
+        "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
+        " waitpoint_already_exists budget_attach_conflict quota_attach_conflict rotation_conflict"
+        " active_attempt_exists",
+        "terminal",
+        409,
+    ),
+    *_rows("state", "stale_lease", "terminal", 409, code="state_conflict"),
+    *_rows("state", "lease_expired lease_revoked", "terminal", 409, code="already_satisfied"),
+    *_rows(
+        "state",
+        "execution_not_terminal max_replays_exhausted replay_not_allowed not_runnable terminal"
+        " flow_already_terminal lane_closed",
+        "terminal",
+        409,
+    ),
+    *_rows("state", "budget_exceeded", "cooperative", 409),
+    *_rows("state", "budget_soft_exceeded", "informational", 409),
+    *_rows("state", "grant_already_exists", "informational", 409, code="state_conflict"),
+    *_rows(
+        "state",
+        "already_satisfied duplicate_signal ok_already_applied attempt_already_terminal stream_already_closed",
+        "informational",
+        409,
+        code="already_satisfied",
+    ),
+    *_rows(
+        "state",
+        "execution_not_suspended already_suspended waitpoint_closed waitpoint_not_pending"
+        " pending_waitpoint_expired waitpoint_not_open not_blocked_by_deps deps_not_satisfied",
+        "informational",
+        409,
+        code="state_conflict",
+    ),
+    *_rows(
+        "state",
+        "target_not_signalable resume_condition_not_met stream_closed stale_owner_cannot_append"
+        " execution_not_in_flow attempt_not_started execution_not_eligible_for_attempt max_retries_exhausted",
+        "terminal",
+        409,
+        code="state_conflict",
+    ),
+    *_rows("bug", "attempt_not_in_created_state", "bug", 500),
+    *_rows("transport", "transport timeout", "retryable", 500),
+    *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
+    *_rows("transport", "protocol auth other", "terminal", 500),
+    *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
+    *_rows(
+        "transport",
+        "database_missing server_too_old schema_missing schema_older schema_newer",
+        "terminal",
+        500,
+        code="other",
+    ),
+    *_rows("unavailable", "unavailable", "terminal", 503),
+    *_rows("resource_exhausted", "resource_exhausted", "retryable", 429),
+    *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
+    *_rows("stream_disconnected", "stream_disconnected", "terminal", 500),
+    *_rows("stream_backpressure", "stream_backpressure", "informational", 500),
+)
+
+_BY_KIND: Final[Mapping[tuple[str, str], TaxonomyRow]] = MappingProxyType(
+    {(row.family, row.kind): row for row in TAXONOMY}
+)
+
+LEASE_LOST_KINDS: Final = frozenset({"stale_lease", "lease_expired", "lease_revoked"})
+CONNECTION_KINDS: Final = frozenset(
+    {
+        "unreachable",
+        "wrong_password",
+        "missing_privileges",
+        "database_missing",
+        "server_too_old",
+        "schema_missing",
+        "schema_older",
+        "schema_newer",
+    }
+)
+
+# Kinds that are raised as a subclass, so that `except LeaseLost` cannot miss one.
+_SPECIAL: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
+    {
+        ("validation", "invalid_input"): "InvalidInput",
+        ("validation", "corruption"): "Corruption",
+        ("contention", "execution_not_active"): "ExecutionNotActive",
+        ("contention", "retry_exhausted"): "RetriesExhausted",
+        **{("state", kind): "LeaseLost" for kind in LEASE_LOST_KINDS},
+        **{("transport", kind): "ConnectionFailed" for kind in CONNECTION_KINDS},
+    }
+)
+
+_URL_SECRET: Final = re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s/]*@", re.IGNORECASE)
+_WORD_SECRET: Final = re.compile(r"(?P<keep>\b(?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """The text without passwords, in either DSN form (`scheme://user:secret@`, `password=secret`)."""
+    text = _URL_SECRET.sub(r"\g<keep>:***@", text)
+    return _WORD_SECRET.sub(r"\g<keep>***", text)
+
+
+_E = TypeVar("_E", bound="FlowFabricError")
+
+
+def _revive(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class FlowFabricError(Exception):
+    """Root of everything flowfabric raises. Raise a family, catch this."""
+
+    family: ClassVar[str] = ""
+
+    kind: str
+    detail: str
+    code: str
+    error_class: ErrorClass
+    http_status: int
+    retryable: bool
+    wire_retryable: bool
+    execution_id: str | None
+
+    def __init__(self, kind: str, detail: str = "", *, execution_id: str | None = None) -> None:
+        row = _BY_KIND.get((self.family, kind))
+        if row is None:
+            raise ValueError(f"{type(self).__name__} has no kind {kind!r}")
+        special = _SPECIAL.get((self.family, kind))
+        if special is not None and special not in {cls.__name__ for cls in type(self).__mro__}:
+            raise ValueError(f"kind {kind!r} is raised as {special}, not as {type(self).__name__}")
+        self.kind = kind
+        self.detail = detail
+        self.code = row.code
+        self.error_class = row.error_class
+        self.http_status = row.http_status
+        self.retryable = row.error_class == "retryable"
+        self.wire_retryable = row.wire_retryable
+        self.execution_id = None if execution_id is None else str(execution_id)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call the constructor with the message alone.
+        return _revive, (type(self), self.args, dict(self.__dict__))
+
+
+class NotFound(FlowFabricError):
+    """The named thing does not exist."""
+
+    family = "not_found"
+
+    def __init__(
+        self,
+        entity: str,
+        id: object = None,  # noqa: A002 - the attribute is called so too
+        *,
+        detail: str = "",
+    ) -> None:
+        self.entity = entity
+        self.id = None if id is None else str(id)
+        execution_id = self.id if entity == "execution" else None
+        super().__init__("not_found", detail, execution_id=execution_id)
+
+    def _message(self) -> str:
+        what = self.entity if self.id is None else f"{self.entity} {self.id}"
+        return f"not found: {what} ({self.detail})" if self.detail else f"not found: {what}"
+
+
+class ValidationFailed(FlowFabricError):
+    """The request can never succeed as it stands."""
+
+    family = "validation"
+
+
+class InvalidInput(ValidationFailed):
+    """One argument is malformed or out of range."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        field: str | None = None,
+        allowed: str | None = None,
+        execution_id: str | None = None,
+    ) -> None:
+        self.field = field
+        self.problem = problem
+        self.allowed = allowed
+        detail = problem if field is None else f"{field}: {problem}"
+        if allowed is not None:
+            detail = f"{detail}; allowed: {allowed}"
+        super().__init__("invalid_input", detail, execution_id=execution_id)
+
+
+class Corruption(ValidationFailed):
+    """Stored data or the bytes of a handle cannot be decoded."""
+
+    def __init__(self, detail: str, *, execution_id: str | None = None) -> None:
+        super().__init__("corruption", detail, execution_id=execution_id)
+
+
+class Contention(FlowFabricError):
+    """Somebody else was faster, or the moment is wrong. `error_class` says whether trying again helps."""
+
+    family = "contention"
+
+
+class ExecutionNotActive(Contention):
+    """The execution left the active phase. Stop; the four facts say where it went.
+
+    All four are text and always filled: `terminal_outcome` is 'none' while not terminal, and `attempt_id` is
+    empty when no attempt is current.
+    """
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        terminal_outcome: str | None = None,
+        lease_epoch: str | int | None = None,
+        lifecycle_phase: str | None = None,
+        attempt_id: object = None,
+        execution_id: str | None = None,
+    ) -> None:
+        self.terminal_outcome = terminal_outcome or "none"
+        self.lease_epoch = "" if lease_epoch is None else str(lease_epoch)
+        self.lifecycle_phase = lifecycle_phase or ""
+        self.attempt_id = "" if attempt_id is None else str(attempt_id)
+        super().__init__("execution_not_active", detail, execution_id=execution_id)
+
+    def _message(self) -> str:
+        facts = (
+            f"terminal_outcome={self.terminal_outcome} lifecycle_phase={self.lifecycle_phase}"
+            f" lease_epoch={self.lease_epoch} attempt_id={self.attempt_id}"
+        )
+        return f"{super()._message()} ({facts})"
+
+
+class RetriesExhausted(Contention):
+    """The database reported a serialization conflict three times in a row. Nothing was written."""
+
+    def __init__(self, detail: str = "", *, execution_id: str | None = None) -> None:
+        super().__init__("retry_exhausted", detail, execution_id=execution_id)
+
+
+class Conflict(FlowFabricError):
+    """It exists already, in another shape. `existing` names what is in the way, when known."""
+
+    family = "conflict"
+
+    def __init__(
+        self, kind: str, detail: str = "", *, existing: object = None, execution_id: str | None = None
+    ) -> None:
+        self.existing = None if existing is None else str(existing)
+        super().__init__(kind, detail, execution_id=execution_id)
+
+
+class StateError(FlowFabricError):
+    """The state does not allow it."""
+
+    family = "state"
+
+
+class LeaseLost(StateError):
+    """The lease is stale, expired or revoked. Stop, and throw this attempt's work away."""
+
+    def __init__(self, kind: str = "stale_lease", detail: str = "", *, execution_id: str | None = None) -> None:
+        if kind not in LEASE_LOST_KINDS:
+            raise ValueError(f"LeaseLost has no kind {kind!r}")
+        super().__init__(kind, detail, execution_id=execution_id)
+
+    def _message(self) -> str:
+        message = super()._message()
+        return message if self.execution_id is None else f"{message} (execution {self.execution_id})"
+
+
+class Bug(FlowFabricError):
+    """Our own sequencing is broken. Report it."""
+
+    family = "bug"
+
+
+class TransportError(FlowFabricError):
+    """The database could not be asked, or did not answer. Passwords in the detail are masked."""
+
+    family = "transport"
+
+    def __init__(self, kind: str = "transport", detail: str = "", *, execution_id: str | None = None) -> None:
+        super().__init__(kind, redact(detail), execution_id=execution_id)
+
+
+class ConnectionFailed(TransportError):
+    """No usable connection. The message says which part is wrong and what to do about it."""
+
+    WORDING: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "unreachable": "the database server cannot be reached; check host, port and that it is running",
+            "wrong_password": "the database server refused the user name or password",
+            "missing_privileges": "the database user lacks privileges; grant it the flowfabric role",
+            "database_missing": "the database does not exist on this server",
+            "server_too_old": "the database server is too old; PostgreSQL 15 or newer is needed",
+            "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",
+            "schema_older": "the flowfabric schema is older than this package; run `flowfabric migrate`",
+            "schema_newer": "the flowfabric schema is newer than this package; upgrade the package",
+        }
+    )
+
+    def __init__(self, kind: str = "unreachable", detail: str = "", *, target: str | None = None) -> None:
+        if kind not in CONNECTION_KINDS:
+            raise ValueError(f"ConnectionFailed has no kind {kind!r}")
+        self.target = None if target is None else redact(target)
+        super().__init__(kind, detail)
+
+    def _message(self) -> str:
+        message = self.WORDING[self.kind]
+        if self.target is not None:
+            message = f"{message} ({self.target})"
+        return f"{message}: {self.detail}" if self.detail else message
+
+
+class Unavailable(FlowFabricError):
+    """This deployment does not offer the operation."""
+
+    family = "unavailable"
+
+    def __init__(self, op: str, detail: str = "") -> None:
+        self.op = op
+        super().__init__("unavailable", detail)
+
+    def _message(self) -> str:
+        return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
+
+
+class ResourceExhausted(FlowFabricError):
+    """A pool is full. Wait `retry_after_ms`, when given, and try again."""
+
+    family = "resource_exhausted"
+
+    def __init__(
+        self,
+        pool: str,
+        max: int,  # noqa: A002 - the attribute is called so too
+        *,
+        retry_after_ms: int | None = None,
+        detail: str = "",
+    ) -> None:
+        self.pool = pool
+        self.max = max
+        self.retry_after_ms = retry_after_ms
+        super().__init__("resource_exhausted", detail or f"{pool} is full ({max})")
+
+
+class TimedOut(FlowFabricError):
+    """An operation of ours took too long. `elapsed_ms` is how long it was given."""
+
+    family = "timed_out"
+
+    def __init__(self, op: str, elapsed_ms: int, *, detail: str = "") -> None:
+        self.op = op
+        self.elapsed_ms = elapsed_ms
+        super().__init__("timed_out", detail or f"{op} did not finish within {elapsed_ms} ms")
+
+
+class StreamDisconnected(FlowFabricError):
+    """The subscription ended. Subscribe again from `cursor`; nothing is lost."""
+
+    family = "stream_disconnected"
+
+    def __init__(self, cursor: object, detail: str = "") -> None:
+        self.cursor = cursor
+        super().__init__("stream_disconnected", detail)
+
+
+class StreamBackpressure(FlowFabricError):
+    """The reader was too slow and the stream skipped ahead. It continues; re-read what matters."""
+
+    family = "stream_backpressure"
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__("stream_backpressure", detail)
+
+
+_REFUSALS: Final[Mapping[str, type[FlowFabricError]]] = MappingProxyType(
+    {cls.family: cls for cls in (NotFound, ValidationFailed, Contention, Conflict, StateError, Bug)}
+)
+_REFUSAL_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
+    {row.kind: row.family for row in TAXONOMY if row.family in _REFUSALS}
+)
+
+
+def refusal(kind: str, detail: str = "", *, execution_id: str | None = None, **facts: Any) -> FlowFabricError:
+    """The exception for a refusal that arrived as a kind, in its most specific class.
+
+    Kinds are unique among the families a refusal can belong to, so the kind alone decides. `facts` are the
+    extra attributes of that class (`entity` and `id` of not_found, `field` of invalid_input, the four texts
+    of execution_not_active). Raises ValueError for an unknown kind.
+    """
+    family = _REFUSAL_FAMILY.get(kind)
+    if family is None:
+        raise ValueError(f"no refusal is called {kind!r}")
+    match kind:
+        case "not_found":
+            return NotFound(facts.pop("entity", "execution"), facts.pop("id", execution_id), detail=detail)
+        case "invalid_input":
+            return InvalidInput(detail, execution_id=execution_id, **facts)
+        case "corruption":
+            return Corruption(detail, execution_id=execution_id)
+        case "execution_not_active":
+            return ExecutionNotActive(detail, execution_id=execution_id, **facts)
+        case "retry_exhausted":
+            return RetriesExhausted(detail, execution_id=execution_id)
+        case _ if kind in LEASE_LOST_KINDS:
+            return LeaseLost(kind, detail, execution_id=execution_id)
+        case _ if family == "conflict":
+            return Conflict(kind, detail, execution_id=execution_id, **facts)
+        case _:
+            return _REFUSALS[family](kind, detail, execution_id=execution_id)

@@ -1,0 +1,609 @@
+"""Records as they are given and read: frozen, typed, without behaviour that needs a database.
+
+Authorities say with what right a call is made: a `Handle` (the lease a claim gave), a bare `Fence` (its three
+numbers), or `Operator` (an override that no lease protects).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
+
+from msgspec import Struct, field
+
+from flowfabric.errors import Corruption
+from flowfabric.ids import AttemptId, ExecutionId, FlowId, LeaseId
+from flowfabric.policies import PolicyInput
+from flowfabric.state import BlockingReason, State, StateVector, project
+
+
+class HandleKind(StrEnum):
+    """How the lease came about."""
+
+    FRESH = "fresh"
+    RESUMED = "resumed"
+    SUSPENDED = "suspended"
+    RECLAIMED = "reclaimed"
+
+
+class AttemptType(StrEnum):
+    """Why the attempt exists."""
+
+    INITIAL = "initial"
+    RETRY = "retry"
+    RECLAIM = "reclaim"
+    REPLAY = "replay"
+    FALLBACK = "fallback"
+
+
+class LaneState(StrEnum):
+    """What a lane does with work."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    DISABLED = "disabled"
+
+
+_FORMAT = 2
+_LAYOUT = 1
+_KINDS: dict[str, int] = {kind.value: number for number, kind in enumerate(HandleKind)}
+
+
+class Handle(Struct, frozen=True, kw_only=True, gc=False):
+    """The lease a worker holds on one execution. A value: keep it, copy it, send it; the engine never changes it."""
+
+    partition: int
+    uuid: UUID
+    attempt_index: int
+    attempt_id: UUID
+    lease_id: UUID
+    lease_epoch: int
+    lease_ttl: timedelta
+    lane_id: str
+    worker_instance_id: str
+    kind: HandleKind = HandleKind.FRESH
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return ExecutionId.of(self.partition, self.uuid)
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(
+            execution_id=self.execution_id,
+            lease_id=LeaseId(self.lease_id),
+            lease_epoch=self.lease_epoch,
+            attempt_id=AttemptId(self.attempt_id),
+            attempt_index=self.attempt_index,
+        )
+
+    def encode(self) -> bytes:
+        """The handle as bytes, for another process of the same deployment."""
+        parts = [struct.pack("<BBB", _FORMAT, _LAYOUT, _KINDS[self.kind])]
+        for value in (
+            self.execution_id,
+            self.attempt_index,
+            str(self.attempt_id),
+            str(self.lease_id),
+            self.lease_epoch,
+            self.lease_ttl // timedelta(milliseconds=1),
+            self.lane_id,
+            self.worker_instance_id,
+        ):
+            if isinstance(value, int):
+                parts.append(struct.pack("<Q", value))
+            else:
+                text = value.encode()
+                parts.append(struct.pack("<I", len(text)) + text)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Handle:
+        """The handle back from `encode`; `Corruption` whose detail begins with `handle_codec:` otherwise."""
+        try:
+            reader = _Reader(bytes(data))
+            if reader.byte() != _FORMAT or reader.byte() != _LAYOUT:
+                raise ValueError("unknown marker or version")
+            kind = list(HandleKind)[reader.byte()]
+            execution_id = ExecutionId.parse(reader.text())
+            handle = cls(
+                partition=execution_id.partition,
+                uuid=execution_id.uuid,
+                attempt_index=reader.number(),
+                attempt_id=UUID(reader.text()),
+                lease_id=UUID(reader.text()),
+                lease_epoch=reader.number(),
+                lease_ttl=timedelta(milliseconds=reader.number()),
+                lane_id=reader.text(),
+                worker_instance_id=reader.text(),
+                kind=kind,
+            )
+            reader.end()
+        except Corruption:
+            raise
+        except Exception as error:
+            raise Corruption(f"handle_codec: {type(error).__name__}: {error}") from None
+        return handle
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def _take(self, size: int) -> bytes:
+        if len(self._data) - self._at < size:
+            raise ValueError("truncated")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def byte(self) -> int:
+        return self._take(1)[0]
+
+    def number(self) -> int:
+        return int(struct.unpack("<Q", self._take(8))[0])
+
+    def text(self) -> str:
+        return self._take(int(struct.unpack("<I", self._take(4))[0])).decode()
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError("trailing bytes")
+
+
+class Fence(Struct, frozen=True, kw_only=True):
+    """The three values that name one lease; all three are compared. The attempt index is compared if given."""
+
+    execution_id: ExecutionId
+    lease_id: LeaseId
+    lease_epoch: int
+    attempt_id: AttemptId
+    attempt_index: int | None = None
+
+
+class Operator(Struct, frozen=True):
+    """An operator's override: no lease is shown. `source` says on whose behalf, for cancel."""
+
+    execution_id: ExecutionId
+    source: str = "operator_override"
+
+
+Authority: TypeAlias = Handle | Fence | Operator
+
+
+class NewExecution(Struct, frozen=True, kw_only=True):
+    """What `create_execution` and `create_many` take. Only the kind is required."""
+
+    execution_kind: str
+    lane_id: str = "default"
+    namespace: str = ""
+    input_payload: bytes = b""
+    payload_encoding: str | None = None
+    priority: int = 0
+    creator_identity: str = ""
+    idempotency_key: str | None = None
+    tags: Mapping[str, str] | None = None
+    policy: PolicyInput = None
+    delay_until: datetime | timedelta | None = None
+    execution_deadline_at: datetime | timedelta | None = None
+    execution_id: ExecutionId | None = None
+    flow_id: FlowId | None = None
+
+
+class Created(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Duplicate(Struct, frozen=True):
+    """The key or the id was known already; `execution_id` is the execution that stands."""
+
+    execution_id: ExecutionId
+
+
+class Claimed(Struct, frozen=True, kw_only=True):
+    """A lease, and what is needed to do the work."""
+
+    handle: Handle
+    lease_expires_at: datetime
+    attempt_type: AttemptType
+    execution_kind: str
+    namespace: str
+    flow_id: FlowId | None
+    priority: int
+    created_at: datetime
+    input_payload: bytes
+    payload_encoding: str | None
+    tags: dict[str, str]
+    deadline_at: datetime | None
+    attempt_timeout_at: datetime | None
+    retry_count: int
+    reclaim_count: int
+    replay_count: int
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.handle.execution_id
+
+
+class Completion(Struct, frozen=True):
+    """One item of `complete_many`."""
+
+    authority: Handle | Fence
+    result: bytes | None = None
+    result_encoding: str | None = None
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """One item of `fail_many`."""
+
+    authority: Handle | Fence
+    reason: str
+    failure_class: str | None = None
+    category: str | None = None
+    retry_policy: Any = None
+
+
+class Renewed(Struct, frozen=True):
+    expires_at: datetime
+    lease_epoch: int
+
+
+class Completed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.COMPLETED
+
+
+class RetryScheduled(Struct, frozen=True):
+    """Another attempt will be made, not before `delay_until`."""
+
+    execution_id: ExecutionId
+    delay_until: datetime
+    next_attempt_index: int | None = None
+
+
+class TerminalFailed(Struct, frozen=True):
+    execution_id: ExecutionId
+
+
+class Delayed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.DELAYED
+
+
+class Moved(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Released(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.WAITING
+
+
+class Cancelled(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.CANCELLED
+
+
+class Revoked(Struct, frozen=True):
+    """The lease just revoked."""
+
+    execution_id: ExecutionId
+    lease_id: LeaseId
+    lease_epoch: int
+
+
+class AlreadySatisfied(Struct, frozen=True):
+    """Nothing had to be done, and why."""
+
+    reason: str
+
+
+class Replayed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Changed(Struct, frozen=True):
+    execution_id: ExecutionId
+
+
+class Blocked(Struct, frozen=True):
+    execution_id: ExecutionId
+    reason: str
+
+
+class Rejected(Struct, frozen=True):
+    """A logical refusal that a scheduler's loop simply passes over."""
+
+    message: str
+
+
+class ClaimGrant(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    partition_key: str
+    grant_key: str
+    expires_at: datetime
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(execution_id={self.execution_id!r}, expires_at={self.expires_at!r})"
+
+
+class ResumeGrant(ClaimGrant, frozen=True, kw_only=True):
+    lane_id: str
+
+
+class ReclaimGrant(ClaimGrant, frozen=True, kw_only=True):
+    lane_id: str
+
+
+class NotReclaimable(Struct, frozen=True):
+    execution_id: ExecutionId
+    detail: str
+
+
+class ReclaimCapExceeded(Struct, frozen=True):
+    """The lease was lost once too often: the execution has failed."""
+
+    execution_id: ExecutionId
+    reclaim_count: int
+
+
+class GrantNotFound(Struct, frozen=True):
+    execution_id: ExecutionId
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One attempt, as history keeps it."""
+
+    attempt_index: int
+    attempt_id: AttemptId
+    attempt_type: AttemptType
+    attempt_lifecycle: str
+    started_at: datetime
+    resumed_at: datetime | None
+    suspended_at: datetime | None
+    ended_at: datetime | None
+    lease_id: LeaseId
+    lease_epoch: int
+    worker_id: str
+    worker_instance_id: str
+    failure_reason: str | None
+    failure_category: str | None
+    policy_snapshot: dict[str, Any] | None
+    retry_reason: str | None
+    previous_attempt_index: int | None
+    replay_reason: str | None
+    replay_requested_by: str | None
+    replayed_from_attempt_index: int | None
+    reclaim_reason: str | None
+    end_disposition: str | None
+    retry_at: datetime | None
+
+
+class CurrentAttempt(Struct, frozen=True):
+    attempt_id: AttemptId
+    attempt_index: int
+
+
+class CurrentLease(Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    lease_epoch: int
+    worker_id: str
+    worker_instance_id: str
+    acquired_at: datetime
+    expires_at: datetime
+    renewal_deadline: datetime
+    attempt_index: int
+    last_heartbeat_at: datetime
+
+
+class Execution(Struct, frozen=True, kw_only=True):
+    """Everything stored about an execution but its payload and result."""
+
+    execution_id: ExecutionId
+    namespace: str
+    lane_id: str
+    execution_kind: str
+    creator_identity: str
+    flow_id: FlowId | None
+    idempotency_key: str | None
+    payload_encoding: str | None
+    tags: dict[str, str]
+    policy: dict[str, Any] | None
+    required_capabilities: tuple[str, ...]
+    budget_ids: tuple[UUID, ...]
+    quota_policy_id: UUID | None
+    priority: int
+    public_state: State
+    stored_blocking_reason: str | None
+    blocking_detail: str | None
+    pending: str | None
+    resume_pending: bool
+    lease_lost: str | None
+    total_attempt_count: int
+    retry_count: int
+    replay_count: int
+    lease_reclaim_count: int
+    current_lease_epoch: int
+    current_attempt: CurrentAttempt | None
+    current_attempt_index: int | None
+    current_lease: CurrentLease | None
+    lost_lease: CurrentLease | None
+    lease_lost_at: datetime | None
+    lease_revoke_reason: str | None
+    delay_until: datetime | None
+    deadline_at: datetime | None
+    attempt_timeout_at: datetime | None
+    attempt_timeout_remaining: timedelta | None
+    has_result: bool
+    result_encoding: str | None
+    failure_reason: str | None
+    failure_category: str | None
+    cancellation_reason: str | None
+    cancelled_by: str | None
+    progress_pct: int | None
+    progress_message: str | None
+    progress_updated_at: datetime | None
+    last_capability_mismatch_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    last_transition_at: datetime
+    last_mutation_at: datetime
+
+    @property
+    def state_vector(self) -> StateVector:
+        """The seven dimensions, projected from the stored facts."""
+        return project(
+            self.public_state,
+            self.stored_blocking_reason,
+            self.pending,
+            self.resume_pending,
+            self.lease_lost,
+            self.total_attempt_count,
+        )
+
+    @property
+    def blocking_reason(self) -> BlockingReason | None:
+        """Why it does not run now; None when nothing is in the way."""
+        reason = self.state_vector.blocking_reason
+        return None if reason is BlockingReason.NONE else reason
+
+
+class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
+    """What `describe_execution` answers. The payload is not part of it."""
+
+    execution_id: ExecutionId
+    flow_id: FlowId | None
+    lane_id: str
+    namespace: str
+    public_state: State
+    blocking_reason: BlockingReason | None
+    blocking_detail: str | None
+    current_attempt: CurrentAttempt | None
+    current_lease: CurrentLease | None
+    current_waitpoint: UUID | None
+    created_at: datetime
+    last_mutation_at: datetime
+    total_attempt_count: int
+    tags: dict[str, str]
+
+
+class ExecutionInfo(Struct, frozen=True, kw_only=True):
+    """What `read_execution_info` answers, and every list."""
+
+    execution_id: ExecutionId
+    namespace: str
+    lane_id: str
+    priority: int
+    execution_kind: str
+    state_vector: StateVector
+    public_state: State
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    current_attempt_index: int
+    flow_id: FlowId | None
+    blocking_detail: str
+
+
+class ExecutionContext(Struct, frozen=True, kw_only=True):
+    input_payload: bytes
+    payload_encoding: str | None
+    execution_kind: str
+    tags: dict[str, str]
+
+
+class Result(Struct, frozen=True):
+    """A result as it was stored: bytes, and the encoding its writer named."""
+
+    payload: bytes
+    encoding: str | None
+
+
+_Item = TypeVar("_Item")
+_Cursor = TypeVar("_Cursor")
+
+
+class Page(Struct, Generic[_Item, _Cursor], frozen=True):
+    """One page of a list. `next_cursor` is set iff the list may go on behind it."""
+
+    items: Sequence[_Item]
+    next_cursor: _Cursor | None = None
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    lane_id: str
+    state: LaneState
+    registered_at: datetime
+    registered_by: str
+
+
+class LaneStats(Struct, frozen=True, kw_only=True):
+    """How a lane stands: `depth` may be claimed now, `oldest_age` since when the oldest of them exists."""
+
+    lane_id: str
+    state: LaneState
+    depth: int
+    oldest_age: timedelta | None
+    delayed: int
+    running: int
+
+
+class ExpiredLease(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    lease_id: LeaseId
+    lease_epoch: int
+    worker_instance_id: str
+    expires_at: datetime
+    attempt_index: int
+
+
+class EventCursor(Struct, frozen=True):
+    """A place in the event log; the default is its beginning."""
+
+    xid: int = 0
+    seq: int = 0
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One transition. A row that ends a leased execution belongs to the lease and the completion family at once."""
+
+    cursor: EventCursor
+    occurred_at: datetime
+    execution_id: ExecutionId | None
+    flow_id: FlowId | None
+    namespace: str | None
+    tags: dict[str, str] = field(default_factory=dict)
+    lease_type: str | None = None
+    outcome: str | None = None
+    operator_type: str | None = None
+    lease_id: LeaseId | None = None
+    lease_epoch: int | None = None
+    attempt_id: AttemptId | None = None
+    attempt_index: int | None = None
+    worker_id: str | None = None
+    worker_instance_id: str | None = None
+    reason: str | None = None
+    revoked_by: str | None = None
+    details: dict[str, Any] | None = None
+
+
+class ScannerFilter(Struct, frozen=True, kw_only=True):
+    """Restricts duties and readers: every part that is set must match exactly."""
+
+    namespace: str | None = None
+    instance_tag: tuple[str, str] | None = None
+
+
+class Prepared(Struct, frozen=True):
+    """What `prepare` did: nothing, or a description of it."""
+
+    applied: str | None = None

@@ -1,0 +1,38 @@
+"""Every setting that is not an argument: its environment name, its default, and where it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from flowfabric.errors import InvalidInput
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Read once when an engine connects. An argument given in code wins over the environment."""
+
+    dsn: str | None = None  # FLOWFABRIC_DSN: the database; unset means the embedded server
+    data_dir: Path = Path(".flowfabric")  # FLOWFABRIC_DATA_DIR: where the embedded server keeps its data
+    lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
+
+
+ENVIRONMENT: Mapping[str, str] = {
+    "dsn": "FLOWFABRIC_DSN",
+    "data_dir": "FLOWFABRIC_DATA_DIR",
+    "lanes": "FLOWFABRIC_LANES",
+}
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of the environment; an empty variable counts as unset."""
+    env = os.environ if environ is None else environ
+    values = {name: text for name, variable in ENVIRONMENT.items() if (text := env.get(variable, "").strip())}
+    lanes = Settings().lanes
+    if "lanes" in values:
+        lanes = tuple(part.strip() for part in values["lanes"].split(",") if part.strip())
+        if not lanes:
+            raise InvalidInput("no lane named", field=ENVIRONMENT["lanes"], allowed="lane names separated by commas")
+    return Settings(dsn=values.get("dsn"), data_dir=Path(values.get("data_dir", ".flowfabric")), lanes=lanes)

@@ -1,0 +1,364 @@
+"""The error tree and its table."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from flowfabric import errors
+from flowfabric.errors import (
+    CONNECTION_KINDS,
+    LEASE_LOST_KINDS,
+    TAXONOMY,
+    Bug,
+    Conflict,
+    ConnectionFailed,
+    Contention,
+    Corruption,
+    ExecutionNotActive,
+    FlowFabricError,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    ResourceExhausted,
+    RetriesExhausted,
+    StateError,
+    StreamBackpressure,
+    StreamDisconnected,
+    TaxonomyRow,
+    TimedOut,
+    TransportError,
+    Unavailable,
+    ValidationFailed,
+    redact,
+    refusal,
+)
+
+FAMILIES = {
+    "not_found": NotFound,
+    "validation": ValidationFailed,
+    "contention": Contention,
+    "conflict": Conflict,
+    "state": StateError,
+    "bug": Bug,
+    "transport": TransportError,
+    "unavailable": Unavailable,
+    "resource_exhausted": ResourceExhausted,
+    "timed_out": TimedOut,
+    "stream_disconnected": StreamDisconnected,
+    "stream_backpressure": StreamBackpressure,
+}
+
+VALIDATION = """
+    InvalidInput CapabilityMismatch InvalidCapabilities InvalidPolicyJson InvalidTagKey InvalidBlockingReason
+    Corruption HandleFromOtherBackend PayloadTooLarge SignalLimitExceeded InvalidWaitpointKey InvalidToken
+    WaitpointNotTokenBound InvalidWaitpointForExecution InvalidLeaseForSuspend RetentionLimitExceeded
+    InvalidOffset InvalidFrameType InvalidDependency InvalidBudgetScope BudgetOverrideNotAllowed
+    InvalidQuotaSpec InvalidKid InvalidSecretHex InvalidGraceMs Unauthorized
+"""
+# kind: (class, http, code)
+CONTENTION = {
+    "UseClaimResumedExecution": ("R", 409, "contention"),
+    "NotAResumedExecution": ("R", 409, "contention"),
+    "ExecutionNotLeaseable": ("R", 409, "contention"),
+    "LeaseConflict": ("R", 409, "contention"),
+    "InvalidClaimGrant": ("R", 409, "contention"),
+    "ClaimGrantExpired": ("R", 409, "contention"),
+    "NoEligibleExecution": ("R", 409, "contention"),
+    "ExecutionNotActive": ("T", 409, "contention"),
+    "ExecutionNotEligible": ("I", 409, "contention"),
+    "ExecutionNotInEligibleSet": ("I", 409, "contention"),
+    "ExecutionNotReclaimable": ("I", 409, "contention"),
+    "NoActiveLease": ("I", 409, "contention"),
+    "RateLimitExceeded": ("R", 429, "rate_limit_exceeded"),
+    "ConcurrencyLimitExceeded": ("R", 429, "concurrency_limit_exceeded"),
+    "WaitpointNotFound": ("R", 409, "contention"),
+    "WaitpointPendingUseBufferScript": ("R", 409, "contention"),
+    "StaleGraphRevision": ("R", 409, "contention"),
+    "RetryExhausted": ("R", 500, "retry_exhausted"),
+}
+CONFLICT = """
+    DependencyAlreadyExists CycleDetected SelfReferencingEdge ExecutionAlreadyInFlow WaitpointAlreadyExists
+    BudgetAttachConflict QuotaAttachConflict RotationConflict ActiveAttemptExists
+"""
+STATE = {
+    "StaleLease": ("T", "state_conflict"),
+    "LeaseExpired": ("T", "already_satisfied"),
+    "LeaseRevoked": ("T", "already_satisfied"),
+    "ExecutionNotTerminal": ("T", "execution_not_terminal"),
+    "MaxReplaysExhausted": ("T", "max_replays_exhausted"),
+    "ReplayNotAllowed": ("T", "replay_not_allowed"),
+    "NotRunnable": ("T", "not_runnable"),
+    "Terminal": ("T", "terminal"),
+    "FlowAlreadyTerminal": ("T", "flow_already_terminal"),
+    "LaneClosed": ("T", "lane_closed"),
+    "BudgetExceeded": ("C", "budget_exceeded"),
+    "BudgetSoftExceeded": ("I", "budget_soft_exceeded"),
+    "GrantAlreadyExists": ("I", "state_conflict"),
+    **dict.fromkeys(
+        [
+            "AlreadySatisfied",
+            "DuplicateSignal",
+            "OkAlreadyApplied",
+            "AttemptAlreadyTerminal",
+            "StreamAlreadyClosed",
+        ],
+        ("I", "already_satisfied"),
+    ),
+    **dict.fromkeys(
+        [
+            "ExecutionNotSuspended",
+            "AlreadySuspended",
+            "WaitpointClosed",
+            "WaitpointNotPending",
+            "PendingWaitpointExpired",
+            "WaitpointNotOpen",
+            "NotBlockedByDeps",
+            "DepsNotSatisfied",
+        ],
+        ("I", "state_conflict"),
+    ),
+    **dict.fromkeys(
+        [
+            "TargetNotSignalable",
+            "ResumeConditionNotMet",
+            "StreamClosed",
+            "StaleOwnerCannotAppend",
+            "ExecutionNotInFlow",
+            "AttemptNotStarted",
+            "ExecutionNotEligibleForAttempt",
+            "MaxRetriesExhausted",
+        ],
+        ("T", "state_conflict"),
+    ),
+}
+CLASSES = {"T": "terminal", "R": "retryable", "C": "cooperative", "I": "informational", "B": "bug"}
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def expected() -> Iterator[tuple[str, str, str, int, str]]:
+    for name in VALIDATION.split():
+        code = "validation_error" if name in ("Corruption", "HandleFromOtherBackend") else snake(name)
+        yield "validation", snake(name), "terminal", 400, code
+    for name, (letter, http, code) in CONTENTION.items():
+        yield "contention", snake(name), CLASSES[letter], http, code
+    for name in CONFLICT.split():
+        yield "conflict", snake(name), "terminal", 409, snake(name)
+    for name, (letter, code) in STATE.items():
+        yield "state", snake(name), CLASSES[letter], 409, code
+    yield "bug", "attempt_not_in_created_state", "bug", 500, "attempt_not_in_created_state"
+
+
+def build(row: TaxonomyRow) -> FlowFabricError:
+    match row.family:
+        case "not_found":
+            return NotFound("execution", "{fp:1}:x")
+        case "unavailable":
+            return Unavailable("list_workers")
+        case "resource_exhausted":
+            return ResourceExhausted("connections", 10, retry_after_ms=50)
+        case "timed_out":
+            return TimedOut("shutdown_prepare", 15_000)
+        case "stream_disconnected":
+            return StreamDisconnected("cursor-7", "the server went away")
+        case "stream_backpressure":
+            return StreamBackpressure("behind")
+        case "transport" if row.kind in CONNECTION_KINDS:
+            return ConnectionFailed(row.kind, "why", target="postgresql://ann:hunter2@db:5432/app")
+        case "transport":
+            return TransportError(row.kind, "why")
+        case _:
+            return refusal(row.kind, "why", execution_id="{fp:1}:x")
+
+
+@pytest.mark.parametrize(("family", "kind", "error_class", "http", "code"), list(expected()))
+def test_every_kind_of_the_chapter_is_in_the_table(
+    family: str, kind: str, error_class: str, http: int, code: str
+) -> None:
+    (row,) = [row for row in TAXONOMY if (row.family, row.kind) == (family, kind)]
+    assert (row.error_class, row.http_status, row.code) == (error_class, http, code)
+
+
+def test_the_refusal_families_hold_no_kind_the_chapter_does_not_name() -> None:
+    named = {(family, kind) for family, kind, *_ in expected()}
+    families = {family for family, _ in named}
+    assert {(row.family, row.kind) for row in TAXONOMY if row.family in families} == named
+
+
+def test_a_family_and_kind_appear_once() -> None:
+    assert len({(row.family, row.kind) for row in TAXONOMY}) == len(TAXONOMY)
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
+def test_an_error_carries_what_its_row_says(row: TaxonomyRow) -> None:
+    error = build(row)
+    assert isinstance(error, FAMILIES[row.family])
+    assert (error.family, error.kind, error.code) == (row.family, row.kind, row.code)
+    assert (error.error_class, error.http_status) == (row.error_class, row.http_status)
+    assert error.retryable is (row.error_class == "retryable")
+    assert error.wire_retryable is row.wire_retryable
+    assert str(error)
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
+def test_an_error_survives_pickling_and_copying(row: TaxonomyRow, how: str) -> None:
+    error = build(row)
+    error.add_note("while testing")
+    again = {
+        "pickle": lambda e: pickle.loads(pickle.dumps(e)),
+        "copy": copy.copy,
+        "deepcopy": copy.deepcopy,
+    }[how](error)
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert again.__dict__ == error.__dict__
+    assert str(again) == str(error)
+    assert repr(again) == repr(error)
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
+def test_the_wire_flag_is_true_for_retryables_and_for_contention_but_one(row: TaxonomyRow) -> None:
+    if row.family == "contention":
+        assert row.wire_retryable is (row.kind != "retry_exhausted")
+    else:
+        assert row.wire_retryable is (row.error_class == "retryable")
+
+
+def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing() -> None:
+    classes = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
+    ]
+    assert len(classes) == 19
+    for cls in classes:
+        assert issubclass(cls, FlowFabricError)
+        assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", sorted(LEASE_LOST_KINDS))
+def test_a_lost_lease_is_always_raised_as_lease_lost(kind: str) -> None:
+    with pytest.raises(ValueError, match="LeaseLost"):
+        StateError(kind)
+    error = refusal(kind, execution_id="{fp:3}:x")
+    assert isinstance(error, LeaseLost)
+    assert error.execution_id == "{fp:3}:x"
+    assert "{fp:3}:x" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        (ValidationFailed, "invalid_input"),
+        (ValidationFailed, "corruption"),
+        (Contention, "execution_not_active"),
+        (Contention, "retry_exhausted"),
+        (TransportError, "schema_older"),
+    ],
+)
+def test_a_kind_with_its_own_class_is_refused_by_the_family(family: type[FlowFabricError], kind: str) -> None:
+    with pytest.raises(ValueError, match="raised as"):
+        family(kind)
+
+
+def test_an_unknown_kind_is_a_programming_error() -> None:
+    with pytest.raises(ValueError, match="no kind"):
+        StateError("on_fire")
+    with pytest.raises(ValueError, match="no kind"):
+        LeaseLost("terminal")
+    with pytest.raises(ValueError, match="no kind"):
+        FlowFabricError("terminal")
+    with pytest.raises(ValueError, match="no refusal"):
+        refusal("on_fire")
+
+
+def test_invalid_input_names_the_field_the_problem_and_what_is_allowed() -> None:
+    error = InvalidInput("is 70 bytes long", field="lane_id", allowed="at most 64 bytes")
+    assert (error.field, error.problem, error.allowed) == ("lane_id", "is 70 bytes long", "at most 64 bytes")
+    assert str(error) == "invalid_input: lane_id: is 70 bytes long; allowed: at most 64 bytes"
+
+
+def test_invalid_input_without_a_field_is_its_problem_alone() -> None:
+    error = InvalidInput("fence_required")
+    assert error.field is None
+    assert error.detail == "fence_required"
+
+
+def test_not_active_always_fills_its_four_texts() -> None:
+    error = ExecutionNotActive()
+    facts = (error.terminal_outcome, error.lease_epoch, error.lifecycle_phase, error.attempt_id)
+    assert facts == ("none", "", "", "")
+    error = ExecutionNotActive(terminal_outcome="success", lease_epoch=4, lifecycle_phase="terminal", attempt_id="a1")
+    facts = (error.terminal_outcome, error.lease_epoch, error.lifecycle_phase, error.attempt_id)
+    assert facts == ("success", "4", "terminal", "a1")
+    assert "terminal_outcome=success" in str(error)
+
+
+def test_not_found_says_what_and_which() -> None:
+    error = NotFound("flow", "f1")
+    assert (error.entity, error.id, error.execution_id) == ("flow", "f1", None)
+    assert str(error) == "not found: flow f1"
+    assert str(NotFound("budget")) == "not found: budget"
+    assert NotFound("execution", "{fp:1}:x").execution_id == "{fp:1}:x"
+
+
+def test_a_refusal_takes_the_facts_of_its_class() -> None:
+    missing = refusal("not_found", entity="flow", id="f1")
+    assert isinstance(missing, NotFound)
+    assert missing.entity == "flow"
+    wrong = refusal("invalid_input", "too long", field="lane_id")
+    assert isinstance(wrong, InvalidInput)
+    assert wrong.field == "lane_id"
+    clash = refusal("dependency_already_exists", existing="edge-1")
+    assert isinstance(clash, Conflict)
+    assert clash.existing == "edge-1"
+    assert isinstance(refusal("corruption", "bad"), Corruption)
+    assert isinstance(refusal("retry_exhausted"), RetriesExhausted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("unreachable", "cannot be reached"),
+        ("wrong_password", "refused the user name or password"),
+        ("missing_privileges", "lacks privileges"),
+        ("database_missing", "does not exist"),
+        ("server_too_old", "too old"),
+        ("schema_missing", "run `flowfabric migrate`"),
+        ("schema_older", "run `flowfabric migrate`"),
+        ("schema_newer", "upgrade the package"),
+    ],
+)
+def test_a_failed_connection_says_what_to_do(kind: str, words: str) -> None:
+    error = ConnectionFailed(kind, "server said no", target="postgresql://ann:hunter2@db/app")
+    assert words in str(error)
+    assert "server said no" in str(error)
+    assert error.target == "postgresql://ann:***@db/app"
+    assert "hunter2" not in repr(error) + str(error) + repr(error.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://ann:hunter2@db:5432/app", "postgresql://ann:***@db:5432/app"),
+        ("postgres://ann:p%40ss:w@db/app?x=1", "postgres://ann:***@db/app?x=1"),
+        ("postgresql://:hunter2@/app", "postgresql://:***@/app"),
+        ("host=db password=hunter2 user=ann", "host=db password=*** user=ann"),
+        ("host=db password='two words' user=ann", "host=db password=*** user=ann"),
+        ("postgresql://db/app?password=hunter2&x=1", "postgresql://db/app?password=***&x=1"),
+        ("host=db sslpassword = hunter2", "host=db sslpassword = ***"),
+        ("postgresql://ann@db/app", "postgresql://ann@db/app"),
+        ("nothing to hide", "nothing to hide"),
+    ],
+)
+def test_passwords_are_masked(text: str, masked: str) -> None:
+    assert redact(text) == masked
+    assert "hunter2" not in repr(TransportError("other", text))
