@@ -16,12 +16,14 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     dsn: str | None = None  # FLOWFABRIC_DSN: the database; unset means the embedded server
     data_dir: Path = Path(".flowfabric")  # FLOWFABRIC_DATA_DIR: where the embedded server keeps its data
+    pg_bin: Path | None = None  # FLOWFABRIC_PG_BIN: Postgres programs for the embedded server instead of the wheel's
     lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
 
 
 ENVIRONMENT: Mapping[str, str] = {
     "dsn": "FLOWFABRIC_DSN",
     "data_dir": "FLOWFABRIC_DATA_DIR",
+    "pg_bin": "FLOWFABRIC_PG_BIN",
     "lanes": "FLOWFABRIC_LANES",
 }
 
@@ -35,4 +37,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         lanes = tuple(part.strip() for part in values["lanes"].split(",") if part.strip())
         if not lanes:
             raise InvalidInput("no lane named", field=ENVIRONMENT["lanes"], allowed="lane names separated by commas")
-    return Settings(dsn=values.get("dsn"), data_dir=Path(values.get("data_dir", ".flowfabric")), lanes=lanes)
+    return Settings(
+        dsn=values.get("dsn"),
+        data_dir=Path(values.get("data_dir", ".flowfabric")),
+        pg_bin=Path(values["pg_bin"]) if "pg_bin" in values else None,
+        lanes=lanes,
+    )

@@ -290,6 +290,8 @@ class _Postmaster:
 def _find_programs() -> Path:
     spec = importlib.util.find_spec(_WHEEL)
     found = [Path(place, "pginstall", "bin") for place in (spec and spec.submodule_search_locations) or ()]
+    if chosen := os.environ.get("FLOWFABRIC_PG_BIN"):
+        found = [Path(chosen), *found]
     for name in ("postgres", "pg_ctl"):
         # Distributions put links to some programs on the path, so follow them to where all of them are.
         on_path = shutil.which(name)

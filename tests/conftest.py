@@ -1,0 +1,136 @@
+"""A real Postgres for every run, a fresh database for every test, and an engine that checks itself.
+
+`server` starts once per run and is shared by the test processes; `database` is a copy of a migrated template; `engine`
+audits the whole database after every operation; `clock` moves the only clock there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+import flowfabric as ff
+from flowfabric._postgres import embedded
+from flowfabric.engine.service import migrate_database
+from tests.support import CheckedEngine, Clock, in_database, system_programs
+
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "300",
+    "shared_buffers": "128MB",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The SQL tests run on every Postgres major that is here: the wheel's, and the system's where one is found."""
+    if "server" in metafunc.fixturenames:
+        majors = ["wheel"]
+        if "/tests/sql/" in str(metafunc.definition.path) and system_programs() is not None:
+            majors.append("system")
+        metafunc.parametrize("server", majors, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The DSN of a running server with a migrated template database in it."""
+    which = getattr(request, "param", "wheel")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    programs = system_programs() if which == "system" else None
+    with _environment("FLOWFABRIC_PG_BIN", str(programs) if programs else None):
+        running = embedded.start(shared / f"postgres-{which}", settings=FAST)
+    with open(shared / f"template-{which}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asyncio.run(_make_template(running.dsn))
+    yield running.dsn
+    running.release()
+
+
+async def _make_template(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        if await connection.fetchval("select 1 from pg_database where datname = 'ff_template'"):
+            return
+        await connection.execute("create database ff_making")
+        await migrate_database(in_database(dsn, "ff_making"))
+        await connection.execute("alter database ff_making rename to ff_template")
+    finally:
+        await connection.close()
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    before = os.environ.get(name)
+    try:
+        if value is not None:
+            os.environ[name] = value
+        yield
+    finally:
+        if value is not None:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
+
+
+_counter = iter(range(1_000_000))
+
+
+@contextlib.asynccontextmanager
+async def fresh_database(server: str) -> AsyncIterator[str]:
+    """A copy of the template, dropped afterwards whoever is still connected."""
+    name = f"ff_{os.getpid()}_{next(_counter)}"
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f"create database {name} template ff_template")
+        yield in_database(server, name)
+        await admin.execute(f"drop database if exists {name} with (force)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+async def database(server: str) -> AsyncIterator[str]:
+    """The DSN of a fresh, migrated database."""
+    async with fresh_database(server) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def engine(database: str) -> AsyncIterator[CheckedEngine]:
+    """An engine that audits the database after every operation and once more at the end."""
+    async with await CheckedEngine.connect(database) as engine:
+        yield engine
+        await engine.check()
+
+
+@pytest.fixture
+async def plain_engine(database: str) -> AsyncIterator[ff.Engine]:
+    """An engine without the audit after each operation, for volume; audited once at the end."""
+    async with await ff.Engine.connect(database) as engine:
+        yield engine
+        assert await engine.audit(events=True) == []
+
+
+@pytest.fixture
+async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A plain connection of the owner, for looking behind the functions."""
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def clock(sql: asyncpg.Connection[Any]) -> Clock:
+    """Moves the database's clock."""
+    return Clock(sql)

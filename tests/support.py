@@ -1,0 +1,228 @@
+"""What the tests share: an engine that audits itself, a movable clock, short ways into every state."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric.ids import mint_uuid
+from flowfabric.models import Claimed
+
+WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
+OTHER = {"worker_id": "pool", "worker_instance_id": "pool-2"}
+MINUTE = timedelta(minutes=1)
+
+
+def in_database(dsn: str, name: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
+
+
+def system_programs() -> Path | None:
+    """The programs of a PostgreSQL that came with the system, 15 or newer; None where there is none."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if found := shutil.which("pg_config"):
+        answer = subprocess.run([found, "--bindir"], capture_output=True, text=True, check=False)
+        places.append(Path(answer.stdout.strip()))
+    for place in places:
+        if not (place / "postgres").exists() or not (place / "initdb").exists():
+            continue
+        words = subprocess.run([place / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
+        major = words.split()[2].split(".")[0] if len(words.split()) > 2 else "0"
+        if major.isdigit() and int(major) >= 15:
+            return place
+    return None
+
+
+class CheckedEngine(ff.Engine):
+    """An engine whose every call is followed by an audit of the whole database."""
+
+    async def _fetch(self, statement: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
+        try:
+            return await super()._fetch(statement, *args, repeatable=repeatable)
+        finally:
+            if "flowfabric.audit" not in statement:
+                await self.check()
+
+    async def _row(self, statement: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
+        return (await self._fetch(statement, *args, repeatable=repeatable))[0]
+
+    async def check(self) -> None:
+        violations = await self.audit(events=True)
+        assert not violations, violations
+
+
+class Clock:
+    """The database's clock, which only its owner may move."""
+
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self._connection = connection
+
+    async def advance(self, *, seconds: float = 0, **parts: float) -> None:
+        await self._connection.execute(
+            "update flowfabric.clock set shift = shift + $1", timedelta(seconds=seconds, **parts)
+        )
+
+    async def now(self) -> Any:
+        return await self._connection.fetchval("select flowfabric.now()")
+
+
+async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
+    """Create one execution and give its id."""
+    created = await engine.create_execution(**{"execution_kind": "test", **fields})
+    assert isinstance(created, ff.Created)
+    return created.execution_id
+
+
+async def claim_one(engine: ff.Engine, **fields: Any) -> Claimed:
+    """Claim one execution, which must be there."""
+    claimed = await engine.claim(**{**WORKER, **fields})
+    assert claimed is not None
+    return claimed
+
+
+async def started(engine: ff.Engine, *, lease_ttl: timedelta = timedelta(seconds=30), **fields: Any) -> Claimed:
+    """Create an execution and claim it."""
+    await submit(engine, **fields)
+    return await claim_one(engine, lease_ttl=lease_ttl)
+
+
+RETRY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
+
+
+class Reached:
+    """An execution in a given state, with the lease its last worker had, if it ever had one."""
+
+    def __init__(self, execution_id: ff.ExecutionId, claimed: Claimed | None) -> None:
+        self.id = execution_id
+        self.claimed = claimed
+
+    @property
+    def handle(self) -> ff.Handle:
+        assert self.claimed is not None
+        return self.claimed.handle
+
+
+async def _waiting_first(engine: ff.Engine, clock: Clock) -> Reached:
+    return Reached(await submit(engine, policy=RETRY), None)
+
+
+async def _waiting_retry(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _delayed_retry(engine, clock)
+    await clock.advance(seconds=11)
+    assert await engine.promote_delayed(at.id) == "promoted"
+    return at
+
+
+async def _waiting_replay(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _completed(engine, clock)
+    await engine.replay_execution(at.id)
+    return at
+
+
+async def _waiting_interrupted(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.release(at.handle)
+    return at
+
+
+async def _delayed_first(engine: ff.Engine, clock: Clock) -> Reached:
+    return Reached(await submit(engine, policy=RETRY, delay_until=timedelta(hours=1)), None)
+
+
+async def _delayed_retry(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.fail(at.handle, "boom")
+    return at
+
+
+async def _delayed_interrupted(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.delay(at.handle, timedelta(hours=1))
+    return at
+
+
+def _blocked(reason: str) -> Callable[[ff.Engine, Clock], Awaitable[Reached]]:
+    async def reach(engine: ff.Engine, clock: Clock) -> Reached:
+        at = await _waiting_first(engine, clock)
+        assert (await engine.block_execution_for_admission(at.id, reason)).__class__.__name__ == "Blocked"
+        return at
+
+    return reach
+
+
+async def _active(engine: ff.Engine, clock: Clock) -> Reached:
+    claimed = await started(engine, policy=RETRY)
+    return Reached(claimed.execution_id, claimed)
+
+
+async def _expired_lease(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await clock.advance(seconds=31)
+    await engine.mark_lease_expired_if_due(at.id)
+    return at
+
+
+async def _revoked_lease(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.revoke_lease(at.id)
+    return at
+
+
+async def _completed(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.complete(at.handle, b"done")
+    return at
+
+
+async def _failed(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.fail(at.handle, "boom", failure_class="permanent")
+    return at
+
+
+async def _cancelled(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.cancel(at.handle, "no longer wanted")
+    return at
+
+
+async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
+    claimed = await started(engine, policy=RETRY, execution_deadline_at=timedelta(seconds=5))
+    await clock.advance(seconds=6)
+    assert await engine.expire_execution(claimed.execution_id, "execution_deadline") == "expired"
+    return Reached(claimed.execution_id, claimed)
+
+
+# Every position of the transition table that can be reached without flows and suspensions.
+STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
+    "W.1": _waiting_first,
+    "W.r": _waiting_retry,
+    "W.p": _waiting_replay,
+    "W.i": _waiting_interrupted,
+    "D.1": _delayed_first,
+    "D.r": _delayed_retry,
+    "D.i": _delayed_interrupted,
+    "B.budget": _blocked("waiting_for_budget"),
+    "B.quota": _blocked("waiting_for_quota"),
+    "B.route": _blocked("waiting_for_capable_worker"),
+    "B.operator": _blocked("paused_by_operator"),
+    "B.lane": _blocked("paused_by_policy"),
+    "A": _active,
+    "X": _expired_lease,
+    "V": _revoked_lease,
+    "T:completed": _completed,
+    "T:failed": _failed,
+    "T:cancelled": _cancelled,
+    "T:expired": _expired,
+}
+
+new_id = mint_uuid
