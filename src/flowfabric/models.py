@@ -254,9 +254,17 @@ class Renewed(Struct, frozen=True):
     lease_epoch: int
 
 
-class Completed(Struct, frozen=True):
-    execution_id: ExecutionId
-    public_state: State = State.COMPLETED
+class Completed(Struct, frozen=True, gc=False):
+    partition: int
+    uuid: UUID
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return ExecutionId.of(self.partition, self.uuid)
+
+    @property
+    def public_state(self) -> State:
+        return State.COMPLETED
 
 
 class RetryScheduled(Struct, frozen=True):

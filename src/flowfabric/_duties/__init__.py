@@ -46,7 +46,17 @@ class TimerRunner(Duty):
         self._duties = duties
 
     async def run_once(self) -> int:
-        return sum([await duty.run_once() for duty in self._duties])
+        handled = 0
+        failure: Exception | None = None
+        for duty in self._duties:
+            duty.stopping = self.stopping
+            try:
+                handled += await duty.run_once()
+            except Exception as error:  # raised below, once the others have had their turn
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return handled
 
     async def until_next(self) -> float:
         return await self.engine.sleep_until_due(self.interval)

@@ -18,7 +18,7 @@ from flowfabric.models import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
 _RESTART_AFTER = 5.0
-_FLOOR = timedelta(milliseconds=100)
+_FLOOR = 0.1
 
 
 class Duty:
@@ -30,9 +30,10 @@ class Duty:
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         self.engine = engine
         self.filter = filter
+        self.stopping = asyncio.Event()
 
     async def run_once(self) -> int:
-        """One round; answers how many things it handled."""
+        """One round; answers how many things it handled. A long one looks at `stopping` between its batches."""
         raise NotImplementedError
 
     async def until_next(self) -> float:
@@ -41,6 +42,7 @@ class Duty:
 
     async def run(self, stopping: asyncio.Event, woken: asyncio.Event | None = None) -> None:
         """Rounds until `stopping`, each begun when something is due or the interval has passed."""
+        self.stopping = stopping
         while not stopping.is_set():
             pause = _RESTART_AFTER
             try:
@@ -55,8 +57,9 @@ class Duty:
                 log.warning("%s: %s", self.name, error)
             except Exception:
                 log.exception("%s failed; it runs again in %.0f s", self.name, _RESTART_AFTER)
-            pause = max(pause, 0.0)
-            await _sleep(pause * random.uniform(0.95, 1.0), stopping, woken)  # noqa: S311 - spreads the processes
+            # Never early: a round just before the time would find nothing.
+            pause = max(pause, _FLOOR) * random.uniform(1.0, 1.05)  # noqa: S311 - spreads the processes
+            await _sleep(pause, stopping, woken)
 
 
 async def _sleep(seconds: float, *events: asyncio.Event | None) -> None:

@@ -16,9 +16,15 @@ class Sweep(Duty):
 
     name = "sweeper"
     interval = timedelta(seconds=30)
+    batch = 1000
 
     async def run_once(self) -> int:
-        return await self.engine.sweep()
+        removed = 0
+        while batch := await self.engine.sweep(limit=self.batch):
+            removed += batch
+            if batch < self.batch or self.stopping.is_set():
+                break
+        return removed
 
 
 class Audit(Duty):

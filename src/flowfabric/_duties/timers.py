@@ -28,10 +28,11 @@ class TimerDuty(Duty):
             handled += done.handled
             if done.failed:
                 log.warning("%s: %d put off, the last because: %s", self.name, done.failed, done.message)
-            if not done.more:
+            if not done.more or self.stopping.is_set():
                 return handled
-            # What a filter passes over stays due; look behind it.
-            after = done.last_due_at if self.filter is not None else None
+            # What a filter or a lock of somebody else passes over stays due; look behind it.
+            if self.filter is not None or done.handled + done.failed == 0:
+                after = done.last_due_at
 
 
 class LeaseExpiry(TimerDuty):

@@ -58,45 +58,94 @@ _CASTS = [
 ]
 
 
-def create_sql(placeholder: str = "${}") -> str:
-    """The statement, with `placeholder` formatted by the number of the argument."""
-    marks = ", ".join(f"{placeholder.format(i)}::{cast}" for i, cast in enumerate(_CASTS, 1))
+_STANDING_CASTS = ["integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]"]
+# Whoever does not know the partition count sends hashes, and the statement itself makes partitions of them.
+_HOMES = (
+    "(select array_agg(mod(u.hash, d.flow_partitions) order by u.place)"
+    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (hash, place))"
+)
+INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
+_PARTITION_HASHES = 1 << 16
+
+
+def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
+    """The statement, with `placeholder` formatted by the number of the argument.
+
+    `hashed`: the call was laid out without the partition count.
+    """
+    marks = _marks(placeholder, _CASTS, partition=5 if hashed else None)
     return f"select ordinal, code, partition, id, state from flowfabric.create_executions({marks})"  # noqa: S608
 
 
+def standing_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
+    """The question behind `CreateCall.doubts`, rendered like `create_sql`."""
+    marks = _marks(placeholder, _STANDING_CASTS, partition=1 if hashed else None)
+    return f"select ordinal, code, partition, id from flowfabric.standing_executions({marks})"  # noqa: S608
+
+
+def _marks(placeholder: str, casts: Sequence[str], *, partition: int | None) -> str:
+    marks = [f"{placeholder.format(i)}::{cast}" for i, cast in enumerate(casts, 1)]
+    if partition is not None:
+        marks[partition - 1] = _HOMES.format(marks[partition - 1])
+    return ", ".join(marks)
+
+
 SQL = create_sql()
+STANDING_SQL = standing_sql()
 
 
 class CreateCall:
-    """One call: `args` for the statement, and what to make of its rows."""
+    """One call: `args` for the statement, and what to make of its rows.
 
-    def __init__(self, items: Sequence[NewExecution], partitions: int) -> None:
+    Without `partitions` the args hold hashes for a statement rendered as `hashed`, and no item may give its id.
+    A policy is judged last: an item with a bad one is not sent, but `doubts` are the args of the statement that finds
+    out whether it is a duplicate or its lane is closed.
+    """
+
+    def __init__(self, items: Sequence[NewExecution], partitions: int | None) -> None:
         if len(items) > MAX_BATCH:
             raise InvalidInput(f"{len(items)} items", field="items", allowed=f"at most {MAX_BATCH}")
         self._refused: dict[int, FlowFabricError] = {}
         self._places: list[int] = []  # place in `items` of every item sent
         self._sent: list[UUID] = []
         self._count = len(items)
-        lay = _Layout(partitions)
+        self._doubtful: list[int] = []
+        lay = _Layout(partitions or _PARTITION_HASHES)
+        doubts: list[tuple[Any, ...]] = []
         for place, item in enumerate(items):
             try:
                 lay.add(item)
+            except _BadPolicy as bad:
+                self._refused[place] = bad.error
+                self._doubtful.append(place)
+                doubts.append(bad.identity)
             except FlowFabricError as error:
                 self._refused[place] = error
             else:
                 self._places.append(place)
         self._sent = lay.ids
         self.args = lay.args()
+        self.doubts = [list(column) for column in zip(*doubts, strict=True)]
 
     @property
     def is_empty(self) -> bool:
         return not self._places
 
     def verdicts(
-        self, rows: Sequence[Sequence[Any] | Mapping[str, Any]], *, repeated: bool = False
+        self,
+        rows: Sequence[Sequence[Any] | Mapping[str, Any]],
+        standing: Sequence[Sequence[Any] | Mapping[str, Any]] = (),
+        *,
+        repeated: bool = False,
     ) -> list[Created | Duplicate | FlowFabricError]:
         """One verdict per item, in the order of the items. `repeated`: our own first try may have got through."""
         answers: dict[int, Created | Duplicate | FlowFabricError] = dict(self._refused)
+        for row in standing:
+            ordinal, code, partition, uuid = row.values() if isinstance(row, Mapping) else row
+            if code == "duplicate":
+                answers[self._doubtful[ordinal - 1]] = Duplicate(ExecutionId.of(partition, uuid))
+            elif code == "lane_closed":
+                answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId.of(partition, uuid))
         for row in rows:
             ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
             place = self._places[ordinal - 1]
@@ -106,10 +155,21 @@ class CreateCall:
             elif code == "duplicate":
                 answers[place] = Duplicate(execution_id)
             else:
-                answers[place] = StateError(
-                    "lane_closed", "the lane takes no new executions", execution_id=execution_id
-                )
+                answers[place] = _lane_closed(execution_id)
         return [answers[place] for place in range(self._count)]
+
+
+def _lane_closed(execution_id: ExecutionId) -> StateError:
+    return StateError("lane_closed", "the lane takes no new executions", execution_id=execution_id)
+
+
+class _BadPolicy(Exception):
+    """Carries what `standing_executions` asks for from the layout to the call; never leaves this module."""
+
+    def __init__(self, error: FlowFabricError, identity: tuple[Any, ...]) -> None:
+        super().__init__(error)
+        self.error = error
+        self.identity = identity
 
 
 class _Layout:
@@ -125,10 +185,10 @@ class _Layout:
     def add(self, item: NewExecution) -> None:
         if not isinstance(item, NewExecution):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="NewExecution")
-        namespace = check_text(item.namespace, "namespace") if item.namespace else ""
+        namespace = "" if item.namespace is None else check_text(item.namespace, "namespace")
         kind = check_text(item.execution_kind, "execution_kind")
         lane = check_lane(item.lane_id)
-        creator = check_text(item.creator_identity, "creator_identity") if item.creator_identity else ""
+        creator = "" if item.creator_identity is None else check_text(item.creator_identity, "creator_identity")
         payload = item.input_payload
         if type(payload) is not bytes:
             payload = _bytes(payload, "input_payload")
@@ -142,7 +202,13 @@ class _Layout:
         tags = None
         if item.tags is not None and (checked := check_tags(item.tags)):
             tags = msgspec.json.encode(checked).decode()
-        policy, derived = (None, _NOTHING) if item.policy is None else freeze_policy(item.policy)
+        bad_policy: FlowFabricError | None = None
+        policy, derived = None, _NOTHING
+        if item.policy is not None:
+            try:
+                policy, derived = freeze_policy(item.policy)
+            except FlowFabricError as error:
+                bad_policy = error
         delay_at, delay_ms = instant(item.delay_until, "delay_until")
         if item.delay_until is None and derived.delay_until_ms is not None:
             delay_at = datetime.fromtimestamp(derived.delay_until_ms / 1000, UTC)
@@ -151,6 +217,8 @@ class _Layout:
             deadline_ms = derived.execution_deadline_ms
         flow = None if item.flow_id is None else parse_uuid(item.flow_id, "flow_id")
         partition, uuid = self._identity(item, namespace, key, flow)
+        if bad_policy is not None:
+            raise _BadPolicy(bad_policy, (partition, uuid, namespace, key, flow, lane))
         capabilities = ",".join(derived.required_capabilities)
         route = self._routes.setdefault((lane, kind, capabilities), len(self._routes) + 1)
         self.ids.append(uuid)

@@ -30,6 +30,7 @@ MINIMUM_SERVER = 150_000
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a backend that ended while its connection was idle leaves the driver confused
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -103,7 +104,7 @@ class Database:
                 raise ConnectionFailed("schema_missing", target=self.target) from error
             except asyncpg.InsufficientPrivilegeError as error:
                 raise ConnectionFailed("missing_privileges", str(error), target=self.target) from error
-        version = row["schema_version"] if row is not None else 0
+        version = (row["schema_version"] if row is not None else None) or 0
         if version < SCHEMA_VERSION:
             raise ConnectionFailed(
                 "schema_older",
@@ -137,12 +138,20 @@ class Database:
         pause = 0.05
         while True:
             try:
-                return list(await self._pool.fetch(sql, *args))
+                async with self._pool.acquire() as connection:
+                    try:
+                        return list(await connection.fetch(sql, *args))
+                    except asyncpg.InternalClientError:
+                        connection.terminate()  # or the pool would hand it out again
+                        raise
             except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
                 conflicts += 1
                 if conflicts >= _SERIALIZATION_TRIES:
                     raise RetriesExhausted(str(error)) from error
                 await asyncio.sleep(0.005 * conflicts)
+            except (TimeoutError, asyncpg.DataError) as error:
+                # Not a lost connection, though the classes say so: asking again would take as long, or fail again.
+                raise translate(error, self.target) from error
             except _LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now
@@ -150,7 +159,7 @@ class Database:
                     raise translate(error, self.target) from error
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads reconnects
                 pause = min(pause * 2, 1.0)
-            except (asyncpg.PostgresError, TimeoutError) as error:
+            except asyncpg.PostgresError as error:
                 raise translate(error, self.target) from error
 
 
@@ -162,6 +171,8 @@ def describe(dsn: str) -> str:
     """The address in a DSN, without user, password and options: fit for messages."""
     try:
         parts = urlsplit(dsn)
+        if parts.scheme not in ("postgresql", "postgres") or "@" in parts.path:
+            return "the given address"  # not a URL, or a secret that was not quoted is part of the path
         host = parts.hostname or "local socket"
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
@@ -197,8 +208,6 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return (
                 Bug("attempt_not_in_created_state", str(error)) if error.sqlstate == "FF001" else Corruption(str(error))
             )
-        case asyncpg.InternalClientError():
-            return TransportError("protocol", str(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case _:

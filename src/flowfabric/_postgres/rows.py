@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -37,36 +37,48 @@ def decode_json(text: str | None) -> Any:
     return None if text is None else _json.decode(text)
 
 
-def claimed(row: Row, ttl: timedelta, instance: str) -> Claimed:
-    tags = row["tags"]
+CLAIMED = (
+    "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
+    " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at, "
+    " attempt_timeout_at, retries, reclaims, replays"
+)
+
+
+def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
+    """A lease from the columns `CLAIMED`, in that order: unpacked by place, because this is the hot path."""
+    (
+        partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
+        lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,
+        attempt_timeout_at, retries, reclaims, replays,
+    ) = row  # fmt: skip
     return Claimed(
         handle=Handle(
-            partition=row["partition"],
-            uuid=row["id"],
-            attempt_index=row["attempt_index"],
-            attempt_id=row["attempt_id"],
-            lease_id=row["lease_id"],
-            lease_epoch=row["lease_epoch"],
+            partition=partition,
+            uuid=uuid,
+            attempt_index=attempt_index,
+            attempt_id=attempt_id,
+            lease_id=lease_id,
+            lease_epoch=lease_epoch,
             lease_ttl=ttl,
-            lane_id=row["lane"],
+            lane_id=lane,
             worker_instance_id=instance,
-            kind=_HANDLE_KINDS[row["handle_kind"]],
+            kind=_HANDLE_KINDS[handle_kind],
         ),
-        lease_expires_at=row["lease_expires_at"],
-        attempt_type=_ATTEMPT_TYPES[row["attempt_type"]],
-        execution_kind=row["kind"],
-        namespace=row["namespace"],
-        flow_id=row["flow_id"],
-        priority=row["priority"],
-        created_at=row["created_at"],
-        input_payload=row["payload"],
-        payload_encoding=row["payload_encoding"],
+        lease_expires_at=lease_expires_at,
+        attempt_type=_ATTEMPT_TYPES[attempt_type],
+        execution_kind=kind,
+        namespace=namespace,
+        flow_id=flow_id,
+        priority=priority,
+        created_at=created_at,
+        input_payload=payload,
+        payload_encoding=payload_encoding,
         tags={} if tags is None else _json.decode(tags),
-        deadline_at=row["deadline_at"],
-        attempt_timeout_at=row["attempt_timeout_at"],
-        retry_count=row["retries"],
-        reclaim_count=row["reclaims"],
-        replay_count=row["replays"],
+        deadline_at=deadline_at,
+        attempt_timeout_at=attempt_timeout_at,
+        retry_count=retries,
+        reclaim_count=reclaims,
+        replay_count=replays,
     )
 
 

@@ -47,6 +47,15 @@ class Fences:
         self.epochs: list[int | None] = []
         self.attempts: list[UUID | None] = []
         self.indexes: list[int | None] = []
+        if all(type(authority) is Handle and authority.kind is not HandleKind.SUSPENDED for authority in authorities):
+            held = cast("Sequence[Handle]", authorities)
+            self.partitions = [handle.partition for handle in held]
+            self.ids = [handle.uuid for handle in held]
+            self.leases = [handle.lease_id for handle in held]
+            self.epochs = [handle.lease_epoch for handle in held]
+            self.attempts = [handle.attempt_id for handle in held]
+            self.indexes = [handle.attempt_index for handle in held]
+            return
         for authority in authorities:
             if type(authority) is Handle:
                 if authority.kind is HandleKind.SUSPENDED:

@@ -32,6 +32,15 @@ from flowfabric.models import (
 )
 from flowfabric.policies import policy_to_json
 
+_CLAIM_GRANTED = (
+    f"select code, detail, {rows.CLAIMED}"  # noqa: S608
+    " from flowfabric.claim_granted($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+)
+_RECLAIM = (
+    f"select code, detail, {rows.CLAIMED}"  # noqa: S608
+    " from flowfabric.reclaim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+)
+
 
 class Grants(Calls):
     """issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, reclaim_execution, ..."""
@@ -189,7 +198,7 @@ class Grants(Calls):
         if deadline_ms is not None:
             raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
         row = await self._row(
-            "select * from flowfabric.claim_granted($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            _CLAIM_GRANTED,
             call,
             target.partition,
             target.uuid,
@@ -206,7 +215,7 @@ class Grants(Calls):
         )
         if row["code"] != "ok":
             raise raised(_verdict(row), target)
-        return rows.claimed(row, lease_ttl, worker_instance_id)
+        return rows.claimed(tuple(row)[2:], lease_ttl, worker_instance_id)
 
     async def issue_reclaim_grant(
         self,
@@ -268,7 +277,7 @@ class Grants(Calls):
         """Consume a reclaim grant: a new attempt replaces the one whose lease was lost."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select * from flowfabric.reclaim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            _RECLAIM,
             target.partition,
             target.uuid,
             None if not lane_id else check_lane(lane_id),
@@ -283,7 +292,7 @@ class Grants(Calls):
         )
         match row["code"]:
             case "ok":
-                return rows.claimed(row, lease_ttl, worker_instance_id)
+                return rows.claimed(tuple(row)[2:], lease_ttl, worker_instance_id)
             case "not_reclaimable":
                 return NotReclaimable(target, row["detail"])
             case "reclaim_cap_exceeded":

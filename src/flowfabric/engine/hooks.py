@@ -187,11 +187,13 @@ class Hooks(Calls):
         self._background.append(background)
 
     def detach(self, background: Any) -> None:
+        """Forget it again."""
         with contextlib.suppress(ValueError):
             self._background.remove(background)
 
     @property
     def flow_partitions(self) -> int:
+        """How many partitions this deployment has; fixed when it was set up."""
         return self._database.flow_partitions
 
     async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:

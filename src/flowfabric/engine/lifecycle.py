@@ -56,8 +56,9 @@ from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
 from flowfabric.state import State
 
 LEASE_TTL = timedelta(seconds=30)
+_POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
 _MAX_FAILURE_BYTES = 256 * 1024
-_CLAIM = "select * from flowfabric.claim($1, $2, $3, $4, $5, $6, $7)"
+_CLAIM = f"select {rows.CLAIMED} from flowfabric.claim($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
 _RENEW = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.renew($1, $2, $3, $4, $5, $6, $7)"
 )
@@ -136,21 +137,28 @@ class Lifecycle(Calls):
         """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
         check_batch(items)
         call = CreateCall(items, self._database.flow_partitions)
-        if call.is_empty:
-            return call.verdicts([])
+        found: Sequence[asyncpg.Record] = ()
+        standing: Sequence[asyncpg.Record] = ()
+        repeated = False
         if connection is not None:
-            return call.verdicts([tuple(row) for row in await connection.fetch(create_call.SQL, *call.args)])
-        try:
-            found = await self._fetch(create_call.SQL, *call.args)
-            repeated = False
-        except TransportError as error:
-            if not error.retryable:
-                raise
-            # The answer was lost, the ids are ours: asking again makes nothing twice.
-            call.args[6] = True
-            found = await self._fetch(create_call.SQL, *call.args, repeatable=True)
-            repeated = True
-        return call.verdicts([tuple(row) for row in found], repeated=repeated)
+            if not call.is_empty:
+                found = await connection.fetch(create_call.SQL, *call.args)
+            if call.doubts:
+                standing = await connection.fetch(create_call.STANDING_SQL, *call.doubts)
+        else:
+            if not call.is_empty:
+                try:
+                    found = await self._fetch(create_call.SQL, *call.args)
+                except TransportError as error:
+                    if not error.retryable:
+                        raise
+                    # The answer was lost, the ids are ours: asking again makes nothing twice.
+                    call.args[6] = True
+                    found = await self._fetch(create_call.SQL, *call.args, repeatable=True)
+                    repeated = True
+            if call.doubts:
+                standing = await self._fetch(create_call.STANDING_SQL, *call.doubts, repeatable=True)
+        return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
 
     async def claim(
         self,
@@ -210,7 +218,7 @@ class Lifecycle(Calls):
         until = loop.time() + max_wait.total_seconds()
         if self._listener is None:
             while (left := until - loop.time()) > 0:
-                await asyncio.sleep(min(left, 1.0))
+                await asyncio.sleep(min(left, _POLL))
                 if found := await self._fetch(_CLAIM, *args, repeatable=True):
                     return found
             return []
@@ -228,7 +236,7 @@ class Lifecycle(Calls):
                 if found := await self._fetch(_CLAIM, *args, repeatable=True):
                     return found
                 try:
-                    await asyncio.wait_for(woken.wait(), min(left, 1.0))
+                    await asyncio.wait_for(woken.wait(), min(left, _POLL))
                 except TimeoutError:
                     continue
             return await self._fetch(_CLAIM, *args, repeatable=True)
@@ -294,16 +302,26 @@ class Lifecycle(Calls):
     ) -> list[Completed | FlowFabricError]:
         if not items:
             return []
-        fences = Fences([authority for authority, _, _ in items])
-        results = [optional_bytes(result, "result") for _, result, _ in items]
-        encodings = [None if e is None else check_text(e, "result_encoding") for _, _, e in items]
-        found = await self._fetch(_COMPLETE, *fences.columns, results, encodings, operator, repeatable=not operator)
-        return [
-            Completed(fences.execution_id(place))
-            if row["code"] in ("ok", "replayed")
-            else raised(row, fences.execution_id(place))
-            for place, row in enumerate(by_place(found, len(items)))
+        fences = Fences([item[0] for item in items])
+        results = [optional_bytes(item[1], "result") for item in items]
+        encodings = [None if item[2] is None else check_text(item[2], "result_encoding") for item in items]
+        found = await self._fetch(
+            _COMPLETE,
+            *fences.columns,
+            results if any(result is not None for result in results) else None,
+            encodings if any(encoding is not None for encoding in encodings) else None,
+            operator,
+            repeatable=not operator,
+        )
+        answers: list[Completed | FlowFabricError] = [
+            Completed(partition, uuid) for partition, uuid in zip(fences.partitions, fences.ids, strict=True)
         ]
+        for row in found:
+            # Ordinal 0 speaks for all that went well.
+            if row["ordinal"] and row["code"] != "replayed":
+                place = row["ordinal"] - 1
+                answers[place] = raised(row, fences.execution_id(place))
+        return answers
 
     async def fail(
         self,

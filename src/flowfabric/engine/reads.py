@@ -71,14 +71,17 @@ class Reads(Calls):
         return found[0] if found else None
 
     async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
+        """State, latest attempt, lease and tags in one answer; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else rows.snapshot(found)
 
     async def read_execution_state(self, execution_id: ExecutionId) -> State | None:
+        """Where it stands, in one word; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else State(found["state"])
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
+        """What lists show of an execution; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else rows.info(found)
 
@@ -154,20 +157,24 @@ class Reads(Calls):
         return {name: fields.get(name) for name in wanted}
 
     async def resolve_execution_flow_id(self, execution_id: ExecutionId) -> FlowId | None:
+        """The flow it belongs to; None for an unknown id or one without a flow."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else found["flow_id"]
 
     async def get_execution_namespace(self, execution_id: ExecutionId) -> str | None:
+        """Its namespace, which may be empty; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else str(found["namespace"])
 
     async def get_execution_tag(self, execution_id: ExecutionId, key: str) -> str | None:
+        """The value of one tag; None for an unknown id or an absent tag."""
         check_tag_key(key)
         found = await self._read(parse_execution(execution_id))
         tags = None if found is None else rows.decode_json(found["tags"])
         return None if tags is None else tags.get(key)
 
     async def set_execution_tag(self, execution_id: ExecutionId, key: str, value: str) -> None:
+        """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
         check_tag_key(key)
         check_text(value, "value", None)
         target = parse_execution(execution_id)

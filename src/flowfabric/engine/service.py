@@ -65,6 +65,7 @@ class Service(Calls):
     """connect, close, prepare, ping, server_time_ms, capabilities, backend_label, shutdown_prepare."""
 
     _embedded: Any = None
+    _dsn: str = ""
 
     @classmethod
     async def connect(
@@ -109,6 +110,7 @@ class Service(Calls):
             raise
         engine = cls(database, Listener(chosen) if notifications else None)
         engine._embedded = server
+        engine._dsn = chosen
         return engine
 
     async def close(self) -> None:
@@ -133,6 +135,11 @@ class Service(Calls):
         """The address of the database, without user and password."""
         return self._database.target
 
+    @property
+    def dsn(self) -> str:
+        """The DSN the engine was connected with, password included: for connections of your own."""
+        return self._dsn
+
     async def prepare(self) -> Prepared:
         """Boot preparation, safe every time: registers the configured lanes."""
         lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
@@ -152,6 +159,7 @@ class Service(Calls):
 
     @staticmethod
     def backend_label() -> str:
+        """The family of the storage, for metrics."""
         return "postgres"
 
     @staticmethod
@@ -172,7 +180,7 @@ class Service(Calls):
         """Stop the duties of this engine: let each finish its round, for `grace` at most, then `TimedOut`."""
         check_duration(grace, "grace", least_ms=0)
         begun = time.monotonic()
-        drained = [await background.stop(grace) for background in list(self._background)]
+        drained = await asyncio.gather(*(background.stop(grace) for background in list(self._background)))
         if not all(drained):
             raise TimedOut("shutdown_prepare", int((time.monotonic() - begun) * 1000))
 

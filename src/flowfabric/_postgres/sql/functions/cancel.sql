@@ -9,6 +9,7 @@ create or replace function flowfabric.cancel(
     p_holder boolean, p_source text, p_reason text)
 returns setof flowfabric.verdict
 language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
 declare
     v_now timestamptz;
@@ -76,7 +77,7 @@ begin
     end if;
     if cardinality(v_end) > 0 then
         perform flowfabric.end_executions(
-            array_agg(d.partition), array_agg(d.id), false, 'cancelled', 'ended_cancelled', 'cancelled', null, null,
+            array_agg(d.partition), array_agg(d.id), null, 'cancelled', 'ended_cancelled', 'cancelled', null, null,
             null, null, p_reason, p_source, 'cancelled',
             case when p_source = 'operator_override' then 'operator' else 'backend' end, false, v_now)
         from (select distinct p_partition[o] as partition, p_id[o] as id from unnest(v_end) o) d;

@@ -3,6 +3,7 @@
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
 -- Locks    ready rows and their executions, skipping what is locked; it never waits.
 -- Answers  one row per lease taken. Nothing to do is no row.
+-- Plans    a freshly filled table has no statistics: the settings keep the scan in index order, whatever is guessed.
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
 returns table (
@@ -11,7 +12,9 @@ returns table (
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_sort = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();
@@ -21,6 +24,7 @@ declare
     v_pass integer := 0;
     v_partitions integer[] := '{}';
     v_ids uuid[] := '{}';
+    v_tids tid[] := '{}';
     v_more integer;
     v_had_attempts boolean := false;
     v_auto_reclaim boolean;
@@ -56,6 +60,7 @@ begin
             v_taken := flowfabric.take_ready(v_routes[i], v_more, v_auto_reclaim, v_now);
             v_partitions := v_partitions || v_taken.partitions;
             v_ids := v_ids || v_taken.ids;
+            v_tids := v_tids || v_taken.tids;
             v_had_attempts := v_had_attempts or v_taken.had_attempts;
         end loop;
         exit when cardinality(v_routes) = 1;
@@ -64,7 +69,7 @@ begin
 
     if cardinality(v_ids) > 0 then
         return query select * from flowfabric.start_attempts(
-            v_partitions, v_ids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+            v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
             v_had_attempts, v_now);
         -- Now and then the floor follows the claims; a chance per row makes it independent of the batch size.
         if random() < cardinality(v_ids) / 2000.0 then

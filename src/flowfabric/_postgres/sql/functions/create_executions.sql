@@ -13,6 +13,7 @@ create or replace function flowfabric.create_executions(
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[])
 returns table (ordinal integer, code text, partition integer, id uuid, state text)
 language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
@@ -25,9 +26,10 @@ declare
 begin
     if p_key is not null then
         v_now := flowfabric.now();
-        -- Of equal keys inside the call the first wins; the others are its duplicates.
+        -- Of equal keys inside the call the first with a window wins and those behind it are its duplicates; a key
+        -- without a window never matches, so that all before the winner are made too.
         with item as (
-            select u.*, min(u.ord) over w as first_ord, first_value(u.dedup) over w as first_dedup
+            select u.*, coalesce(min(u.ord) filter (where u.dedup > 0) over w, max(u.ord) over w) as first_ord
             from (select k.partition, coalesce(k.flow, '00000000-0000-0000-0000-000000000000'::uuid) as scope,
                          k.namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
                   from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
@@ -47,7 +49,7 @@ begin
         )
         select array_agg(case when t.ord is null then null
                               when w.key is null then 'duplicate'
-                              when t.ord > t.first_ord and t.first_dedup > 0 then 'duplicate' end order by o.ord)
+                              when t.ord > t.first_ord then 'duplicate' end order by o.ord)
         into v_code
         from generate_series(1, v_n) o (ord)
         left join item t on t.ord = o.ord
@@ -74,6 +76,12 @@ begin
 
     v_now := coalesce(v_now, flowfabric.now());
     if v_code is null or array_position(v_code, null) is not null then
+        if v_code is not null then
+            -- A duplicate registers nothing: forget the routes that only duplicates use.
+            select array_agg(case when exists (select from unnest(p_route_no, v_code) i (no, code)
+                                               where i.no = l.no and i.code is null) then l.lane end order by l.no)
+            into p_lanes from unnest(p_lanes) with ordinality as l (lane, no);
+        end if;
         v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
         if array_position(v_routes, null) is not null then
             select array_agg(coalesce(v_code[u.ord], case when v_routes[u.no] is null then 'lane_closed' end)
@@ -119,11 +127,11 @@ begin
             into v_code
             from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
             left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
-            if p_key is not null and array_position(v_code, 'exists') is not null then
+            if p_key is not null and v_code && array['exists', 'lane_closed'] then
                 delete from flowfabric.idempotency i
                 using unnest(p_partition, p_flow, p_namespace, p_key, p_id) with ordinality
                       as u (partition, flow, namespace, key, id, ord)
-                where v_code[u.ord] = 'exists' and i.partition = u.partition and i.namespace = u.namespace
+                where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = u.namespace
                   and i.key = u.key and i.id = u.id and i.expires_at > v_now
                   and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
                   and not exists (select from flowfabric.execution e
@@ -176,5 +184,27 @@ begin
 end;
 $$;
 
+-- standing_executions: what an item that may not be created would be answered before its policy is judged
+--
+-- Answers  one row per item: duplicate (with the id that stands), lane_closed, or free.
+create or replace function flowfabric.standing_executions(
+    p_partition integer[], p_id uuid[], p_namespace text[], p_key text[], p_flow uuid[], p_lane text[])
+returns table (ordinal integer, code text, partition integer, id uuid)
+language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+    select u.ord::integer,
+           case when i.id is not null or e.id is not null then 'duplicate'
+                when l.state in ('draining', 'disabled') then 'lane_closed' else 'free' end,
+           u.partition, coalesce(i.id, u.id)
+    from unnest(p_partition, p_id, p_namespace, p_key, p_flow, p_lane) with ordinality
+         as u (partition, id, namespace, key, flow, lane, ord)
+    left join flowfabric.idempotency i on i.partition = u.partition and i.namespace = u.namespace and i.key = u.key
+         and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
+         and i.expires_at > flowfabric.now()
+    left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    left join flowfabric.lane l on l.name = u.lane
+    order by u.ord
+$$;
+
+-- tag_digest: of the pair; the length keeps ('a', 'bc') and ('ab', 'c') apart.
 create or replace function flowfabric.tag_digest(p_key text, p_value text) returns bigint
-language sql immutable as $$ select hashtextextended(p_key || chr(31) || p_value, 7083) $$;
+language sql immutable as $$ select hashtextextended(length(p_key) || ':' || p_key || p_value, 7083) $$;

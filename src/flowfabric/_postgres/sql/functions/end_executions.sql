@@ -1,11 +1,12 @@
 -- end_executions: anything -> terminal, for many at once (P4). The only way an execution ends.
 --
 -- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
--- Takes    p_live: every item is active and leased, so there is no ready row, grant or block to remove;
+-- Takes    p_tids: the places of the rows, when every item is known to be active and leased, so that there is no ready
+--          row, grant or block to remove; null otherwise.
 --          p_lease_event: emit the lease part of the event even if the lease was lost before.
 -- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
 create or replace function flowfabric.end_executions(
-    p_partition integer[], p_id uuid[], p_live boolean, p_state text, p_lifecycle text, p_disposition text,
+    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_lifecycle text, p_disposition text,
     p_result bytea[], p_result_encoding text[], p_failure_reason text[], p_failure_category text[],
     p_cancel_reason text, p_cancelled_by text, p_lease_reason text, p_revoked_by text, p_lease_event boolean,
     p_now timestamptz)
@@ -13,10 +14,13 @@ returns void
 language plpgsql as $$
 declare
     v_leased boolean[];
+    v_tids tid[] := p_tids;
     v_slot smallint := flowfabric.event_slot(p_now);
 begin
-    if not p_live then
-        select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord) into v_leased
+    if p_tids is null then
+        select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord),
+               array_agg(e.ctid order by u.ord)
+        into v_leased, v_tids
         from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
         perform flowfabric.drop_ready(p_partition, p_id);
@@ -43,9 +47,9 @@ begin
             failure_category = coalesce(u.failure_category, e.failure_category),
             cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
             completed_at = p_now, transitioned_at = p_now, mutated_at = p_now
-        from unnest(p_partition, p_id, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
-             as u (partition, id, result, result_encoding, failure_reason, failure_category, leased)
-        where e.partition = u.partition and e.id = u.id
+        from unnest(v_tids, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
+             as u (tid, result, result_encoding, failure_reason, failure_category, leased)
+        where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
                   e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased
     ), logged as (

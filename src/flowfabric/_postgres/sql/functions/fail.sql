@@ -9,18 +9,19 @@ create or replace function flowfabric.fail(
     p_reason text[], p_class text[], p_category text[], p_retry_policy text[], p_operator boolean)
 returns setof flowfabric.verdict
 language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
 declare
     v_now timestamptz;
     v_ok integer[];
+    v_tids tid[];
     v_delay bigint[];        -- per ordinal: null means final
 begin
-    select l.at, l.ok into v_now, v_ok
+    select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
     -- An item given twice is decided once.
-    select array_agg(d.o) into v_ok
-    from (select min(o) as o from unnest(v_ok) o group by p_partition[o], p_id[o]) d;
-    v_ok := coalesce(v_ok, '{}');
+    select coalesce(array_agg(d.o), '{}'), coalesce(array_agg(d.t), '{}') into v_ok, v_tids
+    from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
 
     select array_agg(flowfabric.retry_delay_ms(
                          coalesce(p_retry_policy[o]::jsonb, e.policy -> 'retry_policy'), e.retries, p_class[o],
@@ -34,10 +35,10 @@ begin
         array_agg(d), 'failed_retry_scheduled', 'backend', v_now)
     from unnest(v_ok, v_delay) as u (o, d) where d is not null having count(*) > 0;
     perform flowfabric.end_executions(
-        array_agg(p_partition[o]), array_agg(p_id[o]), true, 'failed', 'ended_failure', 'terminal_failed',
+        array_agg(p_partition[o]), array_agg(p_id[o]), array_agg(t), 'failed', 'ended_failure', 'terminal_failed',
         null, null, array_agg(p_reason[o]), array_agg(p_category[o]),
         null, null, 'failed_terminal', 'backend', true, v_now)
-    from unnest(v_ok, v_delay) as u (o, d) where d is null having count(*) > 0;
+    from unnest(v_ok, v_delay, v_tids) as u (o, d, t) where d is null having count(*) > 0;
 
     return query
     select o, 'ok', case when d is null then 'terminal_failed' else 'retry_scheduled' end,

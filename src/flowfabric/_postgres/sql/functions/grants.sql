@@ -199,7 +199,8 @@ begin
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
-            array[p_partition], array[p_id], array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
+            (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
+            array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
             p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.attempts > 0, v_now) s;
     else
         code := v_code; detail := v_detail; partition := p_partition; id := p_id;
@@ -328,7 +329,8 @@ begin
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
-            array[p_partition], array[p_id], array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
+            (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
+            array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
             null, null, p_policy::jsonb, null, true, v_now) s;
     else
         code := v_code; detail := v_detail; partition := p_partition; id := p_id; lease_epoch := v_count;

@@ -8,6 +8,7 @@ create or replace function flowfabric.renew(
     p_ttl_ms bigint[])
 returns setof flowfabric.verdict
 language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
 declare
     v_now timestamptz;

@@ -1,7 +1,7 @@
 -- resolve_routes: the numbers of (lane, kind, capabilities), interning what is new.
 --
 -- Called by create_executions. Registers an unknown lane in the same transaction.
--- Answers  one number per route given, in order; null for a route on a lane that takes no new work.
+-- Answers  one number per route given, in order; null for a route on a lane that takes no new work, or on no lane.
 create or replace function flowfabric.resolve_routes(
     p_lanes text[], p_kinds text[], p_capabilities text[], p_now timestamptz) returns integer[]
 language plpgsql as $$
@@ -15,7 +15,7 @@ begin
     if array_position(v_routes, null) is not null then
         insert into flowfabric.lane (name, registered_at, registered_by)
         select distinct u.lane, p_now, 'create_execution' from unnest(p_lanes) u (lane)
-        where not exists (select from flowfabric.lane l where l.name = u.lane)
+        where u.lane is not null and not exists (select from flowfabric.lane l where l.name = u.lane)
         order by u.lane
         on conflict do nothing;
         insert into flowfabric.route (lane, kind, capabilities, digest)

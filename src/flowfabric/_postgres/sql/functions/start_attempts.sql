@@ -2,9 +2,9 @@
 --
 -- Called by every way of claiming, under the locks it took; the ready rows are already gone.
 -- A pending attempt is created, an interrupted one continues, a lost lease is replaced by a new attempt.
--- Takes    lease and attempt ids where the caller minted them; a null array lets the database mint.
+-- Takes    the places of the locked rows; lease and attempt ids where the caller minted them; a null array lets the database mint.
 create or replace function flowfabric.start_attempts(
-    p_partition integer[], p_id uuid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
     p_had_attempts boolean, p_now timestamptz)
 returns table (
@@ -17,21 +17,22 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.event_slot(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
+    v_seed text := gen_random_uuid()::text;   -- one draw per call, the ids derive from it: each draw is a system call
 begin
     if p_had_attempts then
         -- The attempt that a new one replaces becomes history.
         insert into flowfabric.attempt
         select (flowfabric.latest_attempt(e)).*
-        from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        from unnest(p_tids) as u (tid)
+        join flowfabric.execution e on e.ctid = u.tid
         where e.attempts > 0 and e.pending <> 'interrupted';
         insert into flowfabric.attempt
         select (flowfabric.latest_attempt(jsonb_populate_record(e, jsonb_build_object(
                     'attempt_lifecycle', 'interrupted_reclaimed', 'attempt_ended_at', p_now, 'disposition', 'reclaimed',
                     'reclaim_reason', coalesce(e.reclaim_reason, case e.lease_lost when 'expired'
                         then 'lease_expired_reclaimable' else 'lease_revoked' end))))).*
-        from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        from unnest(p_tids) as u (tid)
+        join flowfabric.execution e on e.ctid = u.tid
         where e.lease_lost is not null;
     end if;
 
@@ -40,7 +41,7 @@ begin
         update flowfabric.execution e
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
             lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
-            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], gen_random_uuid()),
+            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], md5(v_seed || 'l' || u.ord)::uuid),
             worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
             lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = v_expires,
             started_at = coalesce(e.started_at, p_now),
@@ -56,7 +57,7 @@ begin
                             then e.attempts else e.attempts + 1 end,
             reclaims = case when e.lease_lost is null then e.reclaims else e.reclaims + 1 end,
             attempt_id = case when e.pending = 'interrupted' and e.lease_lost is null
-                              then e.attempt_id else coalesce(p_attempt[u.ord], gen_random_uuid()) end,
+                              then e.attempt_id else coalesce(p_attempt[u.ord], md5(v_seed || 'a' || u.ord)::uuid) end,
             attempt_type = case when e.lease_lost is not null then 'reclaim' when e.pending = 'interrupted'
                                 then e.attempt_type when e.pending = 'first' then 'initial' else e.pending end,
             attempt_started_at = case when e.pending = 'interrupted' and e.lease_lost is null
@@ -82,9 +83,12 @@ begin
                 case when e.pending = 'interrupted' and e.lease_lost is null then e.attempt_timeout_left
                      else flowfabric.ms((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint) end),
             transitioned_at = p_now, mutated_at = p_now
-        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
-        where e.partition = u.partition and e.id = u.id
-        returning e.*, u.ord as item
+        from unnest(p_tids) with ordinality as u (tid, ord)
+        where e.ctid = u.tid
+        returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
+                  e.lease_id, e.epoch, e.lease_expires_at, e.worker_id, e.worker_instance_id, e.namespace, e.flow_id,
+                  e.priority, e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
+                  e.retries, e.reclaims, e.replays, u.ord as item
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,

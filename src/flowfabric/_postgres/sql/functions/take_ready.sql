@@ -33,8 +33,8 @@ declare
     v_rank integer;
     v_created timestamptz;
     v_id uuid;
-    v_taken flowfabric.taken := row('{}', '{}', false)::flowfabric.taken;
-    v_partitions integer[]; v_ids uuid[]; v_tids tid[];
+    v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
+    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
     v_had boolean; v_lost boolean; v_held boolean;
     v_capped integer[];
 begin
@@ -54,14 +54,14 @@ begin
             limit p_limit - cardinality(v_taken.ids)
             for update skip locked
         ), locked as (
-            select p.tid, e.partition, e.id, e.attempts > 0 as had, e.lease_lost is not null as lost,
+            select p.tid, e.ctid as place, e.partition, e.id, e.attempts > 0 as had, e.lease_lost is not null as lost,
                    e.blocking_reason = 'waiting_for_capable_worker' as held
             from picked p join flowfabric.execution e on e.partition = p.partition and e.id = p.id
             for no key update of e skip locked
         )
-        select array_agg(l.tid), array_agg(l.partition), array_agg(l.id), bool_or(l.had), bool_or(l.lost),
+        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.had), bool_or(l.lost),
                bool_or(l.held)
-        into v_tids, v_partitions, v_ids, v_had, v_lost, v_held
+        into v_tids, v_places, v_partitions, v_ids, v_had, v_lost, v_held
         from locked l;
         exit when v_tids is null;
         delete from flowfabric.ready r where r.ctid = any (v_tids);
@@ -81,14 +81,17 @@ begin
                 perform flowfabric.end_capped(
                     (select array_agg(v_partitions[o]) from unnest(v_capped) o),
                     (select array_agg(v_ids[o]) from unnest(v_capped) o), p_now);
-                select array_agg(u.partition order by o), array_agg(u.id order by o) into v_partitions, v_ids
-                from unnest(v_partitions, v_ids) with ordinality as u (partition, id, o) where o <> all (v_capped);
+                select array_agg(u.partition order by o), array_agg(u.id order by o), array_agg(u.place order by o)
+                into v_partitions, v_ids, v_places
+                from unnest(v_partitions, v_ids, v_places) with ordinality as u (partition, id, place, o)
+                where o <> all (v_capped);
             end if;
         else
             v_capped := null;
         end if;
         v_taken.partitions := v_taken.partitions || v_partitions;
         v_taken.ids := v_taken.ids || v_ids;
+        v_taken.tids := v_taken.tids || v_places;
         v_taken.had_attempts := v_taken.had_attempts or v_had;
         exit when v_capped is null;
     end loop;
@@ -108,7 +111,7 @@ create or replace function flowfabric.end_capped(p_partition integer[], p_id uui
 language plpgsql as $$
 begin
     perform flowfabric.end_executions(
-        p_partition, p_id, false, 'failed', 'ended_failure', 'terminal_failed', null, null,
+        p_partition, p_id, null, 'failed', 'ended_failure', 'terminal_failed', null, null,
         array_fill('max_reclaims_exceeded'::text, array[cardinality(p_id)]),
         array_fill('infra_crash'::text, array[cardinality(p_id)]),
         null, null, 'max_reclaims_exceeded', 'reconciler', true, p_now);

@@ -304,7 +304,7 @@ create unlogged table flowfabric.sleeper (
     instance uuid not null,
     topic    text not null constraint sleeper_topic_known check (topic in ('work', 'timer')),
     until    timestamptz not null,     -- real time, not the movable clock
-    wakes_at timestamptz,              -- for timers: the next one this process knows of
+    wakes_at timestamptz,              -- for timers: when this process looks again by itself
     primary key (instance, topic)
 );
 
@@ -320,7 +320,7 @@ create type flowfabric.verdict as (
 );
 
 -- What a claim took out of a route.
-create type flowfabric.taken as (partitions integer[], ids uuid[], had_attempts boolean);
+create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], had_attempts boolean);
 
 -- What came out of the due timers of one kind.
 create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);

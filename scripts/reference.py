@@ -1,0 +1,285 @@
+"""Writes the reference pages from the code: engine, records, errors and command line.
+
+    python scripts/reference.py           write docs/reference/
+    python scripts/reference.py --check   change nothing; exit 1 and name the pages that differ
+
+What a page says stands in the docstrings. This script only lays it out, so that a page cannot contradict the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import msgspec
+import typer.main
+
+import flowfabric as ff
+from flowfabric import _duties, cli, errors, ids, models, policies, state
+from flowfabric.engine import hooks, reads
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
+WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
+WIDTH = 110
+
+
+def engine_page() -> str:
+    """Every public name of `Engine`, in the groups the code has."""
+    lines = [
+        "# Engine",
+        "",
+        WRITTEN_BY,
+        "",
+        "`flowfabric.Engine` has one method per operation; each is one SQL function and one round trip. Connect with"
+        " `await Engine.connect()`, close with `await engine.close()` or use `async with`. A refusal is raised as one"
+        " of the [errors](errors.md); calls for many items answer one verdict per item instead, with the exception in"
+        " the refused item's place. What goes in and comes out is described in [records](records.md), the behaviour"
+        " in [executions](../concepts/executions.md).",
+        "",
+    ]
+    for group in ff.Engine.__bases__:
+        intro = _paragraphs(sys.modules[group.__module__].__doc__)
+        lines += [f"## {group.__name__}", "", intro, ""]
+        for name, member in vars(group).items():
+            if not name.startswith("_"):
+                lines += [f"### {name}", "", *_member(name, member), ""]
+    lines += ["## Duties", "", *_class(_duties.Duties), ""]
+    for name in ("stop",):
+        lines += [f"### Duties.{name}", "", *_member(name, vars(_duties.Duties)[name]), ""]
+    lines += ["The duties it runs by default:", ""]
+    lines += ["| duty | at the latest every | what it does |", "|---|---|---|"]
+    for duty in _duties.ALL:
+        lines.append(f"| `{duty.name}` | {duty.interval.total_seconds():g} s | {_line(duty.__doc__)} |")
+    return _page(lines)
+
+
+def records_page() -> str:
+    """Arguments, answers, policies, words."""
+    lines = [
+        "# Records, policies and words",
+        "",
+        WRITTEN_BY,
+        "",
+        "Records are frozen. What `flowfabric` itself exports is marked with its import; the others are answers that"
+        " nobody has to construct.",
+        "",
+    ]
+    for title, modules in (
+        ("Identifiers", [ids]),
+        ("States", [state]),
+        ("Policies", [policies]),
+        ("Records", [models, reads, hooks]),
+    ):
+        lines += [f"## {title}", ""]
+        for module in modules:
+            for cls in _classes(module):
+                if _is_interesting(cls):
+                    lines += [f"### {cls.__name__}", "", *_class(cls), ""]
+    return _page(lines)
+
+
+def errors_page() -> str:
+    """The exception tree and the table of kinds."""
+    tree, _, _ = (inspect.getdoc(errors) or "").partition("A family is one class")
+    drawing = "\n".join(tree.splitlines()[1:]).strip("\n")
+    lines = [
+        "# Errors",
+        "",
+        WRITTEN_BY,
+        "",
+        "Everything flowfabric raises is a `FlowFabricError`. A family is one class, its `kind` says which case of it;"
+        " a subclass exists only where a caller does something different.",
+        "",
+        "```text",
+        inspect.cleandoc(drawing),
+        "```",
+        "",
+        "## Classes",
+        "",
+    ]
+    for cls in _classes(errors):
+        if issubclass(cls, errors.FlowFabricError):
+            lines += [f"### {cls.__name__}", "", _paragraphs(cls.__doc__), ""]
+            if cls is errors.ConnectionFailed:
+                lines += [f"* `{kind}`: {text}" for kind, text in errors.ConnectionFailed.WORDING.items()] + [""]
+    lines += [
+        "## Kinds",
+        "",
+        "*terminal*: do not repeat the call. *retryable*: repeat it later, or read again first. *cooperative*: do what"
+        " the kind says, then stop. *informational*: nothing to do. *bug*: report it. Kinds of parts that are not built"
+        " yet are already in the table.",
+        "",
+        "| class | kind | meaning for the caller | HTTP status | code on the wire | `retryable` on the wire |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in errors.TAXONOMY:
+        lines.append(
+            f"| {_raised_as(row.family, row.kind)} | `{row.kind}` | {row.error_class} | {row.http_status}"
+            f" | `{row.code}` | {'yes' if row.wire_retryable else 'no'} |"
+        )
+    return _page(lines)
+
+
+def cli_page() -> str:
+    """The program, its commands and their options."""
+    program: Any = typer.main.get_command(cli.app)
+    _, _, codes = (inspect.getdoc(cli) or "").partition("Exit codes:")
+    lines = [
+        "# Command line",
+        "",
+        WRITTEN_BY,
+        "",
+        f"`flowfabric`: {_line(program.help)} Exit codes:{_paragraphs(codes) and ' ' + _paragraphs(codes)}",
+        "",
+        *_options(program),
+    ]
+    for name, command in sorted(program.commands.items()):
+        lines += [f"## flowfabric {name}", "", _paragraphs(command.help), "", *_options(command)]
+    return _page(lines)
+
+
+def _options(command: Any) -> list[str]:
+    lines = ["| option | meaning |", "|---|---|"]
+    for option in command.params:
+        names = ", ".join(f"`{name}`" for name in option.opts)
+        argument = "" if option.is_flag else f" {option.metavar or 'TEXT'}"
+        many = " May be given several times." if option.multiple else ""
+        lines.append(f"| {names}{argument} | {_line(option.help)}{many} |")
+    return [*lines, ""]
+
+
+def _raised_as(family: str, kind: str) -> str:
+    special = errors._SPECIAL.get((family, kind))
+    return f"`{special or next(c.__name__ for c in _classes(errors) if getattr(c, 'family', None) == family)}`"
+
+
+def _classes(module: ModuleType) -> Iterator[type]:
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and value.__module__ == module.__name__:
+            is_alias = value.__name__ != name
+            if not is_alias and not name.startswith("_"):
+                yield value
+
+
+def _is_interesting(cls: type) -> bool:
+    return issubclass(cls, msgspec.Struct | Enum | str) or cls is ids.PartitionKey
+
+
+def _class(cls: type) -> list[str]:
+    lines = []
+    if cls.__name__ in ff.__all__:
+        lines += [f"`flowfabric.{cls.__name__}`", ""]
+    if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
+        lines += [_paragraphs(cls.__doc__), ""]
+    if issubclass(cls, Enum):
+        lines += [" · ".join(f"`{member.value}`" for member in cls), ""]
+    elif issubclass(cls, msgspec.Struct):
+        lines += ["| field | type | default |", "|---|---|---|"]
+        types = {name: text for base in reversed(cls.__mro__) for name, text in inspect.get_annotations(base).items()}
+        for field in msgspec.structs.fields(cls):
+            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
+            shown = "" if default is msgspec.NODEFAULT else f"`{_value(default)}`"
+            lines.append(f"| `{field.name}` | `{_cell(str(types[field.name]))}` | {shown} |")
+        lines.append("")
+    for name, member in vars(cls).items():
+        words = member.__doc__ if isinstance(member, property | classmethod | FunctionType) else None
+        if words and not name.startswith("_") and not issubclass(cls, Enum | _duties.Duties):
+            lines.append(f"* `{name}`: {_line(words)}")
+    return lines
+
+
+def _member(name: str, member: Any) -> list[str]:
+    words = _paragraphs(inspect.getdoc(member.__func__ if isinstance(member, staticmethod | classmethod) else member))
+    if isinstance(member, property):
+        return [f"*property* `{name}: {inspect.signature(member.fget).return_annotation}`", "", words]  # type: ignore[arg-type]
+    function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+    return ["```text", _signature(name, function), "```", "", words]
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    signature = inspect.signature(function)
+    parts: list[str] = []
+    keyword_only = False
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            parts.append("*")
+        text = f"{parameter.name}: {parameter.annotation}"
+        if parameter.default is not parameter.empty:
+            text += f" = {_value(parameter.default)}"
+        parts.append(text)
+    answer = signature.return_annotation
+    awaited = "await " if inspect.iscoroutinefunction(inspect.unwrap(function)) else ""
+    line = f"{awaited}{name}({', '.join(parts)}) -> {answer}"
+    if len(line) <= WIDTH:
+        return line
+    inner = "".join(f"    {part},\n" for part in parts)
+    return f"{awaited}{name}(\n{inner}) -> {answer}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, msgspec.Struct) and value == type(value)():
+        return f"{type(value).__name__}()"
+    if inspect.isclass(value):
+        return f"{value.__name__}()"
+    if isinstance(value, tuple) and all(inspect.isclass(item) for item in value) and value:
+        return "all"
+    return repr(value).replace("datetime.timedelta", "timedelta")
+
+
+def _paragraphs(text: str | None) -> str:
+    """Docstring prose, one paragraph per line group, without the hard line breaks of the source."""
+    blocks = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(line.strip() for line in block.splitlines()) for block in blocks)
+
+
+def _line(text: str | None) -> str:
+    return _cell(" ".join(inspect.cleandoc(text or "").split()))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _page(lines: list[str]) -> str:
+    text = "\n".join(lines).strip() + "\n"
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "engine.md": engine_page,
+    "records.md": records_page,
+    "errors.md": errors_page,
+    "cli.md": cli_page,
+}
+
+
+def main() -> int:
+    drifted = []
+    for name, page in PAGES.items():
+        file = TARGET / name
+        text = page()
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            drifted.append(name)
+            if "--check" not in sys.argv[1:]:
+                TARGET.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+    if "--check" in sys.argv[1:] and drifted:
+        print(f"docs/reference/ is not what the code says ({', '.join(drifted)}): run scripts/reference.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A submission as a conversation without a connection: statements out, rows in, verdicts at the end.
+
+A bridge only knows how its driver runs a statement. The partition count is the database's to know: the statement takes
+hashes and makes partitions of them itself, so that a submission is one round trip and nothing about the database is
+remembered between calls. Only ids given by the caller, whose partition must be checked here, cost a second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Required, TypeAlias, TypedDict, Unpack
+
+from flowfabric._postgres.create_call import INFO_SQL, CreateCall, create_sql, standing_sql
+from flowfabric.engine.calls import check_batch
+from flowfabric.errors import FlowFabricError
+from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.models import Created, Duplicate, NewExecution
+from flowfabric.policies import PolicyInput
+
+Verdict: TypeAlias = Created | Duplicate | FlowFabricError
+Rows: TypeAlias = Sequence[Sequence[Any]]
+Submission: TypeAlias = Generator[tuple[str, list[Any]], Rows, list[Verdict]]
+
+
+class Fields(TypedDict, total=False):
+    """The fields of `NewExecution`, for signatures."""
+
+    execution_kind: Required[str]
+    lane_id: str
+    namespace: str
+    input_payload: bytes
+    payload_encoding: str | None
+    priority: int
+    creator_identity: str
+    idempotency_key: str | None
+    tags: Mapping[str, str] | None
+    policy: PolicyInput
+    delay_until: datetime | timedelta | None
+    execution_deadline_at: datetime | timedelta | None
+    execution_id: ExecutionId | None
+    flow_id: FlowId | None
+
+
+def submission(items: Sequence[NewExecution], placeholder: str) -> Submission:
+    """Yields statements with their arguments, takes their rows, returns one verdict per item."""
+    check_batch(items)
+    partitions = None
+    if any(isinstance(item, NewExecution) and item.execution_id is not None for item in items):
+        partitions = (yield INFO_SQL, [])[0][0]
+    call = CreateCall(items, partitions)
+    hashed = partitions is None
+    made: Rows = ()
+    standing: Rows = ()
+    if not call.is_empty:
+        made = yield create_sql(placeholder, hashed=hashed), call.args
+    if call.doubts:
+        standing = yield standing_sql(placeholder, hashed=hashed), call.doubts
+    return call.verdicts(made, standing)
+
+
+def run(steps: Submission, execute: Callable[[str, list[Any]], Rows]) -> list[Verdict]:
+    """Hold the conversation through a driver that blocks."""
+    try:
+        statement, args = next(steps)
+        while True:
+            statement, args = steps.send(execute(statement, args))
+    except StopIteration as end:
+        verdicts: list[Verdict] = end.value
+        return verdicts
+
+
+async def run_async(steps: Submission, execute: Callable[[str, list[Any]], Awaitable[Rows]]) -> list[Verdict]:
+    """Hold the conversation through a driver that is awaited."""
+    try:
+        statement, args = next(steps)
+        while True:
+            statement, args = steps.send(await execute(statement, args))
+    except StopIteration as end:
+        verdicts: list[Verdict] = end.value
+        return verdicts
+
+
+def one(**fields: Unpack[Fields]) -> list[NewExecution]:
+    """A batch of one."""
+    return [NewExecution(**fields)]
+
+
+def only(verdicts: list[Verdict]) -> Created | Duplicate:
+    """The verdict of a batch of one; a refusal is raised."""
+    if isinstance(verdicts[0], FlowFabricError):
+        raise verdicts[0]
+    return verdicts[0]
+
+
+def missing(library: str, extra: str) -> ImportError:
+    """What to say when the library behind a bridge is not there."""
+    return ImportError(
+        f"flowfabric.bridges.{extra} needs {library}; install it with: pip install flowfabric[{extra}]", name=extra
+    )

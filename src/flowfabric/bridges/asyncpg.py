@@ -1,0 +1,23 @@
+"""Submit through an asyncpg connection, or one borrowed from an asyncpg pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from flowfabric.bridges._submission import Fields, Rows, Verdict, one, only, run_async, submission
+from flowfabric.models import Created, Duplicate, NewExecution
+
+
+async def create_execution(connection: Any, **fields: Unpack[Fields]) -> Created | Duplicate:
+    """Submit one execution as part of the connection's transaction. The fields are those of `NewExecution`."""
+    return only(await create_many(connection, one(**fields)))
+
+
+async def create_many(connection: Any, items: Sequence[NewExecution]) -> list[Verdict]:
+    """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
+
+    async def execute(statement: str, args: list[Any]) -> Rows:
+        return [tuple(row) for row in await connection.fetch(statement, *args)]
+
+    return await run_async(submission(items, "${}"), execute)

@@ -1,0 +1,277 @@
+"""Workers, connections and the whole server are killed under load; the ledgers of the workers prove nothing was lost.
+
+Nothing is simulated: real processes, a real server with fsync on, SIGKILL. The faults come by progress, not by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+import flowfabric as ff
+from flowfabric._postgres import embedded
+from flowfabric.engine.service import migrate_database
+from tests.support import in_database
+
+SCRIPT = Path(__file__).with_name("fault_worker.py")
+PATIENCE = 150.0
+FLAKY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(milliseconds=50))))
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A server of our own, with everything that protects data switched on; it will be killed."""
+    place = tmp_path_factory.mktemp("faults") / "data"
+    running = embedded.start(place, settings={"shared_buffers": "64MB"})
+    yield place
+    running.release()
+
+
+class Fleet:
+    """Worker processes, their ledgers, and the load they work on."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.stop_file = folder / "stop"
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._names = iter(range(1_000_000))
+
+    def hire(self) -> None:
+        name = f"worker-{next(self._names)}"
+        with open(self.folder / f"{name}.err", "wb") as errors:
+            self.workers[name] = subprocess.Popen(
+                [sys.executable, str(SCRIPT), self.dsn, str(self.folder / f"{name}.jsonl"), str(self.stop_file), name],
+                stderr=errors,
+            )
+
+    async def kill_one(self, admin: asyncpg.Connection[Any]) -> None:
+        """SIGKILL for a worker that holds leases at this moment."""
+        while True:
+            name, victim = random.choice(list(self.workers.items()))
+            victim.send_signal(signal.SIGSTOP)
+            if await admin.fetchval(
+                "select exists (select from flowfabric.execution"
+                " where state = 'active' and lease_lost is null and worker_instance_id = $1)",
+                name,
+            ):
+                break
+            victim.send_signal(signal.SIGCONT)
+        victim.kill()
+        victim.wait()
+        del self.workers[name]
+
+    def ledger(self) -> list[dict[str, Any]]:
+        lines = []
+        for path in sorted(self.folder.glob("*.jsonl")):
+            # A worker killed in the middle of a write leaves half a line, which it never acted upon.
+            lines += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        return lines
+
+    def stop(self) -> None:
+        """Let the workers end by themselves: one that died of an error is a failure."""
+        self.stop_file.touch()
+        for worker in self.workers.values():
+            worker.wait(timeout=60)
+        assert [worker.returncode for worker in self.workers.values()] == [0] * len(self.workers), self.errors()
+
+    def errors(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.err"))
+
+    def end(self) -> None:
+        for worker in self.workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+            worker.wait()
+
+
+@contextlib.asynccontextmanager
+async def load(
+    data_dir: Path, folder: Path, name: str, count: int
+) -> AsyncIterator[tuple[Fleet, list[ff.ExecutionId]]]:
+    """A database with `count` executions in it, a third of which fail once, and three workers at work."""
+    base = embedded.start(data_dir)
+    admin = await asyncpg.connect(base.dsn)
+    await admin.execute(f"create database {name}")
+    await admin.close()
+    dsn = in_database(base.dsn, name)
+    await migrate_database(dsn)
+    fleet = Fleet(dsn, folder)
+    try:
+        async with await ff.Engine.connect(dsn) as engine:
+            answers = await engine.create_many(
+                [
+                    ff.NewExecution(execution_kind="job", input_payload=b"flaky", policy=FLAKY)
+                    if number % 3 == 0
+                    else ff.NewExecution(execution_kind="job")
+                    for number in range(count)
+                ]
+            )
+        ids = [answer.execution_id for answer in answers if isinstance(answer, ff.Created)]
+        assert len(ids) == count
+        for _ in range(3):
+            fleet.hire()
+        yield fleet, ids
+    finally:
+        fleet.end()
+        base.release()
+
+
+async def until(condition: Callable[[], bool], fleet: Fleet) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, fleet.errors()
+        dead = [worker.pid for worker in fleet.workers.values() if worker.poll() not in (None, 0)]
+        assert not dead, fleet.errors()
+        await asyncio.sleep(0.02)
+
+
+async def progress(fleet: Fleet, more: int) -> None:
+    """Wait until the workers have had `more` further effects."""
+    wanted = len(fleet.ledger()) + more
+    await until(lambda: len(fleet.ledger()) >= wanted, fleet)
+
+
+async def all_ended(fleet: Fleet, ids: list[ff.ExecutionId]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    async with await ff.Engine.connect(fleet.dsn) as engine:
+        while True:
+            page = await engine.find_executions(limit=1000)
+            if sum(item.public_state.is_terminal for item in page.items) == len(ids):
+                return
+            assert time.monotonic() < deadline, fleet.errors()
+            await asyncio.sleep(0.1)
+
+
+async def prove(fleet: Fleet, ids: list[ff.ExecutionId]) -> collections.Counter[str]:
+    """Compare what the workers wrote down with what the database says; gives the kinds of attempts there were."""
+    ledger = fleet.ledger()
+    effects: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    accepted: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for line in ledger:
+        if line["what"] == "effect":
+            effects[line["execution"]].append(line)
+        elif line["what"] == "accepted":
+            accepted[line["execution"]].append(line)
+    kinds: collections.Counter[str] = collections.Counter()
+    async with await ff.Engine.connect(fleet.dsn) as engine:
+        assert await engine.audit(events=True) == []
+        completions = collections.Counter(
+            str(event.execution_id) for event in (await engine.read_events(family="completion", limit=10_000)).items
+        )
+        for execution_id in ids:
+            name = str(execution_id)
+            attempts = {str(attempt.attempt_id): attempt for attempt in await engine.list_attempts(execution_id)}
+            result = await engine.get_execution_result(execution_id)
+
+            # exactly one terminal outcome, reached by an attempt that had its effect
+            assert await engine.read_execution_state(execution_id) is ff.State.COMPLETED
+            assert completions[name] == 1
+            assert result is not None
+            assert attempts[result.decode()].end_disposition == "completed"
+            assert result.decode() in {line["attempt"] for line in effects[name]}
+
+            # no accepted answer was lost
+            for line in accepted[name]:
+                attempt = attempts[line["attempt"]]
+                if line["answer"] == "completed":
+                    assert result.decode() == line["attempt"]
+                else:
+                    assert attempt.end_disposition == "retry_scheduled"
+
+            # an attempt acts at most once, and one beyond the first is explained by what ended the one before
+            assert len(effects[name]) == len({line["attempt"] for line in effects[name]})
+            ordered = sorted(attempts.values(), key=lambda attempt: attempt.attempt_index)
+            for before, after in itertools.pairwise(ordered):
+                kinds[after.attempt_type] += 1
+                assert (after.attempt_type, before.end_disposition) in (
+                    ("reclaim", "reclaimed"),
+                    ("retry", "retry_scheduled"),
+                )
+            assert all(line["attempt"] in attempts for line in effects[name])
+    return kinds
+
+
+async def test_workers_killed_in_the_middle_of_their_jobs_lose_no_work(data_dir: Path, tmp_path: Path) -> None:
+    async with load(data_dir, tmp_path, "ff_workers", 300) as (fleet, ids):
+        admin = await asyncpg.connect(fleet.dsn)
+        try:
+            for _ in range(5):
+                await progress(fleet, 40)
+                await fleet.kill_one(admin)
+                fleet.hire()
+        finally:
+            await admin.close()
+        await all_ended(fleet, ids)
+        fleet.stop()
+        assert (await prove(fleet, ids))["reclaim"] > 0
+
+
+async def test_backends_terminated_at_random_under_load_lose_no_work(data_dir: Path, tmp_path: Path) -> None:
+    async with load(data_dir, tmp_path, "ff_backends", 300) as (fleet, ids):
+        admin = await asyncpg.connect(fleet.dsn)
+        ended = 0
+        try:
+            for _ in range(12):
+                await progress(fleet, 30)
+                ended += await admin.fetchval(
+                    "select count(pg_terminate_backend(pid)) from"
+                    " (select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+                    "  and application_name = 'flowfabric' order by random() limit 4) chosen"
+                )
+        finally:
+            await admin.close()
+        assert ended > 0
+        await all_ended(fleet, ids)
+        fleet.stop()
+        await prove(fleet, ids)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+async def test_a_server_killed_and_restarted_under_load_loses_no_work(data_dir: Path, tmp_path: Path) -> None:
+    async with load(data_dir, tmp_path, "ff_server", 300) as (fleet, ids):
+        for _ in range(2):
+            await progress(fleet, 120)
+            kill_server(data_dir)
+            restarted = await asyncio.to_thread(embedded.start, data_dir)
+            restarted.release()
+        await all_ended(fleet, ids)
+        fleet.stop()
+        await prove(fleet, ids)
+
+
+def kill_server(data_dir: Path) -> None:
+    """SIGKILL for the postmaster and everything it started, at once."""
+    postmaster = int((data_dir / "pgdata" / "postmaster.pid").read_text().split("\n")[0])
+    os.kill(postmaster, signal.SIGSTOP)  # so that it starts nothing while its children are looked for
+    children = [
+        int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit() and _parent(place) == postmaster
+    ]
+    assert children
+    for pid in (postmaster, *children):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _parent(place: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    return None

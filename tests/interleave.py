@@ -1,0 +1,133 @@
+"""Two callers at one lock: engines that live on one connection, and what it takes to hold one of them there.
+
+A `Party` is an engine on a connection of its own; between `begin` and `commit` or `rollback` its calls are made but
+not yet true. `waiting` starts a call of another party and returns once the server says that it waits for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric.errors import FlowFabricError
+from tests.support import Clock
+
+PATIENCE = 60.0
+"""Seconds after which a call that should have ended counts as stuck. Nothing waits this long when all is well."""
+
+
+class OneConnection:
+    """Stands for the pool: every statement goes to one connection, once, and the driver's errors are not hidden."""
+
+    target = "one connection"
+
+    def __init__(self, connection: asyncpg.Connection[Any], flow_partitions: int) -> None:
+        self._connection = connection
+        self.flow_partitions = flow_partitions
+
+    async def fetch(self, sql: str, args: Sequence[Any], *, repeatable: bool = False) -> list[asyncpg.Record]:
+        return list(await self._connection.fetch(sql, *args))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class Party(ff.Engine):
+    """An engine on one connection, in a transaction that the test opens and ends."""
+
+    connection: asyncpg.Connection[Any]
+    pid: int
+
+    @classmethod
+    async def join(cls, dsn: str) -> Self:
+        connection = await asyncpg.connect(dsn)
+        partitions = await connection.fetchval("select flow_partitions from flowfabric.deployment_info()")
+        party = cls(OneConnection(connection, partitions), None)  # type: ignore[arg-type]
+        party.connection = connection
+        party.pid = connection.get_server_pid()
+        return party
+
+    async def begin(self, isolation: str = "read committed") -> None:
+        await self.connection.execute(f"begin isolation level {isolation}")
+
+    async def commit(self) -> None:
+        await self.connection.execute("commit")
+
+    async def rollback(self) -> None:
+        await self.connection.execute("rollback")
+
+    async def end(self, ending: str) -> None:
+        await self.connection.execute(ending)
+
+    async def raise_floor(self, route: int) -> None:
+        await self.connection.execute("select flowfabric.raise_floor($1)", route)
+
+
+@asynccontextmanager
+async def parties(dsn: str, count: int) -> AsyncIterator[list[Party]]:
+    """So many parties, gone afterwards with whatever they left open."""
+    joined = [await Party.join(dsn) for _ in range(count)]
+    try:
+        yield joined
+    finally:
+        for party in joined:
+            party.connection.terminate()
+
+
+async def settled(call: Awaitable[Any]) -> Any:
+    """What a call answers, a refusal as the exception it is. Driver errors, deadlocks among them, are raised."""
+    try:
+        return await asyncio.wait_for(call, PATIENCE)
+    except FlowFabricError as refusal:
+        return refusal
+
+
+async def waiting(
+    watch: asyncpg.Connection[Any], waiter: Party, holder: Party, call: Coroutine[Any, Any, Any]
+) -> asyncio.Task[Any]:
+    """Start a call and return once it waits for a lock that `holder` has; fails if it ends without waiting."""
+    task = asyncio.ensure_future(settled(call))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while holder.pid not in await watch.fetchval("select pg_blocking_pids($1)", waiter.pid):
+                assert not task.done(), f"did not wait: {task.result()!r}"
+                await asyncio.sleep(0.0005)
+    except BaseException:
+        task.cancel()
+        raise
+    return task
+
+
+_EMPTY = """
+delete from flowfabric.execution; delete from flowfabric.ready; delete from flowfabric.ready_floor;
+delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
+delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
+delete from flowfabric.claim_grant; delete from flowfabric.event;
+update flowfabric.clock set shift = '0' where shift <> '0';
+"""
+
+
+class Stage:
+    """One database for many cases: it is emptied before each, and audited as a whole after it."""
+
+    def __init__(self, dsn: str, watch: asyncpg.Connection[Any]) -> None:
+        self.dsn = dsn
+        self.watch = watch
+        self.clock = Clock(watch)
+
+    async def empty(self) -> None:
+        await self.watch.execute(_EMPTY)
+
+    async def audit(self) -> None:
+        violations = await self.watch.fetch("select rule, id, detail from flowfabric.audit(null, true)")
+        assert not violations, violations
+
+    async def route(self) -> int:
+        """The number of the only route there is."""
+        found: int = await self.watch.fetchval("select id from flowfabric.route")
+        return found

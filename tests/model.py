@@ -1,0 +1,1029 @@
+"""Executions as the contract describes them, in plain Python: what the engine must agree with after every step.
+
+One `Model` is one deployment with a clock that only moves when told (milliseconds since the epoch). Every
+operation answers what the engine should answer, as a plain dict made by `said`, or raises `Refused` with the kind of
+the error. What only the engine can mint (ids of leases and attempts) is handed in by the caller.
+
+Nothing here knows tables, timers or locks: a timer is due when the time it stands for has come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+from uuid import UUID
+
+DAY = 86_400_000
+Json = dict[str, Any]
+Minted = Mapping[str, tuple[UUID, UUID]]
+"""Per execution the lease id and the attempt id of the claim under way."""
+
+
+class Refused(Exception):  # noqa: N818 - the contract's word
+    """An operation that was refused, by the kind of its error."""
+
+    def __init__(self, kind: str, **facts: Any) -> None:
+        super().__init__(kind, facts)
+        self.kind = kind
+        self.facts = facts
+
+
+class _Recorded(Exception):  # noqa: N818 - not an error: a terminal call that is answered from history
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+
+
+def said(answer: str, **facts: Any) -> Json:
+    """What an operation answers: its name and its fields."""
+    return {"answer": answer, **facts}
+
+
+def refused(error: Refused) -> Json:
+    """A refusal as an item of a batch's answer."""
+    return {"refused": error.kind, **error.facts}
+
+
+class Fence(NamedTuple):
+    """The lease a caller shows."""
+
+    execution_id: str
+    lease_id: UUID
+    lease_epoch: int
+    attempt_id: UUID
+    attempt_index: int | None = None
+
+
+class Override(NamedTuple):
+    """A caller that shows no lease."""
+
+    execution_id: str
+    source: str = "operator_override"
+
+
+Authority = Fence | Override
+
+
+class Worker(NamedTuple):
+    """Who claims."""
+
+    worker_id: str
+    worker_instance_id: str
+    capabilities: frozenset[str] = frozenset()
+    kinds: frozenset[str] | None = None
+
+
+OPERATOR = Worker("operator", "operator")
+
+
+class New(NamedTuple):
+    """What is submitted; times are absolute, durations were added to the clock before."""
+
+    execution_id: str
+    uuid: UUID
+    lane: str = "default"
+    kind: str = "alpha"
+    namespace: str = ""
+    priority: int = 0
+    key: str | None = None
+    policy: Json | None = None
+    delay_until: int | None = None
+    deadline_at: int | None = None
+    id_given: bool = False
+
+
+@dataclass
+class Lease:
+    lease_id: UUID
+    epoch: int
+    worker_id: str
+    worker_instance_id: str
+    ttl: int
+    acquired_at: int
+    renewed_at: int
+    expires_at: int
+
+
+@dataclass
+class Attempt:
+    attempt_index: int
+    attempt_id: UUID
+    attempt_type: str
+    started_at: int
+    lease_id: UUID
+    lease_epoch: int
+    worker_id: str
+    worker_instance_id: str
+    attempt_lifecycle: str = "started"
+    resumed_at: int | None = None
+    suspended_at: int | None = None
+    ended_at: int | None = None
+    failure_reason: str | None = None
+    failure_category: str | None = None
+    retry_reason: str | None = None
+    previous_attempt_index: int | None = None
+    replay_reason: str | None = None
+    replay_requested_by: str | None = None
+    replayed_from_attempt_index: int | None = None
+    reclaim_reason: str | None = None
+    end_disposition: str | None = None
+    retry_at: int | None = None
+
+    def end(self, lifecycle: str, disposition: str, at: int) -> None:
+        self.attempt_lifecycle, self.end_disposition, self.ended_at = lifecycle, disposition, at
+
+
+@dataclass
+class Grant:
+    kind: str
+    worker_id: str
+    expires_at: int
+
+
+@dataclass
+class Log:
+    """The three families of events of one execution."""
+
+    lease: list[tuple[Any, ...]] = field(default_factory=list)
+    completion: list[tuple[Any, ...]] = field(default_factory=list)
+    operator: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+@dataclass
+class Execution:
+    """One execution. `place` is the letter of the transition table: W D B, A X V, T."""
+
+    new: New
+    created_at: int
+    priority: int
+    place: str = "W"
+    pending: str | None = "first"
+    blocked_for: str | None = None
+    outcome: str = "none"
+    retry_count: int = 0
+    replay_count: int = 0
+    lease_reclaim_count: int = 0
+    epoch: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    lease: Lease | None = None
+    lease_lost_at: int | None = None
+    lease_revoke_reason: str | None = None
+    grant: Grant | None = None
+    delay_until: int | None = None
+    deadline_at: int | None = None
+    attempt_timeout_at: int | None = None
+    attempt_timeout_left: int | None = None
+    result: bytes | None = None
+    failure_reason: str | None = None
+    failure_category: str | None = None
+    cancellation_reason: str | None = None
+    cancelled_by: str | None = None
+    replay_reason: str | None = None
+    replay_requested_by: str | None = None
+    progress_pct: int | None = None
+    progress_message: str | None = None
+    mismatch_at: int | None = None
+    started_at: int | None = None
+    completed_at: int | None = None
+    transitioned_at: int = 0
+    mutated_at: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.new.execution_id
+
+    @property
+    def policy(self) -> Json | None:
+        return self.new.policy
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return required_capabilities(self.new.policy)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Claim order: best priority, then oldest, then smallest id."""
+        return -self.priority, self.created_at, self.new.uuid.int
+
+    @property
+    def is_active(self) -> bool:
+        return self.place in "AXV"
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def has_open_attempt(self) -> bool:
+        return self.is_active or self.pending == "interrupted"
+
+    @property
+    def current_attempt_id(self) -> UUID | None:
+        return None if not self.attempts or self.pending == "retry" else self.attempt.attempt_id
+
+    @property
+    def reclaim_cap(self) -> int | None:
+        return None if self.policy is None else self.policy.get("max_reclaim_count", 100)
+
+    @property
+    def retention(self) -> int:
+        return ((self.policy or {}).get("stream_policy") or {}).get("retention_ttl_ms", DAY)
+
+    @property
+    def vector(self) -> tuple[str, ...]:
+        """phase, ownership, eligibility, blocking reason, outcome, attempt state, public state."""
+        if self.place == "T":
+            attempt = "attempt_terminal" if self.attempts else "none"
+            return "terminal", "unowned", "not_applicable", "none", self.outcome, attempt, _PUBLIC[self.outcome]
+        if self.is_active:
+            owner, reason, attempt = _OWNED[self.place]
+            return "active", owner, "not_applicable", reason, "none", attempt, "active"
+        eligibility, reason, public = {
+            "W": ("eligible_now", "waiting_for_worker", "waiting"),
+            "D": (
+                "not_eligible_until_time",
+                "waiting_for_retry_backoff" if self.pending == "retry" else "waiting_for_delay",
+                "delayed",
+            ),
+            "B": (BLOCKS.get(self.blocked_for or "", ""), self.blocked_for or "", "waiting"),
+        }[self.place]
+        if eligibility in ("blocked_by_budget", "blocked_by_quota"):
+            public = "rate_limited"
+        return "runnable", "unowned", eligibility, reason, "none", _ATTEMPT_STATE[self.pending or ""], public
+
+    @property
+    def public_state(self) -> str:
+        return self.vector[-1]
+
+
+BLOCKS = {
+    "waiting_for_budget": "blocked_by_budget",
+    "waiting_for_quota": "blocked_by_quota",
+    "waiting_for_capable_worker": "blocked_by_route",
+    "paused_by_operator": "blocked_by_operator",
+    "paused_by_policy": "blocked_by_lane_state",
+}
+_PUBLIC = {"success": "completed", "failed": "failed", "cancelled": "cancelled", "expired": "expired"}
+_OWNED = {
+    "A": ("leased", "none", "running_attempt"),
+    "X": ("lease_expired_reclaimable", "waiting_for_worker", "attempt_interrupted"),
+    "V": ("lease_revoked", "waiting_for_worker", "attempt_interrupted"),
+}
+_ATTEMPT_STATE = {
+    "first": "pending_first_attempt",
+    "retry": "pending_retry_attempt",
+    "replay": "pending_replay_attempt",
+    "interrupted": "attempt_interrupted",
+}
+_FREE_SOURCES = ("operator_override", "flow_cascade", "system_timeout")
+
+
+def required_capabilities(policy: Json | None) -> frozenset[str]:
+    return frozenset(((policy or {}).get("routing_requirements") or {}).get("required_capabilities", ()))
+
+
+def backoff(policy: Json, retry: int) -> int:
+    """The delay before the retry numbered `retry`, the first being 0; without jitter."""
+    rule = policy.get("backoff", {"type": "exponential"})
+    match rule.get("type"):
+        case "exponential":
+            longest = rule.get("max_delay_ms", 60_000)
+            try:
+                wanted = rule.get("initial_delay_ms", 1000) * float(rule.get("multiplier", 2.0)) ** retry
+            except OverflowError:
+                wanted = math.inf
+            return math.floor(min(wanted, longest))
+        case "fixed":
+            return int(rule.get("delay_ms", 1000))
+        case _:
+            return 1000
+
+
+def retry_delay(policy: Json | None, retries: int, failure_class: str, category: str) -> int | None:
+    """The retry decision: None when the failure is final, else how long the next attempt waits."""
+    if failure_class in ("permanent", "cancelled") or policy is None:
+        return None
+    wanted = policy.get("retryable_categories", [])
+    if (wanted and category not in wanted) or retries >= policy.get("max_retries", 3):
+        return None
+    return backoff(policy, retries)
+
+
+class Model:
+    """A deployment: executions, keys, lanes and the clock."""
+
+    def __init__(self, now: int, lanes: Collection[str] = ()) -> None:
+        self.now = now
+        self.executions: dict[str, Execution] = {}
+        self.keys: dict[tuple[str, str], tuple[str, int]] = {}
+        self.lanes = dict.fromkeys(lanes, "active")
+        self.logs: dict[str, Log] = {}
+        self._spare = count(1)
+
+    # Shared procedures
+
+    def _get(self, execution_id: str) -> Execution:
+        found = self.executions.get(execution_id)
+        if found is None:
+            raise Refused("not_found")
+        return found
+
+    def _moved(self, e: Execution) -> None:
+        e.transitioned_at = e.mutated_at = self.now
+
+    def _not_active(self, e: Execution) -> Refused:
+        return Refused(
+            "execution_not_active",
+            terminal_outcome=e.outcome,
+            lease_epoch=str(e.epoch),
+            lifecycle_phase=e.vector[0],
+            attempt_id=str(e.current_attempt_id or ""),
+        )
+
+    def _lease_event(self, e: Execution, kind: str, reason: str | None, by: str | None = None) -> None:
+        assert e.lease is not None
+        self.logs[e.id].lease.append(
+            (
+                kind,
+                e.lease.lease_id,
+                e.lease.epoch,
+                e.attempt.attempt_id,
+                e.attempt.attempt_index,
+                e.lease.worker_id,
+                e.lease.worker_instance_id,
+                reason,
+                by,
+                self.now,
+            )
+        )
+
+    def _recorded(self, e: Execution, who: Fence, call: str) -> Attempt | None:
+        wanted = {"fail": ("retry_scheduled", "terminal_failed"), "complete": ("completed",), "cancel": ("cancelled",)}
+        for a in e.attempts:
+            if (a.lease_id, a.lease_epoch, a.attempt_id) == who[1:4] and who.attempt_index in (None, a.attempt_index):
+                return a if a.end_disposition in wanted[call] else None
+        return None
+
+    def _holds(self, who: Authority) -> bool:
+        e = self.executions.get(who.execution_id)
+        if e is None or e.place != "A" or e.lease is None or e.lease.expires_at <= self.now:
+            return False
+        if isinstance(who, Override):
+            return who.source == "operator_override"
+        return (e.lease.lease_id, e.lease.epoch, e.attempt.attempt_id) == who[1:4] and who.attempt_index in (
+            None,
+            e.attempt.attempt_index,
+        )
+
+    def _check(self, who: Authority, call: str | None = None, *, fence_only: bool = False) -> Execution:
+        """The lease check, in its order. `call` names the calls that are answered again from history."""
+        e = self._get(who.execution_id)
+        if isinstance(who, Override):
+            if fence_only or who.source != "operator_override":
+                raise Refused("invalid_input")
+        elif call is not None and (attempt := self._recorded(e, who, call)) is not None:
+            raise _Recorded(attempt)
+        if not e.is_active:
+            raise self._not_active(e)
+        self._check_lease(e)
+        if not self._holds(who):
+            raise Refused("stale_lease")
+        return e
+
+    def _check_lease(self, e: Execution) -> None:
+        assert e.lease is not None
+        if e.place == "V":
+            raise Refused("lease_revoked")
+        if e.place == "X" or e.lease.expires_at <= self.now:
+            self._expire_lease(e)
+            raise Refused("lease_expired")
+
+    def _expire_lease(self, e: Execution) -> None:
+        if e.place == "A":
+            e.place, e.lease_lost_at = "X", self.now
+            self._lease_event(e, "expired", "lease_expired")
+            self._moved(e)
+
+    def _end(
+        self,
+        e: Execution,
+        outcome: str,
+        lifecycle: str,
+        disposition: str,
+        lease_reason: str,
+        revoked_by: str = "backend",
+        *,
+        failure: str | None = None,
+        category: str | None = None,
+        lease_event: bool = False,
+    ) -> None:
+        """Go terminal: the only way there."""
+        if e.place == "A" or lease_event:
+            self._lease_event(e, "revoked", lease_reason, revoked_by)
+        if e.has_open_attempt:
+            e.attempt.end(lifecycle, disposition, self.now)
+            e.attempt.failure_reason, e.attempt.failure_category = failure, category
+        if failure is not None and outcome != "cancelled":
+            e.failure_reason, e.failure_category = failure, category
+        e.place, e.outcome, e.pending, e.blocked_for, e.grant = "T", outcome, None, None, None
+        e.delay_until = e.attempt_timeout_at = e.attempt_timeout_left = None
+        e.completed_at = self.now
+        self.logs[e.id].completion.append((outcome, self.now))
+        self._moved(e)
+
+    def _end_capped(self, e: Execution) -> None:
+        self._end(
+            e,
+            "failed",
+            "ended_failure",
+            "terminal_failed",
+            "max_reclaims_exceeded",
+            "reconciler",
+            failure="max_reclaims_exceeded",
+            category="infra_crash",
+            lease_event=True,
+        )
+
+    def _retry(
+        self, e: Execution, delay: int, failure: str, category: str, lease_reason: str, revoked_by: str = "backend"
+    ) -> None:
+        if e.place == "A":
+            self._lease_event(e, "revoked", lease_reason, revoked_by)
+        e.attempt.end("ended_failure", "retry_scheduled", self.now)
+        e.attempt.failure_reason, e.attempt.failure_category = failure, category
+        e.failure_reason, e.failure_category = failure, category
+        e.attempt.retry_at = e.delay_until = self.now + delay
+        e.place, e.pending, e.grant = "D", "retry", None
+        e.retry_count += 1
+        e.attempt_timeout_at = e.attempt_timeout_left = None
+        self._moved(e)
+
+    def _start(
+        self,
+        e: Execution,
+        worker: Worker,
+        ttl: int,
+        lease_id: UUID,
+        attempt_id: UUID,
+        *,
+        timeout: int | None = None,
+        deadline_at: int | None = None,
+    ) -> Json:
+        """A new lease: on a new attempt, or on the one that was interrupted."""
+        lost, resumed = e.place in "XV", e.pending == "interrupted"
+        owner = e.vector[1]
+        e.epoch += 1
+        e.lease = Lease(
+            lease_id, e.epoch, worker.worker_id, worker.worker_instance_id, ttl, self.now, self.now, self.now + ttl
+        )
+        armed = (e.policy or {}).get("timeout_policy", {}).get("attempt_timeout_ms")
+        if resumed:
+            e.attempt.attempt_lifecycle, e.attempt.resumed_at, e.attempt.suspended_at = "started", self.now, None
+            e.attempt.lease_id, e.attempt.lease_epoch = lease_id, e.epoch
+            e.attempt.worker_id, e.attempt.worker_instance_id = worker[:2]
+            armed = e.attempt_timeout_left
+        else:
+            before = e.attempt if e.attempts else None
+            if lost:
+                e.attempt.end("interrupted_reclaimed", "reclaimed", self.now)
+                e.attempt.reclaim_reason = owner
+                e.lease_reclaim_count += 1
+            replay = e.pending == "replay"
+            e.attempts.append(
+                Attempt(
+                    len(e.attempts),
+                    attempt_id,
+                    "reclaim" if lost else {"first": "initial"}.get(e.pending or "", e.pending or ""),
+                    self.now,
+                    lease_id,
+                    e.epoch,
+                    *worker[:2],
+                    previous_attempt_index=None if before is None else before.attempt_index,
+                    retry_reason=before.failure_reason if before is not None and e.pending == "retry" else None,
+                    replay_reason=e.replay_reason if replay else None,
+                    replay_requested_by=e.replay_requested_by if replay else None,
+                    replayed_from_attempt_index=before.attempt_index if before is not None and replay else None,
+                )
+            )
+        armed = timeout or armed
+        e.attempt_timeout_at = None if armed is None else self.now + armed
+        e.deadline_at = e.deadline_at if deadline_at is None else deadline_at
+        e.place, e.pending, e.blocked_for, e.grant = "A", None, None, None
+        e.delay_until = e.attempt_timeout_left = e.lease_lost_at = e.lease_revoke_reason = None
+        e.replay_reason = e.replay_requested_by = None
+        e.started_at = self.now if e.started_at is None else e.started_at
+        self._lease_event(e, "reclaimed" if lost else "acquired", "claim_resumed" if resumed else None)
+        self._moved(e)
+        return self._claimed(e, "reclaimed" if lost else "resumed" if resumed else "fresh")
+
+    def _claimed(self, e: Execution, handle_kind: str) -> Json:
+        assert e.lease is not None
+        return said(
+            "Claimed",
+            execution_id=e.id,
+            handle_kind=handle_kind,
+            lane_id=e.new.lane,
+            execution_kind=e.new.kind,
+            namespace=e.new.namespace,
+            attempt_index=e.attempt.attempt_index,
+            attempt_id=e.attempt.attempt_id,
+            attempt_type=e.attempt.attempt_type,
+            lease_id=e.lease.lease_id,
+            lease_epoch=e.lease.epoch,
+            worker_instance_id=e.lease.worker_instance_id,
+            lease_expires_at=e.lease.expires_at,
+            priority=e.priority,
+            created_at=e.created_at,
+            deadline_at=e.deadline_at,
+            attempt_timeout_at=e.attempt_timeout_at,
+            retry_count=e.retry_count,
+            reclaim_count=e.lease_reclaim_count,
+            replay_count=e.replay_count,
+        )
+
+    def _mint(self, minted: Minted, execution_id: str) -> tuple[UUID, UUID]:
+        """What the engine minted; something that cannot agree when the engine did not claim this one."""
+        nothing = UUID(int=next(self._spare))
+        return minted.get(execution_id, (nothing, nothing))
+
+    def _has_grant(self, e: Execution) -> bool:
+        return e.grant is not None and e.grant.expires_at > self.now
+
+    # Submitting
+
+    def create(self, new: New) -> Json:
+        key = None if new.key is None else (new.namespace, new.key)
+        if key is not None and key in self.keys and self.keys[key][1] > self.now:
+            return said("Duplicate", execution_id=self.keys[key][0])
+        if new.id_given and new.execution_id in self.executions:
+            return said("Duplicate", execution_id=new.execution_id)
+        if self.lanes.get(new.lane, "active") in ("draining", "disabled"):
+            raise Refused("lane_closed")
+        policy = new.policy or {}
+        self.lanes.setdefault(new.lane, "active")
+        delay, deadline = new.delay_until, new.deadline_at
+        if delay is None:
+            delay = policy.get("delay_until")
+        if deadline is None and "execution_deadline_ms" in policy.get("timeout_policy", {}):
+            deadline = self.now + policy["timeout_policy"]["execution_deadline_ms"]
+        e = Execution(
+            new, self.now, min(max(new.priority, 0), 9000), deadline_at=deadline, transitioned_at=self.now,
+            mutated_at=self.now,
+        )  # fmt: skip
+        if delay is not None and delay > self.now:
+            e.place, e.delay_until = "D", delay
+        if key is not None:
+            self.keys[key] = (new.execution_id, self.now + policy.get("dedup_window_ms", DAY))
+        self.executions[e.id] = e
+        self.logs[e.id] = Log()
+        return said("Created", execution_id=e.id, public_state=e.public_state)
+
+    def create_many(self, items: Sequence[New]) -> list[Json]:
+        return [self._tried(lambda item=item: self.create(item)) for item in items]
+
+    def _tried(self, call: Callable[[], Json]) -> Json:
+        try:
+            return call()
+        except Refused as error:
+            return refused(error)
+
+    # Claiming
+
+    def claimable(self, lane: str, worker: Worker) -> list[Execution]:
+        """What this worker may take, best first; those at their reclaim cap included."""
+        if self.lanes.get(lane) not in ("active", "draining"):
+            return []
+        return sorted(
+            (
+                e
+                for e in self.executions.values()
+                if e.new.lane == lane
+                and (e.place in "WXV" or e.blocked_for == "waiting_for_capable_worker")
+                and (worker.kinds is None or e.new.kind in worker.kinds)
+                and e.capabilities <= worker.capabilities
+                and not self._has_grant(e)
+                and (e.deadline_at is None or e.deadline_at > self.now)
+            ),
+            key=lambda e: e.rank,
+        )
+
+    def is_capped(self, e: Execution, default: int | None = None) -> bool:
+        cap = e.reclaim_cap
+        if cap is None:
+            cap = 1000 if default is None else default
+        return e.lease_reclaim_count >= cap
+
+    def eligible(self, lane: str) -> list[str]:
+        """What a scheduler sees: everything that waits for a worker, in claim order."""
+        found = [e for e in self.executions.values() if e.new.lane == lane and e.place == "W"]
+        return [e.id for e in sorted(found, key=lambda e: e.rank)]
+
+    def claim(self, lane: str, worker: Worker, ttl: int, limit: int, minted: Minted) -> list[Json]:
+        taken: list[Json] = []
+        for e in self.claimable(lane, worker):
+            if len(taken) == limit:
+                break
+            if e.place in "XV" and self.is_capped(e):
+                self._end_capped(e)
+            else:
+                taken.append(self._start(e, worker, ttl, *self._mint(minted, e.id)))
+        return taken
+
+    def issue_claim_grant(self, execution_id: str, worker: Worker, ttl: int) -> Json:
+        e = self._get(execution_id)
+        if e.place != "W":
+            raise Refused("execution_not_eligible")
+        return self._issue(e, "claim", worker, ttl)
+
+    def _issue(self, e: Execution, kind: str, worker: Worker, ttl: int) -> Json:
+        if self._has_grant(e):
+            raise Refused("grant_already_exists")
+        if missing := sorted(e.capabilities - worker.capabilities):
+            e.mismatch_at = e.mutated_at = self.now
+            raise Refused("capability_mismatch", detail=",".join(missing))
+        e.grant = Grant(kind, worker.worker_id, self.now + ttl)
+        return said(f"{kind.capitalize()}Grant", execution_id=e.id, expires_at=e.grant.expires_at)
+
+    def claim_granted(
+        self,
+        call: str,
+        execution_id: str,
+        worker: Worker,
+        ttl: int,
+        lease_id: UUID | None,
+        attempt_id: UUID | None,
+        minted: Minted,
+        *,
+        timeout: int | None = None,
+        deadline_at: int | None = None,
+    ) -> Json:
+        """claim_execution (`fresh`), claim_resumed_execution (`resumed`) and issue_grant_and_claim (`operator`)."""
+        e = self._get(execution_id)
+        by_operator = call == "operator"
+        if (
+            lease_id is not None
+            and e.place == "A"
+            and e.lease is not None
+            and e.lease.expires_at > self.now
+            and e.lease.lease_id == lease_id
+            and attempt_id in (None, e.attempt.attempt_id)
+        ):
+            return self._claimed(e, "fresh" if e.attempt.resumed_at is None else "resumed")
+        unfit = Refused("execution_not_eligible" if by_operator else "execution_not_leaseable")
+        if e.place not in "WDB":
+            raise unfit
+        if by_operator and self._has_grant(e):
+            raise Refused("grant_already_exists")
+        if e.place != "W":
+            raise unfit
+        if call == "fresh" and e.pending == "interrupted":
+            raise Refused("use_claim_resumed_execution")
+        if call == "resumed" and e.pending != "interrupted":
+            raise Refused("not_a_resumed_execution")
+        if not by_operator:
+            if e.grant is None or e.grant.kind != "claim" or e.grant.worker_id != worker.worker_id:
+                raise Refused("invalid_claim_grant")
+            if e.grant.expires_at <= self.now:
+                e.grant = None
+                raise Refused("claim_grant_expired")
+        mint = self._mint(minted, e.id)
+        return self._start(
+            e, worker, ttl, lease_id or mint[0], attempt_id or mint[1], timeout=timeout, deadline_at=deadline_at
+        )
+
+    def issue_reclaim_grant(self, execution_id: str, worker: Worker, ttl: int, cap: int | None) -> Json:
+        e = self._get(execution_id)
+        if e.place == "A" and e.lease is not None and e.lease.expires_at <= self.now:
+            self._expire_lease(e)
+        if e.place not in "XV":
+            return said("NotReclaimable", execution_id=e.id)
+        try:
+            if not self._has_grant(e) and e.capabilities <= worker.capabilities and self.is_capped(e, cap):
+                self._end_capped(e)
+                return said("ReclaimCapExceeded", execution_id=e.id, reclaim_count=e.lease_reclaim_count)
+            return self._issue(e, "reclaim", worker, ttl)
+        except Refused as error:
+            if error.kind != "capability_mismatch":
+                raise
+            return said("NotReclaimable", execution_id=e.id)
+
+    def reclaim(
+        self, execution_id: str, worker: Worker, ttl: int, lease_id: UUID, attempt_id: UUID, cap: int | None
+    ) -> Json:
+        e = self._get(execution_id)
+        if e.grant is None or e.grant.kind != "reclaim" or not self._has_grant(e):
+            return said("GrantNotFound", execution_id=e.id)
+        if e.grant.worker_id != worker.worker_id:
+            raise Refused("invalid_input")
+        # A live reclaim grant exists only while the lease is lost: every way out of there deletes it.
+        assert e.place in "XV"
+        if self.is_capped(e, cap):
+            self._end_capped(e)
+            return said("ReclaimCapExceeded", execution_id=e.id, reclaim_count=e.lease_reclaim_count)
+        return self._start(e, worker, ttl, lease_id, attempt_id)
+
+    # What a lease holder does
+
+    def renew_many(self, items: Sequence[Authority], ttls: Sequence[int | None]) -> list[Json]:
+        def effect(place: int, e: Execution) -> None:
+            assert e.lease is not None
+            e.lease.ttl = ttls[place] or e.lease.ttl
+            e.lease.renewed_at, e.lease.expires_at = self.now, self.now + e.lease.ttl
+            e.mutated_at = self.now
+            self._lease_event(e, "renewed", None)
+
+        def answer(e: Execution) -> Json:
+            assert e.lease is not None
+            return said("Renewed", expires_at=e.lease.expires_at, lease_epoch=e.epoch)
+
+        return self._batch(items, None, effect, answer, fence_only=True)
+
+    def complete_many(self, items: Sequence[Authority], results: Sequence[bytes | None]) -> list[Json]:
+        def effect(place: int, e: Execution) -> None:
+            self._end(e, "success", "ended_success", "completed", "completed")
+            e.result = results[place]
+
+        def answer(e: Execution) -> Json:
+            return said("Completed", execution_id=e.id, public_state="completed")
+
+        return self._batch(items, "complete", effect, answer)
+
+    def fail_many(
+        self, items: Sequence[Authority], failures: Sequence[tuple[str, str, str, Json | None]]
+    ) -> list[Json]:
+        """Each failure is its reason, class, category and the retry policy that replaces the frozen one."""
+
+        def effect(place: int, e: Execution) -> None:
+            reason, failure_class, category, instead = failures[place]
+            policy = instead if instead is not None else (e.policy or {}).get("retry_policy")
+            delay = retry_delay(policy, e.retry_count, failure_class, category)
+            if delay is None:
+                self._end(
+                    e, "failed", "ended_failure", "terminal_failed", "failed_terminal", failure=reason,
+                    category=category,
+                )  # fmt: skip
+            else:
+                self._retry(e, delay, reason, category, "failed_retry_scheduled")
+
+        def answer(e: Execution) -> Json:
+            if e.place == "T":
+                return said("TerminalFailed", execution_id=e.id)
+            return said(
+                "RetryScheduled", execution_id=e.id, delay_until=e.delay_until, next_attempt_index=len(e.attempts)
+            )
+
+        return self._batch(items, "fail", effect, answer)
+
+    def _batch(
+        self,
+        items: Sequence[Authority],
+        call: str | None,
+        effect: Callable[[int, Execution], None],
+        answer: Callable[[Execution], Json],
+        *,
+        fence_only: bool = False,
+    ) -> list[Json]:
+        """Items that hold a lease have their effect, once each; then the others are refused, one after the other."""
+        holding = [self._holds(who) and not (fence_only and isinstance(who, Override)) for who in items]
+        answers: list[Json | None] = [None] * len(items)
+        done: dict[str, Json] = {}
+        for place, who in enumerate(items):
+            if not holding[place]:
+                continue
+            if who.execution_id not in done:
+                e = self.executions[who.execution_id]
+                effect(place, e)
+                done[e.id] = answers[place] = answer(e)
+            elif call != "fail":
+                answers[place] = done[who.execution_id]
+        for place, who in enumerate(items):
+            if answers[place] is None:
+                answers[place] = self._refusal(who, call, fence_only=fence_only)
+        return [a for a in answers if a is not None]
+
+    def _refusal(self, who: Authority, call: str | None, *, fence_only: bool) -> Json:
+        try:
+            self._check(who, call, fence_only=fence_only)
+        except Refused as error:
+            return refused(error)
+        except _Recorded as again:
+            return self._again(who.execution_id, again.attempt)
+        raise AssertionError("an item that holds the lease was not served")
+
+    def _again(self, execution_id: str, attempt: Attempt) -> Json:
+        match attempt.end_disposition:
+            case "completed":
+                return said("Completed", execution_id=execution_id, public_state="completed")
+            case "cancelled":
+                return said("Cancelled", execution_id=execution_id, public_state="cancelled")
+            case "retry_scheduled":
+                return said(
+                    "RetryScheduled", execution_id=execution_id, delay_until=attempt.retry_at, next_attempt_index=None
+                )
+            case _:
+                return said("TerminalFailed", execution_id=execution_id)
+
+    def progress(self, who: Authority, percent: int | None, message: str | None) -> None:
+        e = self._check(who, fence_only=True)
+        e.progress_pct = e.progress_pct if percent is None else percent
+        e.progress_message = e.progress_message if message is None else message
+        e.mutated_at = self.now
+
+    def pause(self, call: str, who: Authority, delay_until: int | None = None) -> Json:
+        """delay, wait_children (no dependency is ever open here) and release."""
+        e = self._check(who)
+        reason = {"delay": "worker_delay", "wait_children": "waiting_children", "release": "worker_release"}[call]
+        self._lease_event(e, "revoked", reason, "backend")
+        e.attempt.attempt_lifecycle, e.attempt.suspended_at = "suspended", self.now
+        if e.attempt_timeout_at is not None:
+            e.attempt_timeout_left, e.attempt_timeout_at = max(e.attempt_timeout_at - self.now, 1), None
+        e.place, e.pending, e.delay_until = "D" if call == "delay" else "W", "interrupted", delay_until
+        self._moved(e)
+        name = {"delay": "Delayed", "wait_children": "Moved", "release": "Released"}[call]
+        return said(name, execution_id=e.id, public_state=e.public_state)
+
+    def cancel(self, who: Authority, reason: str, source: str, *, by_handle: bool) -> Json:
+        e = self._get(who.execution_id)
+        fence = who if isinstance(who, Fence) else None
+        if fence is not None and (attempt := self._recorded(e, fence, "cancel")) is not None:
+            return self._again(e.id, attempt)
+        if by_handle:
+            self._check(who)
+        elif e.place == "T":
+            if e.outcome != "cancelled":
+                raise self._not_active(e)
+            return said("Cancelled", execution_id=e.id, public_state="cancelled")
+        elif source not in _FREE_SOURCES:
+            if e.is_active:
+                if fence is None:
+                    raise Refused("invalid_input")
+                self._check(fence)
+            elif source == "lease_holder":
+                raise self._not_active(e)
+        by = "operator" if source == "operator_override" else "backend"
+        self._end(e, "cancelled", "ended_cancelled", "cancelled", "cancelled", by, failure=f"cancelled: {reason}")
+        e.cancellation_reason, e.cancelled_by = reason, source
+        return said("Cancelled", execution_id=e.id, public_state="cancelled")
+
+    # What operators and schedulers do
+
+    def revoke(self, execution_id: str, reason: str, lease_id: UUID | None, instance: str | None) -> Json:
+        e = self._get(execution_id)
+        if not e.is_active or e.lease is None:
+            return said("AlreadySatisfied", reason="no_active_lease")
+        if e.place != "A":
+            return said("AlreadySatisfied", reason="already_revoked" if e.place == "V" else "already_expired")
+        if instance is not None and instance != e.lease.worker_instance_id:
+            return said("AlreadySatisfied", reason="different_worker_instance_id")
+        if lease_id is not None and lease_id != e.lease.lease_id:
+            return said("AlreadySatisfied", reason="lease_id_mismatch")
+        e.place, e.lease_lost_at, e.lease_revoke_reason = "V", self.now, reason
+        self._lease_event(e, "revoked", reason, "operator")
+        self._moved(e)
+        return said("Revoked", execution_id=e.id, lease_id=e.lease.lease_id, lease_epoch=e.epoch)
+
+    def replay(self, execution_id: str, reason: str | None, requested_by: str | None) -> Json:
+        e = self._get(execution_id)
+        if e.place != "T":
+            raise Refused("execution_not_terminal")
+        if e.replay_count >= (e.policy or {}).get("max_replay_count", 10):
+            raise Refused("max_replays_exhausted")
+        e.place, e.pending, e.outcome = "W", "replay", "none"
+        e.replay_count += 1
+        e.completed_at = e.result = e.failure_reason = e.failure_category = e.deadline_at = None
+        e.cancellation_reason = e.cancelled_by = e.progress_pct = e.progress_message = None
+        e.replay_reason, e.replay_requested_by = reason, requested_by
+        self.logs[e.id].operator.append(("replayed", {"branch": "normal"}, self.now))
+        self._moved(e)
+        return said("Replayed", execution_id=e.id, public_state="waiting")
+
+    def change_priority(self, execution_id: str, priority: int) -> Json:
+        e = self._get(execution_id)
+        if e.place != "W":
+            raise Refused("execution_not_eligible")
+        new = min(max(priority, 0), 9000)
+        details = {"old_priority": e.priority, "new_priority": new}
+        self.logs[e.id].operator.append(("priority_changed", details, self.now))
+        e.priority, e.mutated_at = new, self.now
+        return said("Changed", execution_id=e.id)
+
+    def block(self, execution_id: str, reason: str) -> Json:
+        e = self.executions.get(execution_id)
+        if e is None:
+            return said("Rejected", message="execution_not_found")
+        if e.place == "T":
+            return said("Rejected", message="execution_not_active")
+        if e.place != "W" or self._has_grant(e):
+            return said("Rejected", message="execution_not_eligible")
+        e.place, e.blocked_for, e.grant = "B", reason, None
+        if reason == "waiting_for_capable_worker":
+            e.mismatch_at = self.now
+        self._moved(e)
+        return said("Blocked", execution_id=e.id, reason=reason)
+
+    def unblock(self, execution_id: str, expected: str | None) -> Json:
+        e = self._get(execution_id)
+        if e.place != "B" or expected not in (None, e.blocked_for):
+            raise Refused("execution_not_eligible")
+        e.place, e.blocked_for = "W", None
+        self._moved(e)
+        return said("Changed", execution_id=e.id)
+
+    def set_lane_state(self, lane: str, state: str) -> str:
+        before = self.lanes.get(lane, "active")
+        self.lanes[lane] = state
+        return before
+
+    # What happens when a time has come
+
+    def due_at(self, kind: str, e: Execution) -> int | None:
+        """When this kind of timer is due for an execution; None when it is not about it."""
+        match kind:
+            case "lease":
+                return e.lease.expires_at if e.place == "A" and e.lease is not None else None
+            case "attempt":
+                return e.attempt_timeout_at if e.is_active else None
+            case "deadline":
+                return e.deadline_at if e.place != "T" else None
+            case "delay":
+                return e.delay_until if e.place == "D" else None
+            case _:
+                return None if e.completed_at is None else e.completed_at + e.retention
+
+    def is_due(self, kind: str, e: Execution) -> bool:
+        at = self.due_at(kind, e)
+        return at is not None and at <= self.now
+
+    def _act(self, kind: str, e: Execution) -> str:
+        match kind:
+            case "lease":
+                self._expire_lease(e)
+            case "attempt":
+                reason = "expired:attempt_timeout"
+                delay = retry_delay((e.policy or {}).get("retry_policy"), e.retry_count, "timeout", "timeout")
+                if delay is not None:
+                    self._retry(e, delay, "attempt_timeout", "timeout", reason, "reconciler")
+                    return "retry_scheduled"
+                self._end(
+                    e, "expired", "ended_failure", "expired", reason, "reconciler", failure="attempt_timeout",
+                    category="timeout",
+                )  # fmt: skip
+            case "deadline":
+                self._end(
+                    e, "expired", "ended_failure", "expired", "expired:execution_deadline", "reconciler",
+                    failure="execution_deadline", category="timeout",
+                )  # fmt: skip
+            case "delay":
+                e.place, e.delay_until = "W", None
+                self._moved(e)
+                return "promoted"
+            case _:
+                del self.executions[e.id]
+        return "expired"
+
+    def run_timers(self, kind: str) -> int:
+        due = [e for e in self.executions.values() if self.is_due(kind, e)]
+        for e in due:
+            self._act(kind, e)
+        return len(due)
+
+    def mark_lease_expired(self, execution_id: str) -> Json:
+        e = self.executions.get(execution_id)
+        if e is None:
+            return said("AlreadySatisfied", reason="execution_not_found")
+        if not e.is_active:
+            return said("AlreadySatisfied", reason="not_active")
+        if e.place != "A":
+            return said("AlreadySatisfied", reason="already_revoked" if e.place == "V" else "already_expired")
+        if not self.is_due("lease", e):
+            return said("AlreadySatisfied", reason="not_yet_expired")
+        self._expire_lease(e)
+        return said("MarkedExpired", execution_id=e.id)
+
+    def promote(self, execution_id: str) -> str:
+        e = self.executions.get(execution_id)
+        if e is None:
+            return "not_found"
+        if e.place in "AXVT":
+            return "not_runnable"
+        if e.place != "D":
+            return "not_delayed"
+        return self._act("delay", e) if self.is_due("delay", e) else "not_yet_due"
+
+    def expire(self, execution_id: str, phase: str) -> str:
+        kind = {"attempt_timeout": "attempt", "execution_deadline": "deadline"}[phase]
+        e = self.executions.get(execution_id)
+        if e is None:
+            return "not_found"
+        if e.place == "T":
+            return "already_terminal"
+        return self._act(kind, e) if self.is_due(kind, e) else "not_yet_due"
+
+    def sweep(self) -> None:
+        """Forget keys and grants whose time is over; nobody may notice, but for the name of a refusal."""
+        self.keys = {key: record for key, record in self.keys.items() if record[1] > self.now}
+        for e in self.executions.values():
+            if not self._has_grant(e):
+                e.grant = None

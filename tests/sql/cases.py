@@ -1,0 +1,754 @@
+"""The contract of executions as case tables, and one database that a module's cases share.
+
+`World` holds an engine, a connection behind it and the clock. `OPERATIONS` lists every operation with the rows of the
+transition table it may take and, for every other state, the answer it gives while changing nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric.models import AlreadySatisfied, Attempt, Claimed, ClaimGrant, Execution, Rejected
+from flowfabric.state import TRANSITIONS, Transition, matches, position
+from tests.conftest import fresh_database
+from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, new_id
+
+COUNTERS = ("total_attempt_count", "retry_count", "replay_count", "lease_reclaim_count", "current_lease_epoch")
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+_WIPE = """
+delete from flowfabric.execution; delete from flowfabric.ready; delete from flowfabric.ready_floor;
+delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
+delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
+delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.keystore where kid <> 'k1';
+update flowfabric.clock set shift = '0';
+update flowfabric.lane set state = 'active' where state <> 'active';
+update flowfabric.keystore set state = 'current', expires_at = null;
+update flowfabric.deployment set auto_reclaim = true, reclaim_grace = '0', retention = '24 hours';
+"""
+
+_TABLES = ("execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "event")
+_PICTURE = (
+    "select q.source, q.row from ("
+    + " union all ".join(
+        f"select '{table}', to_jsonb(t), {'t.seq' if table == 'event' else '0'}"
+        f" from flowfabric.{table} t where t.partition = $1 and t.id = $2"
+        for table in _TABLES
+    )
+    + ") q (source, row, number) order by q.number, q.row"
+)
+
+
+class CaseEngine(CheckedEngine):
+    """Audits while `checking`; gives every created execution what `creating` says, unless the caller said it."""
+
+    checking = True
+    creating: Mapping[str, Any] = {}
+
+    async def check(self) -> None:
+        if self.checking:
+            await super().check()
+
+    async def create_execution(self, **fields: Any) -> ff.Created | ff.Duplicate:
+        policy = self.creating.get("policy", fields.get("policy"))
+        return await super().create_execution(**{**self.creating, **fields, "policy": policy})
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything stored about one execution at one moment, but its timers."""
+
+    record: Execution | None
+    attempts: Sequence[Attempt]
+    stored: Mapping[str, list[dict[str, Any]]]
+
+    @property
+    def at(self) -> str:
+        return "-" if self.record is None else position(self.record.state_vector)
+
+    def counter(self, name: str) -> int:
+        return int(getattr(self.record, name))
+
+    def since(self, before: Picture) -> list[dict[str, Any]]:
+        """The events that came after another picture."""
+        assert self.stored["event"][: len(before.stored["event"])] == before.stored["event"]
+        return self.stored["event"][len(before.stored["event"]) :]
+
+    def changed(self, before: Picture) -> set[str]:
+        """The columns of the execution that differ from another picture."""
+        (ours,), (theirs,) = self.stored["execution"], before.stored["execution"]
+        return {name for name in ours if ours[name] != theirs[name]}
+
+
+def shorthand(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Stored events in the words of the transition table."""
+    columns = {"L": "lease_type", "K": "outcome", "O": "operator_type"}
+    return [f"{letter}:{e[column]}" for e in events for letter, column in columns.items() if e[column] is not None]
+
+
+class World:
+    """One database, wiped before every case."""
+
+    def __init__(self, engine: CaseEngine, sql: asyncpg.Connection[Any]) -> None:
+        self.engine = engine
+        self.sql = sql
+        self.clock = Clock(sql)
+
+    async def wipe(self) -> None:
+        self.engine.checking = True
+        self.engine.creating = {}
+        await self.sql.execute(_WIPE)
+
+    async def reach(self, state: str, **creating: Any) -> Reached:
+        """A new execution in a state, created with these fields."""
+        checking, self.engine.checking, self.engine.creating = self.engine.checking, False, creating
+        try:
+            return await STATES[state](self.engine, self.clock)
+        finally:
+            self.engine.checking, self.engine.creating = checking, {}
+
+    async def picture(self, execution_id: ff.ExecutionId) -> Picture:
+        checking, self.engine.checking = self.engine.checking, False
+        try:
+            record = await self.engine.read_execution(execution_id)
+            attempts = await self.engine.list_attempts(execution_id)
+        finally:
+            self.engine.checking = checking
+        stored: dict[str, list[dict[str, Any]]] = {table: [] for table in _TABLES}
+        for table, row in await self.sql.fetch(_PICTURE, execution_id.partition, execution_id.uuid):
+            stored[table].append(json.loads(row))
+        return Picture(record, attempts, stored)
+
+    async def at(self, execution_id: ff.ExecutionId) -> str:
+        record = await self.engine.read_execution(execution_id)
+        return "-" if record is None else position(record.state_vector)
+
+    async def record(self, execution_id: ff.ExecutionId) -> Execution:
+        record = await self.engine.read_execution(execution_id)
+        assert record is not None
+        return record
+
+    async def event_count(self) -> int:
+        return int(await self.sql.fetchval("select count(*) from flowfabric.event"))
+
+
+@contextlib.asynccontextmanager
+async def open_world(server: str) -> AsyncIterator[World]:
+    async with fresh_database(server) as dsn, await CaseEngine.connect(dsn, notifications=False) as engine:
+        sql = await asyncpg.connect(dsn)
+        try:
+            yield World(engine, sql)
+        finally:
+            await sql.close()
+
+
+async def outcome(call: Awaitable[Any]) -> str:
+    """What a call came to, as one word: the kind of its refusal, the reason of its answer, or the answer's class."""
+    try:
+        answer = await call
+    except ff.FlowFabricError as error:
+        return error.kind
+    match answer:
+        case None:
+            return "none"
+        case str() | int():
+            return str(answer)
+        case AlreadySatisfied(reason):
+            return reason
+        case Rejected(message):
+            return message
+        case _:
+            return type(answer).__name__
+
+
+def stranger(execution_id: ff.ExecutionId) -> ff.Handle:
+    """A handle of a lease that never was."""
+    return ff.Handle(
+        partition=execution_id.partition,
+        uuid=execution_id.uuid,
+        attempt_index=0,
+        attempt_id=new_id(),
+        lease_id=new_id(),
+        lease_epoch=1,
+        lease_ttl=timedelta(seconds=30),
+        lane_id="default",
+        worker_instance_id="pool-1",
+    )
+
+
+class Case:
+    """One operation about to be called on one execution."""
+
+    def __init__(self, world: World, at: Reached) -> None:
+        self.world = world
+        self.engine: ff.Engine = world.engine
+        self.id = at.id
+        self.handle = stranger(at.id) if at.claimed is None else at.handle
+        self.operator = ff.Operator(at.id)
+        self.grant: ClaimGrant | None = None
+
+    def by(self, source: str) -> ff.Operator:
+        return ff.Operator(self.id, source)
+
+
+Call = Callable[[Case], Awaitable[Any]]
+
+
+async def _nothing(case: Case) -> None:
+    pass
+
+
+def _later(**parts: float) -> Call:
+    async def prepare(case: Case) -> None:
+        await case.world.clock.advance(**parts)
+
+    return prepare
+
+
+async def _claim_grant(case: Case) -> None:
+    """A claim grant where the state allows one."""
+    with contextlib.suppress(ff.Contention):
+        case.grant = await case.engine.issue_claim_grant(case.id, **WORKER)
+
+
+async def _reclaim_grant(case: Case) -> None:
+    answer = await case.engine.issue_reclaim_grant(case.id, **WORKER)
+    case.grant = answer if isinstance(answer, ClaimGrant) else None
+
+
+async def _claim(case: Case) -> Claimed | None:
+    return await case.engine.claim(**WORKER)
+
+
+async def _claim_execution(case: Case) -> Claimed:
+    key = case.grant.grant_key if case.grant else None
+    return await case.engine.claim_execution(case.id, **WORKER, lease_id=new_id(), attempt_id=new_id(), grant_key=key)
+
+
+async def _claim_resumed(case: Case) -> Claimed:
+    return await case.engine.claim_resumed_execution(case.id, **WORKER, lease_id=new_id())
+
+
+async def _claim_from_resume_grant(case: Case) -> Claimed | None:
+    grant = case.grant or ClaimGrant(
+        execution_id=case.id,
+        partition_key=f"{{fp:{case.id.partition}}}",
+        grant_key="no such grant",
+        expires_at=await case.world.clock.now(),
+    )
+    return await case.engine.claim_from_resume_grant(grant, **WORKER)
+
+
+async def _reclaim(case: Case, **fields: Any) -> Any:
+    return await case.engine.reclaim_execution(case.id, **WORKER, lease_id=new_id(), attempt_id=new_id(), **fields)
+
+
+def _unblock(expected: str | None) -> Call:
+    async def call(case: Case) -> Any:
+        return await case.engine.unblock_execution(case.id, expected_blocking_reason=expected)
+
+    return call
+
+
+async def _unblock_matching(case: Case) -> Any:
+    record = await case.engine.read_execution(case.id)
+    reason = None if record is None else record.stored_blocking_reason
+    if reason not in BLOCKING_REASONS:
+        reason = "paused_by_operator"
+    return await case.engine.unblock_execution(case.id, expected_blocking_reason=reason)
+
+
+BLOCKING_REASONS = {
+    "waiting_for_budget": "blocked_by_budget",
+    "waiting_for_quota": "blocked_by_quota",
+    "waiting_for_capable_worker": "blocked_by_route",
+    "paused_by_operator": "blocked_by_operator",
+    "paused_by_policy": "blocked_by_lane_state",
+}
+# Retries what a worker reports, not what the timer ends.
+TIMED = ff.ExecutionPolicy(
+    retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND)), timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR)
+)
+TIMED_ONCE = ff.ExecutionPolicy(
+    retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND), retryable_categories=("transient",)),
+    timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR),
+)
+NO_RECLAIM = ff.ExecutionPolicy(retry_policy=RETRY.retry_policy, max_reclaim_count=0)
+
+# What a holder's call is told in every state but A.
+NOT_HELD = {
+    "W": "execution_not_active",
+    "D": "execution_not_active",
+    "B": "execution_not_active",
+    "T": "execution_not_active",
+    "X": "lease_expired",
+    "V": "lease_revoked",
+}
+EVERYWHERE = dict.fromkeys("WDBAXVT")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One way of calling one operation.
+
+    `rows` are the rows of the transition table this call may take, `answer` what it then answers, `only` narrows their
+    sources where the table leaves the choice to a remark. `unchanged` gives the answer in every other state, by the
+    longest prefix of its name. `missing` is the answer for an unknown execution.
+    """
+
+    name: str
+    call: Call
+    rows: tuple[int, ...] = ()
+    answer: str = ""
+    unchanged: Mapping[str, str | None] = field(default_factory=dict)
+    only: tuple[str, ...] | None = None
+    states: tuple[str, ...] = tuple(STATES)
+    prepare: Call = _nothing
+    creating: Mapping[str, Any] = field(default_factory=dict)
+    missing: str = "not_found"
+
+    def row(self, state: str, at: str) -> Transition | None:
+        """The row of the table this call takes from a state, if any."""
+        if self.only is not None and not any(state.startswith(prefix) for prefix in self.only):
+            return None
+        found = [r for r in TRANSITIONS if r.number in self.rows and any(matches(s, at) for s in r.sources)]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def refusal(self, state: str) -> str:
+        prefixes = [p for p in self.unchanged if state.startswith(p)]
+        answer = self.unchanged[max(prefixes, key=len)]
+        assert answer is not None
+        return answer
+
+
+def _everywhere(answer: str, **others: str) -> dict[str, str | None]:
+    return {**dict.fromkeys(EVERYWHERE, answer), **others}
+
+
+_OPEN = ("W", "D", "B", "A", "X", "V")
+_ENDED = {"T": "execution_not_active", "T:cancelled": "Cancelled"}
+
+OPERATIONS: tuple[Operation, ...] = (
+    # claiming
+    Operation(
+        "claim",
+        _claim,
+        rows=(10, 11, 28),
+        answer="Claimed",
+        only=("W", "B.route", "X", "V"),
+        unchanged=_everywhere("none"),
+        missing="none",
+    ),
+    Operation(
+        "claim at the reclaim cap",
+        _claim,
+        rows=(29,),
+        answer="none",
+        only=("X", "V"),
+        states=("X", "V", "A", "D.1", "T:failed"),
+        creating={"policy": NO_RECLAIM},
+        unchanged=_everywhere("none"),
+        missing="none",
+    ),
+    Operation(
+        "issue_claim_grant",
+        lambda c: c.engine.issue_claim_grant(c.id, **WORKER),
+        rows=(9,),
+        answer="ClaimGrant",
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    Operation(
+        "claim_execution",
+        _claim_execution,
+        rows=(10,),
+        answer="Claimed",
+        only=("W",),
+        prepare=_claim_grant,
+        unchanged=_everywhere("execution_not_leaseable", **{"W.i": "use_claim_resumed_execution"}),
+    ),
+    Operation(
+        "claim_execution without a grant",
+        _claim_execution,
+        unchanged=_everywhere(
+            "execution_not_leaseable", W="invalid_claim_grant", **{"W.i": "use_claim_resumed_execution"}
+        ),
+    ),
+    Operation(
+        "issue_grant_and_claim",
+        lambda c: c.engine.issue_grant_and_claim(c.id),
+        rows=(10, 11),
+        answer="Claimed",
+        only=("W",),
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    Operation(
+        "claim_resumed_execution",
+        _claim_resumed,
+        rows=(11,),
+        answer="Claimed",
+        prepare=_claim_grant,
+        unchanged=_everywhere("execution_not_leaseable", W="not_a_resumed_execution"),
+    ),
+    Operation(
+        "claim_resumed_execution without a grant",
+        _claim_resumed,
+        unchanged=_everywhere("execution_not_leaseable", W="not_a_resumed_execution", **{"W.i": "invalid_claim_grant"}),
+    ),
+    Operation(
+        "claim_from_resume_grant",
+        _claim_from_resume_grant,
+        rows=(11,),
+        answer="Claimed",
+        prepare=_claim_grant,
+        unchanged=_everywhere("none"),
+    ),
+    Operation(
+        "claim_from_resume_grant with a forged grant",
+        _claim_from_resume_grant,
+        unchanged=_everywhere("none", **{"W.i": "invalid_claim_grant"}),
+    ),
+    Operation(
+        "issue_reclaim_grant",
+        lambda c: c.engine.issue_reclaim_grant(c.id, **WORKER),
+        rows=(27,),
+        answer="ReclaimGrant",
+        unchanged=_everywhere("NotReclaimable"),
+    ),
+    Operation(
+        "issue_reclaim_grant at the cap",
+        lambda c: c.engine.issue_reclaim_grant(c.id, **WORKER),
+        rows=(29,),
+        answer="ReclaimCapExceeded",
+        creating={"policy": NO_RECLAIM},
+        unchanged=_everywhere("NotReclaimable"),
+    ),
+    Operation(
+        "reclaim_execution",
+        _reclaim,
+        rows=(28,),
+        answer="Claimed",
+        prepare=_reclaim_grant,
+        unchanged=_everywhere("GrantNotFound"),
+    ),
+    Operation(
+        "reclaim_execution without a grant",
+        _reclaim,
+        unchanged=_everywhere("GrantNotFound"),
+    ),
+    Operation(
+        "reclaim_execution at the cap",
+        lambda c: _reclaim(c, max_reclaim_count=0),
+        rows=(29,),
+        answer="ReclaimCapExceeded",
+        prepare=_reclaim_grant,
+        states=("X", "V", "A", "W.1"),
+        creating={"policy": None},
+        unchanged=_everywhere("GrantNotFound"),
+    ),
+    # the holder of the lease
+    Operation("renew", lambda c: c.engine.renew(c.handle), rows=(13,), answer="Renewed", unchanged=NOT_HELD),
+    Operation(
+        "renew without a fence",
+        lambda c: c.engine.renew(c.operator),  # type: ignore[arg-type]
+        unchanged=_everywhere("invalid_input"),
+    ),
+    Operation(
+        "progress",
+        lambda c: c.engine.progress(c.handle, percent=7, message="on it"),
+        rows=(14,),
+        answer="none",
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "progress without a fence",
+        lambda c: c.engine.progress(c.operator, percent=7),  # type: ignore[arg-type]
+        unchanged=_everywhere("invalid_input"),
+    ),
+    Operation(
+        "complete",
+        lambda c: c.engine.complete(c.handle, b"result"),
+        rows=(15,),
+        answer="Completed",
+        unchanged={**NOT_HELD, "T:completed": "Completed", "W.p": "Completed"},
+    ),
+    Operation(
+        "complete by an operator",
+        lambda c: c.engine.complete(c.operator, b"result"),
+        rows=(15,),
+        answer="Completed",
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "fail with a retry",
+        lambda c: c.engine.fail(c.handle, "boom"),
+        rows=(16,),
+        answer="RetryScheduled",
+        unchanged={**NOT_HELD, "D.r": "RetryScheduled", "W.r": "RetryScheduled", "T:failed": "TerminalFailed"},
+    ),
+    Operation(
+        "fail for good",
+        lambda c: c.engine.fail(c.handle, "boom", failure_class="permanent"),
+        rows=(17,),
+        answer="TerminalFailed",
+        unchanged={**NOT_HELD, "D.r": "RetryScheduled", "W.r": "RetryScheduled", "T:failed": "TerminalFailed"},
+    ),
+    Operation(
+        "fail by an operator",
+        lambda c: c.engine.fail(c.operator, "boom"),
+        rows=(16,),
+        answer="RetryScheduled",
+        unchanged=NOT_HELD,
+    ),
+    Operation("delay", lambda c: c.engine.delay(c.handle, HOUR), rows=(18,), answer="Delayed", unchanged=NOT_HELD),
+    Operation(
+        "delay by an operator",
+        lambda c: c.engine.delay(c.operator, HOUR),
+        rows=(18,),
+        answer="Delayed",
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "wait_children", lambda c: c.engine.wait_children(c.handle), rows=(19,), answer="Moved", unchanged=NOT_HELD
+    ),
+    Operation(
+        "wait_children by an operator",
+        lambda c: c.engine.wait_children(c.operator),
+        rows=(19,),
+        answer="Moved",
+        unchanged=NOT_HELD,
+    ),
+    Operation("release", lambda c: c.engine.release(c.handle), rows=(39,), answer="Released", unchanged=NOT_HELD),
+    # cancelling
+    Operation(
+        "cancel",
+        lambda c: c.engine.cancel(c.handle, "enough"),
+        rows=(34,),
+        answer="Cancelled",
+        only=("A",),
+        unchanged={**NOT_HELD, **_ENDED},
+    ),
+    *(
+        Operation(
+            f"cancel as {source}",
+            lambda c, source=source: c.engine.cancel(c.by(source), "enough"),  # type: ignore[misc]
+            rows=(33, 34),
+            answer="Cancelled",
+            unchanged=_ENDED,
+        )
+        for source in ("operator_override", "flow_cascade", "system_timeout")
+    ),
+    Operation(
+        "cancel as lease_holder",
+        lambda c: c.engine.cancel(c.handle.fence, "enough", source="lease_holder"),
+        rows=(34,),
+        answer="Cancelled",
+        only=("A",),
+        unchanged={**NOT_HELD, **_ENDED},
+    ),
+    Operation(
+        "cancel as lease_holder without a fence",
+        lambda c: c.engine.cancel(c.by("lease_holder"), "enough"),
+        unchanged={
+            **NOT_HELD,
+            **_ENDED,
+            "A": "invalid_input",
+            "X": "invalid_input",
+            "V": "invalid_input",
+        },
+    ),
+    Operation(
+        "cancel as billing",
+        lambda c: c.engine.cancel(c.handle.fence, "enough", source="billing"),
+        rows=(33, 34),
+        answer="Cancelled",
+        only=("W", "D", "B", "A"),
+        unchanged={**_ENDED, "X": "lease_expired", "V": "lease_revoked"},
+    ),
+    Operation(
+        "cancel as billing without a fence",
+        lambda c: c.engine.cancel(c.by("billing"), "enough"),
+        rows=(33,),
+        answer="Cancelled",
+        unchanged={**_ENDED, "A": "invalid_input", "X": "invalid_input", "V": "invalid_input"},
+    ),
+    # operators and schedulers
+    Operation(
+        "revoke_lease",
+        lambda c: c.engine.revoke_lease(c.id),
+        rows=(26,),
+        answer="Revoked",
+        unchanged=_everywhere("no_active_lease", X="already_expired", V="already_revoked"),
+    ),
+    Operation(
+        "replay_execution",
+        lambda c: c.engine.replay_execution(c.id),
+        rows=(36,),
+        answer="Replayed",
+        unchanged=_everywhere("execution_not_terminal"),
+    ),
+    Operation(
+        "change_priority",
+        lambda c: c.engine.change_priority(c.id, 5),
+        rows=(12,),
+        answer="Changed",
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    *(
+        Operation(
+            f"block as {reason}",
+            lambda c, reason=reason: c.engine.block_execution_for_admission(c.id, reason),  # type: ignore[misc]
+            rows=(6,),
+            answer="Blocked",
+            unchanged=_everywhere("execution_not_eligible", T="execution_not_active"),
+            missing="execution_not_found",
+        )
+        for reason in BLOCKING_REASONS
+    ),
+    Operation(
+        "unblock",
+        _unblock_matching,
+        rows=(7,),
+        answer="Changed",
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    Operation(
+        "unblock whatever the reason",
+        _unblock(None),
+        rows=(7,),
+        answer="Changed",
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    Operation(
+        "unblock as waiting_for_quota",
+        _unblock("waiting_for_quota"),
+        rows=(7,),
+        answer="Changed",
+        only=("B.quota",),
+        unchanged=_everywhere("execution_not_eligible"),
+    ),
+    # when a time has come
+    Operation(
+        "mark_lease_expired_if_due",
+        lambda c: c.engine.mark_lease_expired_if_due(c.id),
+        rows=(25,),
+        answer="MarkedExpired",
+        prepare=_later(seconds=31),
+        unchanged=_everywhere("not_active", X="already_expired", V="already_revoked"),
+        missing="execution_not_found",
+    ),
+    Operation(
+        "mark_lease_expired_if_due too early",
+        lambda c: c.engine.mark_lease_expired_if_due(c.id),
+        unchanged=_everywhere("not_active", A="not_yet_expired", X="already_expired", V="already_revoked"),
+        missing="execution_not_found",
+    ),
+    Operation(
+        "promote_delayed",
+        lambda c: c.engine.promote_delayed(c.id),
+        rows=(8,),
+        answer="promoted",
+        prepare=_later(hours=2),
+        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed"),
+    ),
+    Operation(
+        "promote_delayed too early",
+        lambda c: c.engine.promote_delayed(c.id),
+        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", D="not_yet_due"),
+    ),
+    Operation(
+        "expire_execution attempt_timeout with a retry",
+        lambda c: c.engine.expire_execution(c.id, "attempt_timeout"),
+        rows=(30,),
+        answer="retry_scheduled",
+        prepare=_later(hours=2),
+        creating={"policy": TIMED},
+        unchanged=_everywhere("not_yet_due", T="already_terminal"),
+    ),
+    Operation(
+        "expire_execution attempt_timeout for good",
+        lambda c: c.engine.expire_execution(c.id, "attempt_timeout"),
+        rows=(31,),
+        answer="expired",
+        prepare=_later(hours=2),
+        creating={"policy": TIMED_ONCE},
+        unchanged=_everywhere("not_yet_due", T="already_terminal"),
+    ),
+    Operation(
+        "expire_execution attempt_timeout too early",
+        lambda c: c.engine.expire_execution(c.id, "attempt_timeout"),
+        creating={"policy": TIMED},
+        unchanged=_everywhere("not_yet_due", T="already_terminal"),
+    ),
+    Operation(
+        "expire_execution execution_deadline",
+        lambda c: c.engine.expire_execution(c.id, "execution_deadline"),
+        rows=(32,),
+        answer="expired",
+        prepare=_later(hours=4),
+        creating={"execution_deadline_at": 3 * HOUR},
+        # A replayed execution has no deadline.
+        only=("W.1", "W.r", "W.i", "D", "B", "A", "X", "V"),
+        unchanged={"W.p": "not_yet_due", "T": "already_terminal"},
+    ),
+    Operation(
+        "expire_execution execution_deadline too early",
+        lambda c: c.engine.expire_execution(c.id, "execution_deadline"),
+        creating={"execution_deadline_at": 3 * HOUR},
+        unchanged=_everywhere("not_yet_due", T="already_terminal"),
+    ),
+    Operation(
+        "trim_retention",
+        lambda c: c.engine.trim_retention(),
+        rows=(38,),
+        answer="1",
+        prepare=_later(hours=25),
+        unchanged=_everywhere("0"),
+        missing="0",
+    ),
+    Operation(
+        "trim_retention too early",
+        lambda c: c.engine.trim_retention(),
+        unchanged=_everywhere("0"),
+        missing="0",
+    ),
+)
+
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+# Every call that passes the ordered lease check, and every one that an operator may make without a fence.
+HOLDER_CALLS = (
+    "renew",
+    "progress",
+    "complete",
+    "fail with a retry",
+    "fail for good",
+    "delay",
+    "wait_children",
+    "release",
+    "cancel",
+    "cancel as lease_holder",
+    "cancel as billing",
+)
+OPERATOR_CALLS = (
+    "complete by an operator",
+    "fail by an operator",
+    "delay by an operator",
+    "wait_children by an operator",
+)
+
+# Rows that need flows or suspensions, the two of create, and the one that says "no other row".
+NOT_HERE = {1, 2, 3, 4, 5, 20, 21, 22, 23, 24, 35, 37}
+
+
+def target(row: Transition, at: str) -> list[str]:
+    """Where a row of the table leads from a position."""
+    return [at if t == "=" else t + at[1:] if t in ("W", "B", "D", "C") else t for t in row.targets]

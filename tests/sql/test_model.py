@@ -1,0 +1,894 @@
+"""Random histories, played to the engine and to the model of the contract side by side.
+
+Workers, operators, duties and the clock act on a few executions. After every step both sides must have answered the
+same, and everything readable must be the same: state vectors, counters, leases, attempts, events, what may be claimed
+and in which order. The database's own audit must find nothing.
+
+The clock of this database stands still between steps, so that times are compared exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from msgspec import Struct
+
+import flowfabric as ff
+from flowfabric._postgres import rows
+from flowfabric.ids import mint_uuid, partition_of
+from flowfabric.models import Claimed, ClaimGrant, Completion, Failure, NewExecution
+from tests.conftest import fresh_database
+from tests.model import BLOCKS, Fence, Model, New, Override, Refused, Worker, refused
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
+LANES = ("default", "side")
+WORKERS = (
+    Worker("pool", "pool-1"),
+    Worker("pool", "pool-2", frozenset({"gpu"})),
+    Worker("other", "other-1", frozenset({"gpu", "cuda"}), frozenset({"alpha"})),
+)
+EVERYONE = Worker("probe", "probe-1", frozenset({"gpu", "cuda"}))
+# How many histories and how long: small enough for every run; more of both hunt for bugs.
+EXAMPLES = int(os.environ.get("FLOWFABRIC_MODEL_EXAMPLES", "30"))
+STEPS = int(os.environ.get("FLOWFABRIC_MODEL_STEPS", "40"))
+
+_T = TypeVar("_T")
+
+
+def ms(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - EPOCH) // MS
+
+
+def moment(at: int) -> datetime:
+    return EPOCH + at * MS
+
+
+class World:
+    """One database with a frozen clock, an engine on it, and a connection of the owner; shared by all histories."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        self.engine: ff.Engine
+        self.sql: asyncpg.Connection[Any]
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._loop.run_until_complete(work)
+
+    async def open(self, server: str) -> None:
+        dsn = await self._stack.enter_async_context(fresh_database(server))
+        self.sql = await asyncpg.connect(dsn)
+        self._stack.push_async_callback(self.sql.close)
+        await self.sql.execute(
+            f"create or replace function flowfabric.now() returns timestamptz language sql volatile as"
+            f" $$ select timestamptz '{START.isoformat()}' + shift from flowfabric.clock $$"
+        )
+        # No history is so long that events of this test would be dropped.
+        await self.sql.execute("update flowfabric.deployment set event_retention = '3650 days'")
+        self._tables = ", ".join(
+            row["name"]
+            for row in await self.sql.fetch(
+                "select format('%I.%I', schemaname, tablename) as name from pg_tables where schemaname = 'flowfabric'"
+                " and tablename not in ('schema_step', 'worker_role', 'deployment', 'clock', 'keystore')"
+                " and tablename not like 'event\\_%'"
+            )
+        )
+        self.engine = await self._stack.enter_async_context(await ff.Engine.connect(dsn, max_size=1, notifications=False))
+
+    async def reset(self) -> None:
+        await self.sql.execute(f"truncate {self._tables} restart identity; update flowfabric.clock set shift = '0'")
+        await self.sql.execute("select flowfabric.register_lanes($1)", list(LANES))
+
+    async def move_clock(self, by: int) -> None:
+        await self.sql.execute("update flowfabric.clock set shift = shift + $1", by * MS)
+
+    def close(self) -> None:
+        self.run(self._stack.aclose())
+        self._loop.close()
+
+
+def spoken(answer: Any) -> Any:
+    """What the engine answered, in the words of the model."""
+    match answer:
+        case ff.ExecutionNotActive():
+            return refused(
+                Refused(
+                    answer.kind,
+                    terminal_outcome=answer.terminal_outcome,
+                    lease_epoch=answer.lease_epoch,
+                    lifecycle_phase=answer.lifecycle_phase,
+                    attempt_id=answer.attempt_id,
+                )
+            )
+        case ff.FlowFabricError():
+            facts = {"detail": answer.detail} if answer.kind == "capability_mismatch" else {}
+            return refused(Refused(answer.kind, **facts))
+        case Claimed():
+            handle = answer.handle
+            fields = {name: getattr(answer, name) for name in _CLAIMED}
+            fields |= {name: getattr(handle, name) for name in _HANDLE}
+            return {"answer": "Claimed", "handle_kind": spoken(handle.kind)} | {k: spoken(v) for k, v in fields.items()}
+        case Struct():
+            name = type(answer).__name__
+            fields = {key: getattr(answer, key) for key in answer.__struct_fields__ if key not in _UNSPOKEN.get(name, ())}
+            return {"answer": name} | {key: spoken(value) for key, value in fields.items()}
+        case datetime():
+            return ms(answer)
+        case StrEnum():
+            return answer.value
+        case ff.ExecutionId():
+            return str(answer)
+        case list() | tuple():
+            return [spoken(item) for item in answer]
+        case _:
+            return answer
+
+
+_CLAIMED = (
+    "execution_id execution_kind namespace attempt_type lease_expires_at priority created_at deadline_at"
+    " attempt_timeout_at retry_count reclaim_count replay_count"
+).split()
+_HANDLE = "lane_id attempt_index attempt_id lease_id lease_epoch worker_instance_id".split()
+_UNSPOKEN: Mapping[str, tuple[str, ...]] = {
+    "ClaimGrant": ("grant_key", "partition_key"),
+    "ReclaimGrant": ("grant_key", "partition_key", "lane_id"),
+    "NotReclaimable": ("detail",),
+}
+
+# What is drawn
+
+SECOND = 1000
+priorities = st.sampled_from([0, 0, 5, 9, -3, 10_000])
+retry_policies = st.sampled_from(
+    [
+        {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 10 * SECOND}},
+        {"backoff": {"type": "exponential", "initial_delay_ms": 1500, "max_delay_ms": 5000, "multiplier": 3}},
+        {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 0}, "retryable_categories": ["timeout", "network"]},
+        {"max_retries": 0},
+        {"backoff": {"type": "never heard of"}},
+        {},
+    ]
+)
+timeout_policies = st.sampled_from(
+    [
+        {"attempt_timeout_ms": 20 * SECOND},
+        {"attempt_timeout_ms": 40 * SECOND, "execution_deadline_ms": 60 * SECOND},
+        {"execution_deadline_ms": 20 * SECOND},
+    ]
+)
+policies = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "retry_policy": retry_policies,
+        "timeout_policy": timeout_policies,
+        "max_reclaim_count": st.integers(0, 2),
+        "max_replay_count": st.integers(0, 2),
+        "routing_requirements": st.sampled_from(
+            [{"required_capabilities": c} for c in (["gpu"], ["cuda", "gpu"], ["nobody"], [])]
+        ),
+        "dedup_window_ms": st.sampled_from([0, 60 * SECOND]),
+        "stream_policy": st.just({"retention_ttl_ms": 60 * SECOND}),
+        "delay_until": st.sampled_from([(START - EPOCH) // MS + 10 * SECOND]),
+    },
+)
+submissions = st.fixed_dictionaries(
+    {},
+    optional={
+        "lane": st.sampled_from(LANES),
+        "kind": st.sampled_from(["alpha", "beta"]),
+        "namespace": st.sampled_from(["", "ns"]),
+        "priority": priorities,
+        "policy": policies,
+        "key": st.sampled_from(["a", "b"]),
+        "delay": st.sampled_from([0, 10 * SECOND, -SECOND]),
+        "deadline": st.sampled_from([20 * SECOND, 0, -SECOND]),
+        "again": st.integers(0, 9),
+    },
+)
+picks = st.integers(0, 9)
+workers = st.sampled_from(WORKERS)
+ttls = st.sampled_from([30 * SECOND, 10 * SECOND])
+grant_ttls = st.sampled_from([5 * SECOND, 60 * SECOND])
+reasons = st.sampled_from(["tired", "boom"])
+sources = st.sampled_from(["operator_override", "lease_holder", "flow_cascade", "system_timeout", "my scheduler"])
+# Whose right a call is made with: the lease of now, an older one, a forged one, an operator's.
+rights = st.tuples(st.sampled_from(["live", "live", "live", "fence", "old", "old", "forged", "operator", "source"]), picks)
+failures = st.fixed_dictionaries(
+    {"reason": reasons},
+    optional={
+        "failure_class": st.sampled_from(["transient", "permanent", "infra_crash", "timeout", "cancelled"]),
+        "category": st.sampled_from(["network", "timeout", "permanent"]),
+        "retry_policy": retry_policies,
+    },
+)
+times = st.sampled_from([1, SECOND, 5 * SECOND, 10 * SECOND, 20 * SECOND, 30 * SECOND, 60 * SECOND, 3600 * SECOND, 86_400 * SECOND])
+optional_caps = st.none() | st.integers(0, 2)
+
+
+class Histories(RuleBasedStateMachine):
+    """The engine and the model, step by step."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = self.world.run
+        self.engine = self.world.engine
+        self.run(self.world.reset())
+        self.model = Model((START - EPOCH) // MS, LANES)
+        self.ids: list[ff.ExecutionId] = []
+        self.handles: list[ff.Handle] = []
+        self.grants: list[tuple[Worker, ClaimGrant]] = []
+        self.claims: list[dict[str, Any]] = []
+        self.probe = 0
+
+    # Playing one step on both sides
+
+    def ask(self, call: Awaitable[Any]) -> Any:
+        """The engine's answer, refusals included, as a value."""
+
+        async def asked() -> Any:
+            try:
+                return await call
+            except ff.FlowFabricError as error:
+                return error
+
+        answer = self.run(asked())
+        for claimed in answer if isinstance(answer, list) else [answer]:
+            if isinstance(claimed, Claimed):
+                self.handles.append(claimed.handle)
+        return answer
+
+    def agree(self, answer: Any, expect: Callable[[], Any]) -> Any:
+        """The model's answer to the same call, which must be the same."""
+        try:
+            expected = expect()
+        except Refused as error:
+            expected = refused(error)
+        heard = spoken(answer)
+        note(f"  -> {heard}")
+        assert heard == expected
+        return expected
+
+    @staticmethod
+    def minted(answer: Any) -> dict[str, tuple[UUID, UUID]]:
+        items = answer if isinstance(answer, list) else [answer]
+        return {
+            str(c.execution_id): (c.handle.lease_id, c.handle.attempt_id) for c in items if isinstance(c, Claimed)
+        }
+
+    def target(self, pick: int) -> ff.ExecutionId:
+        """One of the executions, the last ones first; now and then one that does not exist."""
+        return self.ids[-1 - pick % len(self.ids)] if self.ids else ff.ExecutionId.of(1, UUID(int=1))
+
+    def right(self, drawn: tuple[str, int]) -> tuple[Any, Fence | Override]:
+        """An authority for the engine and for the model."""
+        how, pick = drawn
+        if how in ("operator", "source") or not self.handles:
+            source = "operator_override" if how != "source" else "system_timeout"
+            target = self.target(pick)
+            return ff.Operator(target, source), Override(str(target), source)
+        pool = self.handles
+        if how in ("live", "fence"):
+            leases = {e.lease.lease_id for e in self.model.executions.values() if e.place == "A" and e.lease is not None}
+            pool = [h for h in self.handles if h.lease_id in leases] or pool
+        handle = pool[-1 - pick % len(pool)]
+        fence = handle.fence
+        if how == "forged":
+            changes: list[dict[str, Any]] = [
+                {"lease_id": UUID(int=7)}, {"lease_epoch": 99}, {"attempt_id": UUID(int=7)}, {"attempt_index": 99},
+            ]  # fmt: skip
+            fields = {name: getattr(fence, name) for name in fence.__struct_fields__}
+            fence = ff.Fence(**{**fields, **changes[pick % 4]})
+        elif how == "fence":
+            fence = ff.Fence(
+                execution_id=fence.execution_id, lease_id=fence.lease_id, lease_epoch=fence.lease_epoch,
+                attempt_id=fence.attempt_id,
+            )  # fmt: skip
+        shown = Fence(
+            str(fence.execution_id), fence.lease_id, fence.lease_epoch, fence.attempt_id, fence.attempt_index
+        )
+        return (handle if how in ("live", "old") else fence), shown
+
+    # Submitting
+
+    def _new(self, drawn: dict[str, Any]) -> tuple[NewExecution, New]:
+        key, namespace = drawn.get("key"), drawn.get("namespace", "")
+        uuid = mint_uuid()
+        home = uuid.bytes if key is None else f"{namespace}\0{key}".encode()
+        given = "again" in drawn
+        partition = partition_of(home, self.engine.flow_partitions)
+        if given and self.ids and drawn["again"] > 4:
+            known = self.target(drawn["again"])
+            if key is None or known.partition == partition:
+                uuid, partition = known.uuid, known.partition
+        execution_id = ff.ExecutionId.of(partition, uuid)
+        delay, deadline = drawn.get("delay"), drawn.get("deadline")
+        now = self.model.now
+        item = NewExecution(
+            execution_kind=drawn.get("kind", "alpha"),
+            lane_id=drawn.get("lane", "default"),
+            namespace=namespace,
+            priority=drawn.get("priority", 0),
+            idempotency_key=key,
+            policy=drawn.get("policy"),
+            delay_until=None if delay is None else moment(now + delay) if delay < 0 else delay * MS,
+            execution_deadline_at=None if deadline is None else moment(now + deadline) if deadline < 0 else deadline * MS,
+            execution_id=execution_id,
+        )
+        new = New(
+            execution_id=str(execution_id),
+            uuid=uuid,
+            lane=item.lane_id,
+            kind=item.execution_kind,
+            namespace=namespace,
+            priority=item.priority,
+            key=key,
+            policy=drawn.get("policy"),
+            delay_until=None if delay is None else now + delay,
+            deadline_at=None if deadline is None else now + deadline,
+        )
+        return item, new
+
+    def _submit(self, drawn: list[dict[str, Any]]) -> None:
+        items = [self._new(one) for one in drawn]
+        answer = self.ask(self.engine.create_many([item for item, _ in items]))
+        self.ids += [a.execution_id for a in answer if isinstance(a, ff.Created)]
+        self.agree(answer, lambda: self.model.create_many([new for _, new in items]))
+
+    @initialize(drawn=st.lists(submissions, min_size=2, max_size=4))
+    def begin(self, drawn: list[dict[str, Any]]) -> None:
+        self._submit(drawn)
+
+    @rule(drawn=submissions)
+    def create(self, drawn: dict[str, Any]) -> None:
+        self._submit([drawn])
+
+    @rule(drawn=st.lists(submissions, min_size=2, max_size=4))
+    def create_many(self, drawn: list[dict[str, Any]]) -> None:
+        self._submit(drawn)
+
+    # Claiming
+
+    @rule(lane=st.sampled_from(LANES), worker=workers, ttl=ttls, limit=st.sampled_from([1, 1, 1, 2, 5]))
+    def claim(self, lane: str, worker: Worker, ttl: int, limit: int) -> None:
+        who = {"worker_id": worker.worker_id, "worker_instance_id": worker.worker_instance_id}
+        answer = self.ask(
+            self.engine.claim_many(
+                lane, limit=limit, capabilities=worker.capabilities, kinds=worker.kinds, lease_ttl=ttl * MS, **who
+            )
+        )
+        self.agree(answer, lambda: self.model.claim(lane, worker, ttl, limit, self.minted(answer)))
+
+    @rule(worker=workers)
+    def claim_anything(self, worker: Worker) -> None:
+        self.claim("default", worker, 30 * SECOND, 5)
+
+    @rule(pick=picks, worker=workers, ttl=grant_ttls)
+    def issue_claim_grant(self, pick: int, worker: Worker, ttl: int) -> None:
+        target = self.target(pick)
+        answer = self.ask(
+            self.engine.issue_claim_grant(
+                target,
+                worker_id=worker.worker_id,
+                worker_instance_id=worker.worker_instance_id,
+                worker_capabilities=worker.capabilities,
+                grant_ttl=ttl * MS,
+            )
+        )
+        if isinstance(answer, ClaimGrant):
+            self.grants.append((worker, answer))
+        self.agree(answer, lambda: self.model.issue_claim_grant(str(target), worker, ttl))
+
+    def _granted(self, pick: int, worker: Worker) -> tuple[ff.ExecutionId, Worker]:
+        """What to claim by grant: mostly something granted, mostly by the worker it was granted to."""
+        if not self.grants or pick == 9:
+            return self.target(pick), worker
+        holder, grant = self.grants[-1 - pick % len(self.grants)]
+        return grant.execution_id, worker if pick == 8 else holder
+
+    @rule(pick=picks, worker=workers, ttl=ttls, timeout=st.sampled_from([None, 20 * SECOND]), deadline=st.sampled_from([None, 60 * SECOND]))
+    def claim_execution(self, pick: int, worker: Worker, ttl: int, timeout: int | None, deadline: int | None) -> None:
+        target, worker = self._granted(pick, worker)
+        state = self.model.executions.get(str(target))
+        call = "resumed" if state is not None and state.pending == "interrupted" and pick != 7 else "fresh"
+        if self.handles and pick == 6:  # an answer was lost: the same ids again
+            last = self.handles[-1]
+            target, lease_id, attempt_id = last.execution_id, last.lease_id, last.attempt_id
+        else:
+            lease_id, attempt_id = mint_uuid(), mint_uuid()
+        self._claim_granted(call, target, worker, ttl, lease_id, attempt_id, timeout, deadline)
+
+    def _claim_granted(
+        self,
+        call: str,
+        target: ff.ExecutionId,
+        worker: Worker,
+        ttl: int,
+        lease_id: UUID,
+        attempt_id: UUID,
+        timeout: int | None,
+        deadline: int | None,
+    ) -> None:
+        who = {"worker_id": worker.worker_id, "worker_instance_id": worker.worker_instance_id}
+        wait = None if timeout is None else timeout * MS
+        until = None if deadline is None or call == "resumed" else self.model.now + deadline
+        if call == "fresh":
+            answer = self.ask(
+                self.engine.claim_execution(
+                    target,
+                    lease_id=lease_id,
+                    attempt_id=attempt_id,
+                    lease_ttl=ttl * MS,
+                    attempt_timeout=wait,
+                    execution_deadline_at=None if until is None else moment(until),
+                    **who,
+                )
+            )
+        else:
+            answer = self.ask(
+                self.engine.claim_resumed_execution(
+                    target, lease_id=lease_id, lease_ttl=ttl * MS, remaining_attempt_timeout=wait, **who
+                )
+            )
+        self.agree(
+            answer,
+            lambda: self.model.claim_granted(
+                call,
+                str(target),
+                worker,
+                ttl,
+                lease_id,
+                attempt_id if call == "fresh" else None,
+                self.minted(answer),
+                timeout=timeout,
+                deadline_at=until,
+            ),
+        )
+
+    @rule(pick=picks, ttl=ttls)
+    def issue_grant_and_claim(self, pick: int, ttl: int) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.issue_grant_and_claim(target, lease_duration=ttl * MS))
+        operator = Worker("operator", "operator")
+        self.agree(
+            answer,
+            lambda: self.model.claim_granted("operator", str(target), operator, ttl, None, None, self.minted(answer)),
+        )
+
+    @rule(pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)
+    def issue_reclaim_grant(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
+        lost = [e.id for e in self.model.executions.values() if e.place in "XV"]
+        target = ff.ExecutionId(lost[pick % len(lost)]) if lost and pick < 7 else self.target(pick)
+        answer = self.ask(
+            self.engine.issue_reclaim_grant(
+                target,
+                worker_id=worker.worker_id,
+                worker_instance_id=worker.worker_instance_id,
+                worker_capabilities=worker.capabilities,
+                grant_ttl=ttl * MS,
+                max_reclaim_count=cap,
+            )
+        )
+        if isinstance(answer, ClaimGrant):
+            self.grants.append((worker, answer))
+        self.agree(answer, lambda: self.model.issue_reclaim_grant(str(target), worker, ttl, cap))
+
+    @rule(pick=picks, worker=workers, ttl=ttls, cap=optional_caps)
+    def reclaim_execution(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
+        target, worker = self._granted(pick, worker)
+        lease_id, attempt_id = mint_uuid(), mint_uuid()
+        answer = self.ask(
+            self.engine.reclaim_execution(
+                target,
+                worker_id=worker.worker_id,
+                worker_instance_id=worker.worker_instance_id,
+                lease_id=lease_id,
+                attempt_id=attempt_id,
+                lease_ttl=ttl * MS,
+                max_reclaim_count=cap,
+            )
+        )
+        self.agree(answer, lambda: self.model.reclaim(str(target), worker, ttl, lease_id, attempt_id, cap))
+
+    # Holding a lease
+
+    @rule(drawn=rights, ttl=st.sampled_from([None, None, 5 * SECOND, 60 * SECOND]))
+    def renew(self, drawn: tuple[str, int], ttl: int | None) -> None:
+        self.renew_many([drawn], ttl)
+
+    @precondition(lambda self: self.handles)
+    @rule(drawn=st.lists(rights, min_size=2, max_size=4), ttl=st.sampled_from([None, None, 5 * SECOND]))
+    def renew_many(self, drawn: list[tuple[str, int]], ttl: int | None) -> None:
+        shown = [self.right(one) for one in drawn]
+        answer = self.ask(
+            self.engine.renew_many([theirs for theirs, _ in shown], lease_ttl=None if ttl is None else ttl * MS)
+        )
+        own = [h.lease_ttl // MS if isinstance(h, ff.Handle) else None for h, _ in shown]
+        self.agree(
+            answer, lambda: self.model.renew_many([ours for _, ours in shown], [ttl or mine for mine in own])
+        )
+
+    @rule(drawn=rights, percent=st.sampled_from([None, 0, 50]), message=st.sampled_from([None, "half way"]))
+    def progress(self, drawn: tuple[str, int], percent: int | None, message: str | None) -> None:
+        theirs, ours = self.right(drawn)
+        answer = self.ask(self.engine.progress(theirs, percent=percent, message=message))
+        self.agree(answer, lambda: self.model.progress(ours, percent, message))
+
+    @rule(drawn=rights, result=st.sampled_from([None, b"", b"one"]))
+    def complete(self, drawn: tuple[str, int], result: bytes | None) -> None:
+        theirs, ours = self.right(drawn)
+        answer = self.ask(self.engine.complete(theirs, result))
+        self.agree([answer], lambda: self.model.complete_many([ours], [result]))
+
+    @precondition(lambda self: self.handles)
+    @rule(drawn=st.lists(rights, min_size=2, max_size=4))
+    def complete_many(self, drawn: list[tuple[str, int]]) -> None:
+        shown = [self.right((how if how not in ("operator", "source") else "old", pick)) for how, pick in drawn]
+        results = [str(place).encode() for place in range(len(shown))]
+        answer = self.ask(
+            self.engine.complete_many([Completion(shown[n][0], result) for n, result in enumerate(results)])
+        )
+        self.agree(answer, lambda: self.model.complete_many([ours for _, ours in shown], results))
+
+    @staticmethod
+    def _failure(drawn: dict[str, Any]) -> tuple[str, str, str, Any]:
+        """Reason, class and category as the contract completes them."""
+        category, kind = drawn.get("category"), drawn.get("failure_class")
+        kind = kind or (category if category in ("timeout", "permanent") else "transient")
+        return drawn["reason"], kind, category or kind, drawn.get("retry_policy")
+
+    @rule(drawn=rights, failure=failures)
+    def fail(self, drawn: tuple[str, int], failure: dict[str, Any]) -> None:
+        theirs, ours = self.right(drawn)
+        given = dict(failure)
+        answer = self.ask(self.engine.fail(theirs, given.pop("reason"), **given))
+        self.agree([answer], lambda: self.model.fail_many([ours], [self._failure(failure)]))
+
+    @precondition(lambda self: self.handles)
+    @rule(drawn=st.lists(st.tuples(rights, failures), min_size=2, max_size=4))
+    def fail_many(self, drawn: list[tuple[tuple[str, int], dict[str, Any]]]) -> None:
+        shown = [self.right((how if how not in ("operator", "source") else "old", p)) for (how, p), _ in drawn]
+        answer = self.ask(
+            self.engine.fail_many(
+                [Failure(authority=theirs, **failure) for (theirs, _), (_, failure) in zip(shown, drawn, strict=True)]
+            )
+        )
+        self.agree(
+            answer,
+            lambda: self.model.fail_many([ours for _, ours in shown], [self._failure(one) for _, one in drawn]),
+        )
+
+    @rule(drawn=rights, by=st.sampled_from([10 * SECOND, 0, -SECOND, 60 * SECOND]))
+    def delay(self, drawn: tuple[str, int], by: int) -> None:
+        theirs, ours = self.right(drawn)
+        until = self.model.now + by
+        answer = self.ask(self.engine.delay(theirs, moment(until) if by <= 0 else by * MS))
+        self.agree(answer, lambda: self.model.pause("delay", ours, until))
+
+    @rule(drawn=rights)
+    def wait_children(self, drawn: tuple[str, int]) -> None:
+        theirs, ours = self.right(drawn)
+        answer = self.ask(self.engine.wait_children(theirs))
+        self.agree(answer, lambda: self.model.pause("wait_children", ours))
+
+    @rule(drawn=rights)
+    def release(self, drawn: tuple[str, int]) -> None:
+        theirs, ours = self.right(drawn)
+        answer = self.ask(self.engine.release(theirs))
+        self.agree(answer, lambda: self.model.pause("release", ours))
+
+    @rule(drawn=rights, reason=reasons, source=sources)
+    def cancel(self, drawn: tuple[str, int], reason: str, source: str) -> None:
+        theirs, ours = self.right(drawn)
+        holder = isinstance(theirs, ff.Handle)
+        if holder:
+            source = "lease_holder"
+        answer = self.ask(self.engine.cancel(theirs, reason, source=source))
+        self.agree(answer, lambda: self.model.cancel(ours, reason, source, by_handle=holder))
+
+    # Operating
+
+    @rule(pick=picks, lease=st.sampled_from(["any", "any", "own", "other"]), instance=st.sampled_from([None, None, "pool-1"]))
+    def revoke_lease(self, pick: int, lease: str, instance: str | None) -> None:
+        active = [e.id for e in self.model.executions.values() if e.place == "A"]
+        target = ff.ExecutionId(active[pick % len(active)]) if active and pick < 8 else self.target(pick)
+        state = self.model.executions.get(str(target))
+        expected = UUID(int=7) if lease == "other" else None
+        if lease == "own" and state is not None and state.lease is not None:
+            expected = state.lease.lease_id
+        answer = self.ask(
+            self.engine.revoke_lease(target, reason="why not", expected_lease_id=expected, worker_instance_id=instance)
+        )
+        self.agree(answer, lambda: self.model.revoke(str(target), "why not", expected, instance))
+
+    @rule(pick=picks, reason=st.sampled_from([None, "again"]), by=st.sampled_from([None, "me"]))
+    def replay_execution(self, pick: int, reason: str | None, by: str | None) -> None:
+        ended = [e.id for e in self.model.executions.values() if e.place == "T"]
+        target = ff.ExecutionId(ended[pick % len(ended)]) if ended and pick < 8 else self.target(pick)
+        answer = self.ask(self.engine.replay_execution(target, reason=reason, requested_by=by))
+        self.agree(answer, lambda: self.model.replay(str(target), reason, by))
+
+    @rule(pick=picks, priority=priorities)
+    def change_priority(self, pick: int, priority: int) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.change_priority(target, priority))
+        self.agree(answer, lambda: self.model.change_priority(str(target), priority))
+
+    @rule(pick=picks, reason=st.sampled_from(sorted(BLOCKS)))
+    def block(self, pick: int, reason: str) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.block_execution_for_admission(target, reason))
+        self.agree(answer, lambda: self.model.block(str(target), reason))
+
+    @rule(pick=picks, expected=st.none() | st.sampled_from(sorted(BLOCKS)))
+    def unblock(self, pick: int, expected: str | None) -> None:
+        held = [e.id for e in self.model.executions.values() if e.place == "B"]
+        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        answer = self.ask(self.engine.unblock_execution(target, expected_blocking_reason=expected))
+        self.agree(answer, lambda: self.model.unblock(str(target), expected))
+
+    @rule(lane=st.sampled_from(LANES), state=st.sampled_from(["active", "active", "paused", "draining", "disabled"]))
+    def set_lane_state(self, lane: str, state: str) -> None:
+        answer = self.ask(self.engine.set_lane_state(lane, state))
+        self.agree(answer, lambda: self.model.set_lane_state(lane, state))
+
+    # Time and duties
+
+    @rule(by=times)
+    def pass_time(self, by: int) -> None:
+        self.run(self.world.move_clock(by))
+        self.model.now += by
+
+    @rule()
+    def pass_time_until_something_is_due(self) -> None:
+        coming = [
+            at
+            for e in self.model.executions.values()
+            for kind in ("lease", "attempt", "deadline", "delay")
+            if (at := self.model.due_at(kind, e)) is not None and at > self.model.now
+        ]
+        if coming:
+            self.pass_time(min(coming) - self.model.now)
+
+    @rule(kind=st.sampled_from(["lease", "attempt", "deadline", "delay", "delay", "retention"]))
+    def run_timers(self, kind: str) -> None:
+        answer = self.ask(self.engine.run_timers(kind, limit=1000))
+        assert not isinstance(answer, ff.FlowFabricError), answer
+        assert (answer.failed, answer.more) == (0, False), answer
+        self.agree(answer.handled, lambda: self.model.run_timers(kind))
+
+    @rule(pick=picks)
+    def mark_lease_expired(self, pick: int) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.mark_lease_expired_if_due(target))
+        self.agree(answer, lambda: self.model.mark_lease_expired(str(target)))
+
+    @rule(pick=picks)
+    def promote_delayed(self, pick: int) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.promote_delayed(target))
+        self.agree(answer, lambda: self.model.promote(str(target)))
+
+    @rule(pick=picks, phase=st.sampled_from(["attempt_timeout", "execution_deadline"]))
+    def expire_execution(self, pick: int, phase: str) -> None:
+        target = self.target(pick)
+        answer = self.ask(self.engine.expire_execution(target, phase))
+        self.agree(answer, lambda: self.model.expire(str(target), phase))
+
+    @rule()
+    def sweep(self) -> None:
+        self.ask(self.engine.sweep())
+        self.model.sweep()
+
+    # What must be the same after every step
+
+    @invariant()
+    def everything_is_the_same(self) -> None:
+        self.run(self._compare())
+
+    async def _compare(self) -> None:
+        sql, model = self.world.sql, self.model
+        assert await self.engine.audit(events=True) == []
+        executions = await sql.fetch(
+            "select v.*, r.result from flowfabric.execution e"
+            " cross join lateral flowfabric.read_execution(e.partition, e.id) v"
+            " left join lateral flowfabric.read_result(e.partition, e.id) r on true"
+        )
+        stored = {}
+        for row in executions:
+            seen = rows.execution(row)
+            stored[str(seen.execution_id)] = {**view(seen), "result": row["result"]}
+        assert stored == {e.id: expected_view(e) for e in model.executions.values()}
+
+        attempts: dict[str, list[dict[str, Any]]] = {e: [] for e in model.executions}
+        for row in await sql.fetch(
+            "select e.partition as home, e.id as of, a.* from flowfabric.execution e"
+            " cross join lateral flowfabric.list_attempts(e.partition, e.id) a order by a.attempt_index"
+        ):
+            found = rows.attempt(row)
+            attempts[str(ff.ExecutionId.of(row["home"], row["of"]))].append(
+                {name: spoken(getattr(found, name)) for name in found.__struct_fields__ if name != "policy_snapshot"}
+            )
+        assert attempts == {e.id: [vars(a) for a in e.attempts] for e in model.executions.values()}
+
+        logs: dict[str, dict[str, list[tuple[Any, ...]]]] = {
+            e: {"lease": [], "completion": [], "operator": []} for e in model.logs
+        }
+        for row in await sql.fetch("select e.*, e.details::text as details from flowfabric.event e order by xid, seq"):
+            sort_event(logs, row)
+        assert logs == {e: vars(log) for e, log in model.logs.items()}
+
+        for lane in LANES:
+            assert await self.engine.scan_eligible_executions(lane) == model.eligible(lane)
+        # What a worker would get, found out by claiming it all and taking it back.
+        self.probe += 1
+        worker = (*WORKERS, EVERYONE)[self.probe % 4]
+        lane = LANES[self.probe // 4 % 2]
+        transaction = sql.transaction()
+        await transaction.start()
+        try:
+            taken = await sql.fetch(
+                "select partition, id from flowfabric.claim($1, $2, $3, 'probe', 'probe', 1000, 1000)",
+                lane,
+                None if worker.kinds is None else list(worker.kinds),
+                list(worker.capabilities),
+            )
+        finally:
+            await transaction.rollback()
+        assert [str(ff.ExecutionId.of(row["partition"], row["id"])) for row in taken] == [
+            e.id for e in model.claimable(lane, worker) if not (e.place in "XV" and model.is_capped(e))
+        ]
+
+    def teardown(self) -> None:
+        """The log as readers get it holds the same events, each once and in order."""
+        self.run(self._compare_log())
+
+    async def _compare_log(self) -> None:
+        for family in ("lease", "completion", "operator"):
+            expected = {e: len(getattr(log, family)) for e, log in self.model.logs.items()}
+            for _ in range(500):
+                # Events show once every older transaction of the whole server has ended.
+                found = await self.engine.read_events(family=family, limit=10_000)
+                if len(found.items) >= sum(expected.values()):
+                    break
+                await asyncio.sleep(0.02)
+            counted = dict.fromkeys(expected, 0)
+            for event in found.items:
+                counted[str(event.execution_id)] += 1
+            assert counted == expected
+
+
+def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.Record) -> None:
+    """Put one stored event into the families it belongs to."""
+    event = rows.event(row)
+    at = ms(event.occurred_at)
+    log = logs[str(event.execution_id)]
+    if event.lease_type is not None:
+        log["lease"].append(
+            (
+                event.lease_type,
+                event.lease_id,
+                event.lease_epoch,
+                event.attempt_id,
+                event.attempt_index,
+                event.worker_id,
+                event.worker_instance_id,
+                event.reason,
+                event.revoked_by,
+                at,
+            )
+        )
+    if event.outcome is not None:
+        log["completion"].append((event.outcome, at))
+    if event.operator_type is not None:
+        log["operator"].append((event.operator_type, event.details, at))
+
+
+_SAME = (
+    "priority retry_count replay_count lease_reclaim_count delay_until deadline_at attempt_timeout_at failure_reason"
+    " failure_category cancellation_reason cancelled_by progress_pct progress_message created_at started_at completed_at"
+    " lease_lost_at lease_revoke_reason"
+).split()
+
+
+def view(seen: ff.Execution) -> dict[str, Any]:
+    """What the engine tells about an execution."""
+    vector = seen.state_vector
+    lease = seen.current_lease or seen.lost_lease
+    left = seen.attempt_timeout_remaining
+    return {name: spoken(getattr(seen, name)) for name in _SAME} | {
+        "vector": tuple(str(getattr(vector, name)) for name in vector.__struct_fields__),
+        "has_detail": bool(seen.blocking_detail),
+        "total_attempt_count": seen.total_attempt_count,
+        "current_attempt_index": seen.current_attempt_index,
+        "current_attempt_id": None if seen.current_attempt is None else seen.current_attempt.attempt_id,
+        "epoch": seen.current_lease_epoch,
+        "is_leased": seen.current_lease is not None,
+        "lease": None
+        if lease is None
+        else (
+            lease.lease_id,
+            lease.lease_epoch,
+            lease.worker_id,
+            lease.worker_instance_id,
+            ms(lease.acquired_at),
+            ms(lease.last_heartbeat_at),
+            ms(lease.expires_at),
+        ),
+        "attempt_timeout_left": None if left is None else left // MS,
+        "mismatch_at": ms(seen.last_capability_mismatch_at),
+        "transitioned_at": ms(seen.last_transition_at),
+        "mutated_at": ms(seen.last_mutation_at),
+    }
+
+
+def expected_view(e: Any) -> dict[str, Any]:
+    """The same from the model."""
+    lease = e.lease if e.is_active else None
+    return {name: getattr(e, name) for name in _SAME} | {
+        "vector": e.vector,
+        "has_detail": e.place in "DBXV",
+        "total_attempt_count": len(e.attempts),
+        "current_attempt_index": len(e.attempts) - 1 if e.attempts else None,
+        "current_attempt_id": e.current_attempt_id,
+        "epoch": e.epoch,
+        "is_leased": e.place == "A",
+        "lease": None
+        if lease is None
+        else (
+            lease.lease_id,
+            lease.epoch,
+            lease.worker_id,
+            lease.worker_instance_id,
+            lease.acquired_at,
+            lease.renewed_at,
+            lease.expires_at,
+        ),
+        "attempt_timeout_left": e.attempt_timeout_left,
+        "mismatch_at": e.mismatch_at,
+        "transitioned_at": e.transitioned_at,
+        "mutated_at": e.mutated_at,
+        "result": e.result,
+        "lease_lost_at": e.lease_lost_at if e.is_active else None,
+        "lease_revoke_reason": e.lease_revoke_reason if e.is_active else None,
+    }
+
+
+@pytest.fixture
+def world(server: str) -> Any:
+    world = World()
+    world.run(world.open(server))
+    yield world
+    world.close()
+
+
+def test_the_engine_does_what_the_contract_says_in_every_history(world: World) -> None:
+    machine = type("Histories", (Histories,), {"world": world})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,  # a step is a dozen round trips on a shared machine
+            derandomize=EXAMPLES <= 100,  # a run in CI repeats; a longer hunt looks elsewhere every time
+            print_blob=True,
+            database=None,
+            # Starting over costs a truncate, and a history is long on purpose.
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+        ),
+    )
