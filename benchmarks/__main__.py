@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from benchmarks.engine import DrainPinned, DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs
 from benchmarks.floor import Floor, RawCreateMany, RawVerbs
 from benchmarks.harness import (
     FULL,
@@ -31,26 +32,34 @@ from benchmarks.harness import (
 from benchmarks.peers.pgqueuer import Pgqueuer
 from benchmarks.peers.procrastinate import Procrastinate
 from benchmarks.server import Server, running_server
+from benchmarks.stolen import load
 
 
-def groups(server: Server, sizes: Sizes) -> list[Group]:
-    """Who takes turns with whom.
-
-    The engine's own trials (`engine.py`) belong first in each group: a `Drain` named "engine" here, trials that
-    measure `engine.create_many` and the three single calls below. Full against empty and pinned against plain
-    compare the engine with itself: two groups more, of `sizes.long_repetitions`.
-    """
+def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
+    """Who takes turns with whom."""
     return [
         Group(
             [
+                Drain(server, "engine", lambda dsn: EngineQueue(dsn, sizes), sizes.jobs),
                 Drain(server, "floor", lambda dsn: Floor(dsn, sizes), sizes.jobs),
                 Drain(server, "pgqueuer", lambda dsn: Pgqueuer(dsn, sizes), sizes.jobs),
                 Drain(server, "procrastinate", lambda dsn: Procrastinate(dsn, sizes), sizes.slow_jobs),
             ],
             sizes.repetitions,
         ),
-        Group([RawCreateMany(server, sizes)], sizes.repetitions),
-        Group([RawVerbs(server, sizes)], sizes.repetitions),
+        Group([EngineCreateMany(server, sizes), RawCreateMany(server, sizes)], sizes.repetitions),
+        Group([EngineVerbs(server, sizes), RawVerbs(server, sizes)], sizes.repetitions),
+        Group(
+            [
+                DrainWithStored(server, sizes, 0, "engine.drain_empty"),
+                DrainWithStored(server, sizes, sizes.stored, "engine.drain_full"),
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [DrainPinned(server, sizes, False, console), DrainPinned(server, sizes, True, console)],
+            sizes.long_repetitions,
+        ),
     ]
 
 
@@ -64,11 +73,14 @@ async def bench(server: Server, options: argparse.Namespace) -> None:
     wanted = {series for metric in metrics for series in (metric.ours, metric.theirs)}
     settings = ", ".join(f"{name} {value}" for name, value in (await server.settings()).items())
     console.print(settings, highlight=False)
+    load_before = load()
     results = Results()
-    for group in groups(server, sizes):
+    for group in groups(server, sizes, console):
         await run_group(group.wanting(wanted), results, console)
     wall_seconds = time.monotonic() - started
-    caption = f"{'quick' if options.quick else 'full'} sizes: {sizes}; wall time {wall_seconds:.0f} s"
+    caption = (
+        f"{'quick' if options.quick else 'full'} sizes: {sizes}; wall time {wall_seconds:.0f} s; {load_before} before"
+    )
     console.print(table(results, metrics, caption))
     write_json(results, metrics, wall_seconds, options.out)
     console.print(f"numbers in {options.out}", highlight=False)

@@ -37,7 +37,7 @@ class Sizes:
     pinned_jobs: int = 200_000
     held_seconds: int = 120
     repetitions: int = 5
-    long_repetitions: int = 3
+    long_repetitions: int = 5
 
     def __str__(self) -> str:
         return (

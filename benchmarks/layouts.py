@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.jobs import payload, uuid7
 from benchmarks.server import Server, running_server
-from benchmarks.stolen import Stolen
+from benchmarks.stolen import Stolen, load
 
 _FILES = Path(__file__).with_name("layouts")
 _CREATE_BATCH = 500
@@ -382,6 +382,7 @@ async def _main(server: Server, options: argparse.Namespace) -> None:
     settings = await server.settings()
     report.console.print(", ".join(f"{name} {value}" for name, value in settings.items()), highlight=False)
     for situation in options.situations:
+        report.console.print(f"{situation}: {load()} before", highlight=False)
         await _SITUATIONS[situation](server, options, report)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report.numbers, indent=2) + "\n")

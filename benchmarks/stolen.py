@@ -1,7 +1,8 @@
-"""How much processor time the host gave to others while something was measured."""
+"""How much processor time others had while something was measured."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Self
 
@@ -34,3 +35,8 @@ def _read() -> list[int]:
     except OSError:
         return [0] * (_STEAL + 1)
     return [int(ticks) for ticks in first[1 : _STEAL + 2]]
+
+
+def load() -> str:
+    """Whether others on this machine are at work: that slows everything down and is not counted as stolen."""
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"

@@ -22,7 +22,7 @@ Minted = Mapping[str, tuple[UUID, UUID]]
 """Per execution the lease id and the attempt id of the claim under way."""
 
 
-class Refused(Exception):  # noqa: N818 - the contract's word
+class Refused(Exception):
     """An operation that was refused, by the kind of its error."""
 
     def __init__(self, kind: str, **facts: Any) -> None:
@@ -31,7 +31,9 @@ class Refused(Exception):  # noqa: N818 - the contract's word
         self.facts = facts
 
 
-class _Recorded(Exception):  # noqa: N818 - not an error: a terminal call that is answered from history
+class _Recorded(Exception):
+    """Not an error: a terminal call that is answered from history."""
+
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
 

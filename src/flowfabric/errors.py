@@ -409,7 +409,7 @@ class ConnectionFailed(TransportError):
         {
             "unreachable": "the database server cannot be reached; check host, port and that it is running",
             "wrong_password": "the database server refused the user name or password",
-            "missing_privileges": "the database user lacks privileges; grant it the flowfabric role",
+            "missing_privileges": "the database user lacks privileges; see `flowfabric migrate --worker-role`",
             "database_missing": "the database does not exist on this server",
             "server_too_old": "the database server is too old; PostgreSQL 15 or newer is needed",
             "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",

@@ -66,7 +66,7 @@ class _Minter:
         self._millisecond = 0
         self._tail = 0
 
-    def next(self) -> UUID:
+    def next_bytes(self) -> bytes:
         now = time.time_ns() // 1_000_000
         with self._lock:
             if now > self._millisecond:
@@ -79,13 +79,16 @@ class _Minter:
                     self._millisecond += 1
                     self._tail = self._random.getrandbits(73)
             millisecond, tail = self._millisecond, self._tail
-        return UUID(
-            int=(millisecond & 0xFFFF_FFFF_FFFF) << 80
+        return (
+            (millisecond & 0xFFFF_FFFF_FFFF) << 80
             | 0x7 << 76
             | (tail >> 62) << 64
             | 0b10 << 62
             | (tail & 0x3FFF_FFFF_FFFF_FFFF)
-        )
+        ).to_bytes(16, "big")
+
+    def next(self) -> UUID:
+        return UUID(bytes=self.next_bytes())
 
 
 _minter: Final = _Minter()
@@ -93,6 +96,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_minter.reset)
 
 mint_uuid: Final = _minter.next
+mint_bytes: Final = _minter.next_bytes
 
 
 def parse_uuid(value: object, field: str = "id") -> UUID:

@@ -114,11 +114,11 @@ class Handle(Struct, frozen=True, kw_only=True, gc=False):
             handle = cls(
                 partition=execution_id.partition,
                 uuid=execution_id.uuid,
-                attempt_index=reader.number(),
+                attempt_index=reader.number(2**31 - 1),
                 attempt_id=UUID(reader.text()),
                 lease_id=UUID(reader.text()),
-                lease_epoch=reader.number(),
-                lease_ttl=timedelta(milliseconds=reader.number()),
+                lease_epoch=reader.number(2**63 - 1),
+                lease_ttl=timedelta(milliseconds=reader.number(10**13)),
                 lane_id=reader.text(),
                 worker_instance_id=reader.text(),
                 kind=kind,
@@ -145,8 +145,11 @@ class _Reader:
     def byte(self) -> int:
         return self._take(1)[0]
 
-    def number(self) -> int:
-        return int(struct.unpack("<Q", self._take(8))[0])
+    def number(self, most: int) -> int:
+        number = int(struct.unpack("<Q", self._take(8))[0])
+        if number > most:
+            raise ValueError(f"{number} is too large")
+        return number
 
     def text(self) -> str:
         return self._take(int(struct.unpack("<I", self._take(4))[0])).decode()
@@ -195,7 +198,7 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     flow_id: FlowId | None = None
 
 
-class Created(Struct, frozen=True):
+class Created(Struct, frozen=True, gc=False):
     execution_id: ExecutionId
     public_state: State
 
@@ -255,16 +258,8 @@ class Renewed(Struct, frozen=True):
 
 
 class Completed(Struct, frozen=True, gc=False):
-    partition: int
-    uuid: UUID
-
-    @property
-    def execution_id(self) -> ExecutionId:
-        return ExecutionId.of(self.partition, self.uuid)
-
-    @property
-    def public_state(self) -> State:
-        return State.COMPLETED
+    execution_id: ExecutionId
+    public_state: State = State.COMPLETED
 
 
 class RetryScheduled(Struct, frozen=True):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 import django
@@ -101,7 +101,7 @@ class EngineConnection(Asyncpg):
 
 class Psycopg(Way):
     cursor = False
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     async def open(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True, **self.options)
@@ -143,7 +143,7 @@ class PsycopgCursor(Psycopg):
     """With a row factory and a cursor class that the bridge must not depend on."""
 
     cursor = True
-    options = {"row_factory": dict_row, "cursor_factory": psycopg.ClientCursor}
+    options: ClassVar[dict[str, Any]] = {"row_factory": dict_row, "cursor_factory": psycopg.ClientCursor}
 
 
 class PsycopgAsync(Way):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from asyncpg.pgproto import pgproto
 
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
 from flowfabric.ids import (
@@ -21,6 +23,7 @@ from flowfabric.ids import (
     check_tags,
     check_text,
     crc16,
+    mint_bytes,
     mint_uuid,
     parse_uuid,
 )
@@ -66,6 +69,7 @@ _HOMES = (
 )
 INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
 _PARTITION_HASHES = 1 << 16
+_PARTITION_ARG = 4  # its place among the args
 
 
 def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
@@ -148,6 +152,11 @@ class CreateCall:
                 answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId.of(partition, uuid))
         for row in rows:
             ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
+            if ordinal == 0:  # speaks for all: created and waiting; `partition` is the number of partitions
+                waiting = State(state)
+                for place, home, sent in zip(self._places, self.args[_PARTITION_ARG], self._sent, strict=True):
+                    answers[place] = Created(ExecutionId.of(home % partition, sent), waiting)
+                continue
             place = self._places[ordinal - 1]
             execution_id = ExecutionId.of(partition, uuid)
             if code == "created" or (repeated and code == "duplicate" and uuid == self._sent[ordinal - 1]):
@@ -185,10 +194,9 @@ class _Layout:
     def add(self, item: NewExecution) -> None:
         if not isinstance(item, NewExecution):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="NewExecution")
-        namespace = "" if item.namespace is None else check_text(item.namespace, "namespace")
-        kind = check_text(item.execution_kind, "execution_kind")
-        lane = check_lane(item.lane_id)
-        creator = "" if item.creator_identity is None else check_text(item.creator_identity, "creator_identity")
+        namespace = check_text(item.namespace, "namespace") if item.namespace not in _NO_TEXT else ""
+        kind, lane = _checked_kind(item.execution_kind), _checked_lane(item.lane_id)
+        creator = check_text(item.creator_identity, "creator_identity") if item.creator_identity not in _NO_TEXT else ""
         payload = item.input_payload
         if type(payload) is not bytes:
             payload = _bytes(payload, "input_payload")
@@ -209,7 +217,7 @@ class _Layout:
                 policy, derived = freeze_policy(item.policy)
             except FlowFabricError as error:
                 bad_policy = error
-        delay_at, delay_ms = instant(item.delay_until, "delay_until")
+        delay_at, delay_ms = (None, None) if item.delay_until is None else instant(item.delay_until, "delay_until")
         if item.delay_until is None and derived.delay_until_ms is not None:
             delay_at = datetime.fromtimestamp(derived.delay_until_ms / 1000, UTC)
         deadline_at, deadline_ms = instant(item.execution_deadline_at, "execution_deadline_at")
@@ -234,6 +242,9 @@ class _Layout:
 
     def _identity(self, item: NewExecution, namespace: str, key: str | None, flow: UUID | None) -> tuple[int, UUID]:
         given = None if item.execution_id is None else ExecutionId.parse(item.execution_id)
+        if given is None and flow is None and key is None:  # the common case, on the hot path
+            minted = mint_bytes()
+            return crc16(minted) % self._partitions, pgproto.UUID(minted)  # made in C; a UUID to everybody else
         uuid = mint_uuid() if given is None else given.uuid
         if flow is not None:
             home = crc16(flow.bytes) % self._partitions
@@ -268,23 +279,61 @@ class _Layout:
             [r[1] for r in routes],
             [r[2] for r in routes],
             list(route), list(partition), list(uuid), self._id_given,
-            list(namespace), list(creator), list(payload), _used(encoding), list(priority),
+            _filled(namespace), _filled(creator), list(payload), _used(encoding), _filled(priority),
             _used(flow), _used(key), _used(dedup), _used(tags), _used(policy), _used(budgets), _used(quota),
             _used(delay_at), _used(delay_ms), _used(deadline_at), _used(deadline_ms),
         ]  # fmt: skip
 
 
 _NOTHING = Derived()
+_NO_TEXT = (None, "")
+
+
+def _checked_kind(value: object) -> str:
+    # The same few texts come again and again; only what passed is remembered.
+    return _known_kind(value) if type(value) is str else check_text(value, "execution_kind")
+
+
+def _checked_lane(value: object) -> str:
+    return _known_lane(value) if type(value) is str else check_lane(value)
+
+
+@lru_cache(maxsize=1024)
+def _known_kind(value: str) -> str:
+    return check_text(value, "execution_kind")
+
+
+@lru_cache(maxsize=1024)
+def _known_lane(value: str) -> str:
+    return check_lane(value)
 
 
 def _used(column: tuple[Any, ...]) -> list[Any] | None:
-    return list(column) if any(value is not None for value in column) else None
+    """The column, or None when no item uses it."""
+    return None if column.count(None) == len(column) else list(column)
+
+
+def _filled(column: tuple[Any, ...]) -> list[Any] | None:
+    """The column, or None when every item has the default: empty text, zero."""
+    return list(column) if any(column) else None
 
 
 def _bytes(value: object, field: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes")
+
+
+def moment(value: object, field: str, allowed: str = "an aware datetime") -> datetime:
+    """A point in time that the database can hold and give back."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    if value.utcoffset() is None:
+        raise InvalidInput("a datetime without time zone", field=field, allowed=allowed)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed} within the years 1 to 9999") from None
 
 
 def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
@@ -297,7 +346,5 @@ def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
             raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
         return None, ms
     if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidInput("a datetime without time zone", field=field, allowed="an aware datetime or a timedelta")
-        return value, None
+        return moment(value, field, "an aware datetime or a timedelta"), None
     raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="an aware datetime or a timedelta")

@@ -22,6 +22,7 @@ from flowfabric.errors import (
     ConnectionFailed,
     Corruption,
     FlowFabricError,
+    InvalidInput,
     RetriesExhausted,
     TransportError,
 )
@@ -149,7 +150,7 @@ class Database:
                 if conflicts >= _SERIALIZATION_TRIES:
                     raise RetriesExhausted(str(error)) from error
                 await asyncio.sleep(0.005 * conflicts)
-            except (TimeoutError, asyncpg.DataError) as error:
+            except (TimeoutError, ValueError) as error:
                 # Not a lost connection, though the classes say so: asking again would take as long, or fail again.
                 raise translate(error, self.target) from error
             except _LOST as error:
@@ -202,6 +203,9 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return error
         case asyncpg.InsufficientPrivilegeError():
             return ConnectionFailed("missing_privileges", str(error), target=target)
+        case ValueError():
+            # The driver could not encode an argument: a backstop behind the checks of the operations.
+            return InvalidInput(str(error), allowed="what the operation takes")
         case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
             return TransportError("timeout", str(error) or "no answer in time")
         case asyncpg.PostgresError() if (error.sqlstate or "").startswith("FF"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import Any, cast
 from uuid import UUID
@@ -10,15 +11,15 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows
-from flowfabric._postgres.create_call import MAX_BATCH, instant
+from flowfabric._postgres.create_call import MAX_BATCH, instant, moment
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.pool import Database
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
-from flowfabric.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
-from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator
+from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
+from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator, ScannerFilter
 
 MAX_GRANT_TTL = timedelta(seconds=60)
-__all__ = ["MAX_BATCH", "Calls", "instant"]
+__all__ = ["MAX_BATCH", "Calls", "instant", "moment"]
 
 
 class Calls:
@@ -114,8 +115,9 @@ class Fences:
         return ExecutionId.of(self.partitions[place], self.ids[place])
 
 
-def is_operator(authority: Authority) -> bool:
-    return type(authority) is Operator
+def is_override(authority: Authority) -> bool:
+    """Whether the call needs no fence: an operator's own. Other sources may cancel so, and nothing else."""
+    return type(authority) is Operator and authority.source == "operator_override"
 
 
 def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record]:
@@ -130,8 +132,12 @@ def raised(row: asyncpg.Record, execution_id: ExecutionId) -> FlowFabricError:
     return rows.refused(row, execution_id)
 
 
-def parse_execution(value: object, field: str = "execution_id") -> ExecutionId:
-    return value if type(value) is ExecutionId else ExecutionId.parse(value, field)
+def parse_execution(value: object, field: str = "execution_id", count: int | None = None) -> ExecutionId:
+    """An execution id; with `count`, of a partition that exists."""
+    found = ExecutionId.parse(value, field)
+    if count is not None and found.partition >= count:
+        raise InvalidInput(f"partition {found.partition} does not exist", field=field, allowed=f"0..{count - 1}")
+    return found
 
 
 def parse_partition(value: object, count: int) -> int:
@@ -156,6 +162,32 @@ def check_batch(items: Sequence[Any], field: str = "items") -> None:
         raise InvalidInput(f"got {type(items).__name__}", field=field, allowed="a list")
     if len(items) > MAX_BATCH:
         raise InvalidInput(f"{len(items)} items", field=field, allowed=f"at most {MAX_BATCH}")
+
+
+def check_list(value: object, field: str) -> Collection[Any]:
+    """A list, tuple or set; a single text is not one, though Python would take it apart."""
+    if isinstance(value, list | tuple | AbstractSet):
+        return value
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a list")
+
+
+def check_filter(value: object, field: str = "filter") -> tuple[str | None, str | None, str | None]:
+    """A filter as namespace, tag key and tag value."""
+    if value is None:
+        return None, None, None
+    if not isinstance(value, ScannerFilter):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a ScannerFilter")
+    namespace = None if value.namespace is None else check_text(value.namespace, f"{field}.namespace")
+    return (namespace, *check_tag(value.instance_tag, f"{field}.instance_tag"))
+
+
+def check_tag(value: object, field: str) -> tuple[str | None, str | None]:
+    """A tag and the value it must have, or neither."""
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a (key, value) pair")
+    return check_text(value[0], field, None), check_text(value[1], field, None)
 
 
 def check_duration(value: object, field: str, *, least_ms: int = 1, most: timedelta | None = None) -> int:

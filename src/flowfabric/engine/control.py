@@ -94,7 +94,7 @@ class Control(Calls):
         self, execution_id: ExecutionId, reason: str, *, reason_detail: str | None = None
     ) -> Blocked | Rejected:
         """Hold an execution back. A refusal is an answer, so that a scheduler's loop can go on."""
-        if reason not in BLOCKING_REASONS:
+        if not isinstance(reason, str) or reason not in BLOCKING_REASONS:
             raise ValidationFailed(
                 "invalid_blocking_reason",
                 f"reason: got {reason!r}, allowed: {', '.join(sorted(BLOCKING_REASONS))}",
@@ -125,7 +125,9 @@ class Control(Calls):
         self, execution_id: ExecutionId, *, expected_blocking_reason: str | None = None
     ) -> Changed:
         """Let an execution be claimed again, if it is still held back for the expected reason."""
-        if expected_blocking_reason is not None and expected_blocking_reason not in BLOCKING_REASONS:
+        if expected_blocking_reason is not None and (
+            not isinstance(expected_blocking_reason, str) or expected_blocking_reason not in BLOCKING_REASONS
+        ):
             raise InvalidInput(
                 f"got {expected_blocking_reason!r}",
                 field="expected_blocking_reason",

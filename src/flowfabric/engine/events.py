@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from flowfabric._postgres import rows
-from flowfabric.engine.calls import Calls, check_limit
+from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_text
 from flowfabric.models import Event, EventCursor, Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator")
@@ -28,12 +27,13 @@ class Events(Calls):
         """
         if family is not None and family not in FAMILIES:
             raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
-        if after is not None and not isinstance(after, EventCursor):
+        start = after if after is not None else EventCursor()
+        if not isinstance(start, EventCursor):
             raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
-        start = after or EventCursor()
+        check_int(start.xid, "after.xid", 0, 2**63 - 1)
+        check_int(start.seq, "after.seq", 0, 2**63 - 1)
         size = check_limit(limit, 10_000)
-        chosen = filter or ScannerFilter()
-        key, value = chosen.instance_tag or (None, None)
+        chosen = check_filter(filter)
         if size == 0:
             return Page((), start)
         found = await self._fetch(
@@ -42,9 +42,7 @@ class Events(Calls):
             start.xid,
             start.seq,
             size,
-            None if chosen.namespace is None else check_text(chosen.namespace, "namespace"),
-            key,
-            value,
+            *chosen,
             repeatable=True,
         )
         items = [rows.event(row) for row in found]

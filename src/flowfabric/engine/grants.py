@@ -19,7 +19,7 @@ from flowfabric.engine.calls import (
     parse_execution,
     raised,
 )
-from flowfabric.errors import Contention, InvalidInput, Unavailable, ValidationFailed
+from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.ids import ExecutionId, check_lane, check_text, check_worker, parse_uuid, worker_capabilities
 from flowfabric.models import (
     Claimed,
@@ -193,7 +193,7 @@ class Grants(Calls):
         timeout: timedelta | None,
         deadline: datetime | None,
     ) -> Claimed:
-        target = parse_execution(execution_id)
+        target = parse_execution(execution_id, count=self._database.flow_partitions)
         deadline_at, deadline_ms = instant(deadline, "execution_deadline_at")
         if deadline_ms is not None:
             raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
@@ -275,7 +275,7 @@ class Grants(Calls):
         max_reclaim_count: int | None = None,
     ) -> Claimed | NotReclaimable | ReclaimCapExceeded | GrantNotFound:
         """Consume a reclaim grant: a new attempt replaces the one whose lease was lost."""
-        target = parse_execution(execution_id)
+        target = parse_execution(execution_id, count=self._database.flow_partitions)
         row = await self._row(
             _RECLAIM,
             target.partition,
@@ -322,15 +322,13 @@ def _grant_args(
     snapshot: str | None,
     summary: str | None,
 ) -> tuple[Any, ...]:
-    if isinstance(capabilities, str):
-        raise ValidationFailed("invalid_capabilities", "worker:not_array")
     return (
         target.partition,
         target.uuid,
         None if not lane_id else check_lane(lane_id),
         check_worker(worker_id),
         check_worker(worker_instance_id, "worker_instance_id"),
-        list(worker_capabilities(list(capabilities))),
+        list(worker_capabilities(capabilities)),
         check_duration(grant_ttl, "grant_ttl", most=MAX_GRANT_TTL),
         None if capability_hash is None else check_text(capability_hash, "capability_hash"),
         None if snapshot is None else check_text(snapshot, "route_snapshot_json", 64 * 1024),

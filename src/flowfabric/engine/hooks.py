@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from flowfabric.engine.calls import Calls, check_int, parse_execution
+from flowfabric.engine.calls import Calls, check_duration, check_filter, check_int, moment, parse_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import AlreadySatisfied, ScannerFilter
@@ -96,7 +96,7 @@ class Hooks(Calls):
         `phase` is `attempt_timeout` or `execution_deadline`.
         """
         kinds = {"attempt_timeout": TimerKind.ATTEMPT, "execution_deadline": TimerKind.DEADLINE}
-        if phase not in kinds:
+        if not isinstance(phase, str) or phase not in kinds:
             raise InvalidInput(f"got {phase!r}", field="phase", allowed=", ".join(kinds))
         code, state, _ = await self._one(kinds[phase], execution_id)
         match code:
@@ -121,17 +121,14 @@ class Hooks(Calls):
             wanted = TimerKind(kind)
         except ValueError:
             raise InvalidInput(f"got {kind!r}", field="kind", allowed=", ".join(TimerKind)) from None
-        chosen = filter or ScannerFilter()
-        key, value = chosen.instance_tag or (None, None)
+        chosen = check_filter(filter)
         row = await self._row(
             _ROUND,
             wanted.value,
             check_int(limit, "limit", 1, 10_000),
-            after,
-            chosen.namespace,
-            key,
-            value,
-            backoff // timedelta(milliseconds=1),
+            None if after is None else moment(after, "after"),
+            *chosen,
+            check_duration(backoff, "backoff", least_ms=0),
         )
         return Round(
             handled=row["handled"],
@@ -169,7 +166,7 @@ class Hooks(Calls):
             "select * from flowfabric.sleep_until_due($1, $2, $3)",
             [kind.value for kind in TimerKind],
             self._instance if self._listener is not None else None,
-            at_most // timedelta(milliseconds=1),
+            check_duration(at_most, "at_most", least_ms=0),
         )
         return float(row["pause_ms"]) / 1000
 
@@ -203,8 +200,8 @@ class Hooks(Calls):
         """
         found = await self._fetch(
             "select rule, partition, id, detail from flowfabric.audit($1, $2)",
-            partition,
-            events,
+            None if partition is None else check_int(partition, "partition", 0, 65_535),
+            bool(events),
             repeatable=True,
         )
         return [

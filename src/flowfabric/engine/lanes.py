@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from flowfabric.engine.calls import Calls, check_limit
+from flowfabric.engine.calls import Calls, check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import check_lane
 from flowfabric.models import Lane, LaneState, LaneStats, Page
@@ -48,9 +48,9 @@ class Lanes(Calls):
 
     async def lane_stats(self, lane_ids: Collection[str] | None = None) -> list[LaneStats]:
         """What waits, since when, and what runs, per lane."""
-        if isinstance(lane_ids, str):
-            raise InvalidInput("a single text", field="lane_ids", allowed="a list of lanes")
-        names = None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in lane_ids]
+        names = (
+            None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")]
+        )
         found = await self._fetch("select * from flowfabric.lane_stats($1)", names, repeatable=True)
         return [
             LaneStats(

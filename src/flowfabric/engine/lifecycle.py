@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 
@@ -18,8 +18,9 @@ from flowfabric.engine.calls import (
     check_batch,
     check_duration,
     check_int,
+    check_list,
     instant,
-    is_operator,
+    is_override,
     optional_bytes,
     raised,
 )
@@ -47,6 +48,7 @@ from flowfabric.models import (
     Handle,
     Moved,
     NewExecution,
+    Operator,
     Released,
     Renewed,
     RetryScheduled,
@@ -199,8 +201,8 @@ class Lifecycle(Calls):
         """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
         args = (
             check_lane(lane_id),
-            None if kinds is None else [check_text(kind, "kinds") for kind in kinds],
-            list(worker_capabilities(list(capabilities))) if capabilities else [],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            list(worker_capabilities(capabilities)) if capabilities else [],
             check_worker(worker_id),
             check_worker(worker_instance_id, "worker_instance_id"),
             check_duration(lease_ttl, "lease_ttl"),
@@ -284,7 +286,7 @@ class Lifecycle(Calls):
         self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
     ) -> Completed:
         """End as completed. Repeating it with the same handle gives the first answer and changes nothing."""
-        answer = (await self._complete([(authority, result, result_encoding)], operator=is_operator(authority)))[0]
+        answer = (await self._complete([(authority, result, result_encoding)], operator=is_override(authority)))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
@@ -314,7 +316,8 @@ class Lifecycle(Calls):
             repeatable=not operator,
         )
         answers: list[Completed | FlowFabricError] = [
-            Completed(partition, uuid) for partition, uuid in zip(fences.partitions, fences.ids, strict=True)
+            Completed(ExecutionId.of(partition, uuid))
+            for partition, uuid in zip(fences.partitions, fences.ids, strict=True)
         ]
         for row in found:
             # Ordinal 0 speaks for all that went well.
@@ -338,7 +341,7 @@ class Lifecycle(Calls):
         """
         answer = (
             await self._fail(
-                [(authority, reason, failure_class, category, retry_policy)], operator=is_operator(authority)
+                [(authority, reason, failure_class, category, retry_policy)], operator=is_override(authority)
             )
         )[0]
         if isinstance(answer, FlowFabricError):
@@ -389,7 +392,7 @@ class Lifecycle(Calls):
     ) -> asyncpg.Record:
         fences = Fences([authority])
         at, ms = instant(until, "delay_until")
-        row = await self._row(_PAUSE, call, *(column[0] for column in fences.columns), at, ms, is_operator(authority))
+        row = await self._row(_PAUSE, call, *(column[0] for column in fences.columns), at, ms, is_override(authority))
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         return row
@@ -415,8 +418,8 @@ class Lifecycle(Calls):
         """End as cancelled. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
         text = escape_text(reason, _MAX_FAILURE_BYTES)
         holder = type(authority) is Handle
-        if is_operator(authority):
-            source = cast(Any, authority).source if source is None else source
+        if type(authority) is Operator and source is None:
+            source = authority.source
         source = check_text("lease_holder" if source is None else source, "source")
         if not source:
             raise InvalidInput("empty", field="source", allowed="a non-empty text")

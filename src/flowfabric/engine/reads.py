@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric._postgres import rows
-from flowfabric.engine.calls import Calls, check_limit, parse_execution, parse_partition
+from flowfabric.engine.calls import (
+    Calls,
+    check_int,
+    check_limit,
+    check_list,
+    check_tag,
+    moment,
+    parse_execution,
+    parse_partition,
+)
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.ids import (
     ExecutionId,
@@ -137,7 +146,7 @@ class Reads(Calls):
         return int(found["attempts"])
 
     async def read_exec_core_fields(
-        self, partition_key: str | PartitionKey, execution_id: ExecutionId, names: Iterable[str]
+        self, partition_key: str | PartitionKey, execution_id: ExecutionId, names: Collection[str]
     ) -> dict[str, str | None]:
         """The named fields as text; an unknown name, or a missing execution, gives None."""
         target = parse_execution(execution_id)
@@ -147,7 +156,7 @@ class Reads(Calls):
                 field="partition_key",
                 allowed=f"{{fp:{target.partition}}}",
             )
-        wanted = [check_text(name, "names") for name in names]
+        wanted = [check_text(name, "names") for name in check_list(names, "names")]
         if not wanted:
             return {}
         found = await self._read(target)
@@ -239,27 +248,17 @@ class Reads(Calls):
         A call looks at a bounded number of rows: with filters that hardly anything matches a page may hold fewer items
         than `limit`, or none, and still name a `next_cursor` to go on from.
         """
-        if tag is not None and not (isinstance(tag, tuple) and len(tag) == 2):
-            raise InvalidInput(f"got {tag!r}", field="tag", allowed="a (key, value) pair")
-        if cursor is not None and not isinstance(cursor, Place):
-            raise InvalidInput(f"got {type(cursor).__name__}", field="cursor", allowed="next_cursor of a page")
-        for name, moment in (("created_from", created_from), ("created_before", created_before)):
-            if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
-                raise InvalidInput(f"got {moment!r}", field=name, allowed="an aware datetime")
         size = check_limit(limit, 1000)
         args = (
             None if namespace is None else check_text(namespace, "namespace"),
-            None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in _collection(lane_ids, "lane_ids")],
-            None if kinds is None else [check_text(kind, "kinds") for kind in _collection(kinds, "kinds")],
-            None if states is None else [_state(state) for state in _collection(states, "states")],
-            None if tag is None else check_text(tag[0], "tag"),
-            None if tag is None else check_text(tag[1], "tag", None),
+            None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            None if states is None else [_state(state) for state in check_list(states, "states")],
+            *check_tag(tag, "tag"),
             None if flow_id is None else parse_uuid(flow_id, "flow_id"),
-            created_from,
-            created_before,
-            None if cursor is None else cursor.at,
-            None if cursor is None else cursor.id,
-            None if cursor is None else cursor.partition,
+            None if created_from is None else moment(created_from, "created_from"),
+            None if created_before is None else moment(created_before, "created_before"),
+            *_place(cursor, self._database.flow_partitions),
             size,
             FIND_BUDGET,
         )
@@ -282,19 +281,25 @@ class Reads(Calls):
         namespace: str | None = None,
     ) -> Page[ExpiredLease, tuple[datetime, ExecutionId]]:
         """Active executions whose lease had lapsed at `as_of` (default: now), whether marked yet or not."""
-        if as_of is not None and (not isinstance(as_of, datetime) or as_of.tzinfo is None):
-            raise InvalidInput(f"got {as_of!r}", field="as_of", allowed="an aware datetime")
+        until = None if as_of is None else moment(as_of, "as_of")
         size = check_limit(limit, 10_000)
-        place = None if after is None else (after[0], parse_execution(after[1], "after"))
+        place = None
+        if after is not None:
+            if not isinstance(after, tuple | list) or len(after) != 2:
+                raise InvalidInput(
+                    f"got {type(after).__name__}", field="after", allowed="a (expires_at, execution_id) pair"
+                )
+            place = (moment(after[0], "after"), parse_execution(after[1], "after", self._database.flow_partitions))
+        wanted = None if namespace is None else check_text(namespace, "namespace")
         if size == 0:
             return Page(())
         found = await self._fetch(
             "select * from flowfabric.list_expired_leases(coalesce($1, flowfabric.server_now()), $2, $3, $4, $5)",
-            as_of,
+            until,
             None if place is None else place[0],
             None if place is None else str(place[1]),
             size + 1,
-            None if namespace is None else check_text(namespace, "namespace"),
+            wanted,
             repeatable=True,
         )
         items = [
@@ -315,10 +320,16 @@ def _unknown(target: ExecutionId) -> InvalidInput:
     return InvalidInput(f"no such execution: {target}", field="execution_id", execution_id=target)
 
 
-def _collection(value: Collection[Any], field: str) -> Collection[Any]:
-    if isinstance(value, str):
-        raise InvalidInput("a single text", field=field, allowed="a list of texts")
-    return value
+def _place(value: object, partitions: int) -> tuple[datetime, UUID, int] | tuple[None, None, None]:
+    if value is None:
+        return None, None, None
+    if not isinstance(value, Place):
+        raise InvalidInput(f"got {type(value).__name__}", field="cursor", allowed="next_cursor of a page")
+    return (
+        moment(value.at, "cursor"),
+        parse_uuid(value.id, "cursor"),
+        check_int(value.partition, "cursor", 0, partitions - 1),
+    )
 
 
 def _state(value: object) -> str:

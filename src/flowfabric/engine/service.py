@@ -14,8 +14,8 @@ import asyncpg
 from flowfabric import settings
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
-from flowfabric._postgres.pool import Database, connection_failed, describe
-from flowfabric.engine.calls import Calls, check_duration
+from flowfabric._postgres.pool import Database, connection_failed, describe, translate
+from flowfabric.engine.calls import Calls, check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
 from flowfabric.ids import check_lane
 from flowfabric.models import Prepared
@@ -86,6 +86,8 @@ class Service(Calls):
         started and migrated by itself. A database of yours is never migrated here: the error says what to run.
         `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
         """
+        check_int(min_size, "min_size", 0, 10_000)
+        check_int(max_size, "max_size", max(min_size, 1), 10_000)
         check_duration(command_timeout, "command_timeout")
         check_duration(reconnect_for, "reconnect_for", least_ms=0)
         chosen = dsn or settings.load().dsn
@@ -207,6 +209,8 @@ async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> M
     connection = await _open(dsn)
     try:
         return await migrate(connection, worker_roles=worker_roles)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise translate(error, describe(dsn)) from error
     finally:
         await connection.close()
 
@@ -216,5 +220,7 @@ async def schema_version(dsn: str) -> int:
     connection = await _open(dsn)
     try:
         return await current_version(connection)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise translate(error, describe(dsn)) from error
     finally:
         await connection.close()

@@ -57,6 +57,10 @@ begin
             when e.state = 'suspended' then e.lease_lost is null and e.pending = 'interrupted'
         end, false)
         union all
+        select 'facts_known', e.partition, e.id, concat_ws(' ', e.pending, e.lease_lost, e.priority) from e
+        where e.pending not in ('first', 'retry', 'replay', 'interrupted') or e.lease_lost not in ('expired', 'revoked')
+           or e.priority not between 0 and 9000
+        union all
         select 'completed_at', e.partition, e.id, e.state from e
         where (e.completed_at is not null) <> (e.state in ('completed', 'failed', 'cancelled', 'expired', 'skipped'))
         union all

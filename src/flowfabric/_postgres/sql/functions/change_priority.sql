@@ -23,7 +23,8 @@ begin
         v_now := flowfabric.now();
         perform flowfabric.hold_routes(array[e.route]);
         update flowfabric.ready r set rank = 9000 - v_new
-        where r.route = e.route and r.rank = 9000 - e.priority and r.created_at = e.created_at and r.id = e.id;
+        where r.route = e.route and r.rank = 9000 - e.priority and r.created_at = e.created_at and r.id = e.id
+          and r.partition = e.partition;
         perform flowfabric.lower_floor(array[e.route], array[9000 - v_new], array[e.created_at], array[e.id]);
         update flowfabric.execution x set priority = v_new, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id;

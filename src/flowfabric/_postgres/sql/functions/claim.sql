@@ -2,7 +2,7 @@
 --
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
 -- Locks    ready rows and their executions, skipping what is locked; it never waits.
--- Answers  one row per lease taken. Nothing to do is no row.
+-- Answers  one row per lease taken, best first. Nothing to do is no row.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order, whatever is guessed.
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
@@ -68,9 +68,17 @@ begin
     end loop;
 
     if cardinality(v_ids) > 0 then
-        return query select * from flowfabric.start_attempts(
-            v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
-            v_had_attempts, v_now);
+        v_now := flowfabric.now();   -- not before anything that was seen on the way here
+        if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
+            return query select * from flowfabric.start_attempts(
+                v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+                v_had_attempts, v_now);
+        else
+            -- Taken route by route, given out in claim order.
+            return query select * from flowfabric.start_attempts(
+                v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+                v_had_attempts, v_now) s order by s.priority desc, s.created_at, s.id;
+        end if;
         -- Now and then the floor follows the claims; a chance per row makes it independent of the batch size.
         if random() < cardinality(v_ids) / 2000.0 then
             for i in 1 .. cardinality(v_routes) loop

@@ -1,9 +1,11 @@
 -- create_executions: nothing -> waiting or delayed, for many at once
 --
 -- Called by submitters, also inside their own transaction.
--- Takes    the distinct routes of the call and, per item, the number of its route; an array that no item uses is null.
+-- Takes    the distinct routes of the call and, per item, the number of its route; an array is null
+--          where every item has the default.
 -- Locks    idempotency keys in order, then the ready locks of the routes, shared.
--- Answers  one row per item: created, duplicate (with the id that stands), or lane_closed.
+-- Answers  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
+--          one row per item: created, duplicate (with the id that stands), or lane_closed.
 create or replace function flowfabric.create_executions(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
@@ -23,6 +25,7 @@ declare
     v_standing uuid[];        -- per item: the id a duplicate is answered with
     v_routes integer[];
     v_made integer;
+    v_rank integer;
 begin
     if p_key is not null then
         v_now := flowfabric.now();
@@ -31,7 +34,7 @@ begin
         with item as (
             select u.*, coalesce(min(u.ord) filter (where u.dedup > 0) over w, max(u.ord) over w) as first_ord
             from (select k.partition, coalesce(k.flow, '00000000-0000-0000-0000-000000000000'::uuid) as scope,
-                         k.namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
+                         coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
                   from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
                        with ordinality as k (partition, flow, namespace, key, id, dedup, ord)
                   where k.key is not null) u
@@ -61,7 +64,7 @@ begin
                  with ordinality as u (partition, flow, namespace, key, ord)
             left join flowfabric.idempotency i on i.partition = u.partition
                  and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
-                 and i.namespace = u.namespace and i.key = u.key;
+                 and i.namespace = coalesce(u.namespace, '') and i.key = u.key;
         end if;
     end if;
 
@@ -95,13 +98,13 @@ begin
                 (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload,
                  payload_encoding, policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail,
                  pending, priority, tags, delay_until, deadline_at, transitioned_at, mutated_at)
-            select u.partition, u.id, v_routes[u.no], v_now, u.namespace, u.creator, u.flow, u.key, u.payload,
+            select u.partition, u.id, v_routes[u.no], v_now, coalesce(u.namespace, ''), coalesce(u.creator, ''), u.flow, u.key, u.payload,
                    u.encoding, u.policy::jsonb, string_to_array(u.budgets, ',')::uuid[], u.quota,
                    case when d.until is null then 'waiting' else 'delayed' end,
                    case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
                    case when d.until is not null
                         then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
-                   'first', least(greatest(u.priority, 0), 9000), u.tags::jsonb, d.until,
+                   'first', least(greatest(coalesce(u.priority, 0), 0), 9000), u.tags::jsonb, d.until,
                    coalesce(u.deadline_at, v_now + flowfabric.ms(u.deadline_ms)), v_now, v_now
             from unnest(p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
                         p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms,
@@ -127,24 +130,20 @@ begin
             into v_code
             from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
             left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
-            if p_key is not null and v_code && array['exists', 'lane_closed'] then
-                delete from flowfabric.idempotency i
-                using unnest(p_partition, p_flow, p_namespace, p_key, p_id) with ordinality
-                      as u (partition, flow, namespace, key, id, ord)
-                where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = u.namespace
-                  and i.key = u.key and i.id = u.id and i.expires_at > v_now
-                  and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
-                  and not exists (select from flowfabric.execution e
-                                  where e.partition = i.partition and e.id = i.id and e.idempotency_key = u.key);
-            end if;
         end if;
 
         if v_made > 0 then
-            perform flowfabric.lower_floor(
-                array_agg(v_routes[u.no]), array_agg(9000 - least(greatest(u.priority, 0), 9000)),
-                array_agg(v_now), array_agg(u.id))
-            from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
-            where v_code is null or v_code[u.ord] is null;
+            -- Rows created now lie behind every floor, unless they outrank it.
+            select 9000 - least(greatest(coalesce(max(p), 0), 0), 9000) into v_rank from unnest(p_priority) p;
+            if current_setting('transaction_isolation') <> 'read committed'
+               or exists (select from flowfabric.ready_floor f
+                          where f.route = any (v_routes) and (f.rank, f.created_at) >= (v_rank, v_now)) then
+                perform flowfabric.lower_floor(
+                    array_agg(v_routes[u.no]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
+                    array_agg(v_now), array_agg(u.id))
+                from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
+                where v_code is null or v_code[u.ord] is null;
+            end if;
             perform flowfabric.wake_workers();
         end if;
         if p_delay_until is not null or p_delay_ms is not null then
@@ -168,9 +167,20 @@ begin
         end if;
     end if;
 
+    -- A key taken above for an item that was not made is given back.
+    if p_key is not null and v_code && array['exists', 'lane_closed'] then
+        delete from flowfabric.idempotency i
+        using unnest(p_partition, p_flow, p_namespace, p_key, p_id) with ordinality
+              as u (partition, flow, namespace, key, id, ord)
+        where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = coalesce(u.namespace, '')
+          and i.key = u.key and i.id = u.id and i.expires_at > v_now
+          and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
+          and not exists (select from flowfabric.execution e
+                          where e.partition = i.partition and e.id = i.id and e.idempotency_key = u.key);
+    end if;
+
     if v_code is null and p_delay_until is null and p_delay_ms is null then
-        return query select u.ord::integer, 'created', u.partition, u.id, 'waiting'
-        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord);
+        return query select 0, 'created', d.flow_partitions, null::uuid, 'waiting' from flowfabric.deployment d;
     else
         return query
         select u.ord::integer,
@@ -197,7 +207,7 @@ language sql volatile security definer set search_path = flowfabric, pg_temp as 
            u.partition, coalesce(i.id, u.id)
     from unnest(p_partition, p_id, p_namespace, p_key, p_flow, p_lane) with ordinality
          as u (partition, id, namespace, key, flow, lane, ord)
-    left join flowfabric.idempotency i on i.partition = u.partition and i.namespace = u.namespace and i.key = u.key
+    left join flowfabric.idempotency i on i.partition = u.partition and i.namespace = coalesce(u.namespace, '') and i.key = u.key
          and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
          and i.expires_at > flowfabric.now()
     left join flowfabric.execution e on e.partition = u.partition and e.id = u.id

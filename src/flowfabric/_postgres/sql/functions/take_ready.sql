@@ -80,7 +80,7 @@ begin
             if v_capped is not null then
                 perform flowfabric.end_capped(
                     (select array_agg(v_partitions[o]) from unnest(v_capped) o),
-                    (select array_agg(v_ids[o]) from unnest(v_capped) o), p_now);
+                    (select array_agg(v_ids[o]) from unnest(v_capped) o), flowfabric.now());
                 select array_agg(u.partition order by o), array_agg(u.id order by o), array_agg(u.place order by o)
                 into v_partitions, v_ids, v_places
                 from unnest(v_partitions, v_ids, v_places) with ordinality as u (partition, id, place, o)

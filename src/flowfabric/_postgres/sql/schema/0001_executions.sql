@@ -75,11 +75,10 @@ create table flowfabric.execution (
                          'completed', 'failed', 'cancelled', 'expired', 'skipped')),
     blocking_reason  text,
     blocking_detail  text,
-    pending          text constraint execution_pending_known
-                         check (pending in ('first', 'retry', 'replay', 'interrupted')),
+    pending          text,        -- which attempt comes next: first, retry, replay, interrupted (the same again)
     resume_pending   boolean not null default false,
-    lease_lost       text constraint execution_lease_lost_known check (lease_lost in ('expired', 'revoked')),
-    priority         integer not null constraint execution_priority_in_range check (priority between 0 and 9000),
+    lease_lost       text,        -- while active: expired, revoked
+    priority         integer not null,
     tags             jsonb,
     -- counters, which only grow
     attempts         integer not null default 0,
@@ -158,7 +157,7 @@ create table flowfabric.ready (
     deadline_at   timestamptz,
     available_at  timestamptz         -- a lost lease may be reclaimed from here on
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
-create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
+create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
 
 -- Where the scan of a route may begin: below the lowest of these positions no ready row exists. An optimisation
 -- that keeps claims away from dead index entries while an old snapshot keeps them alive. See ready_floor.sql.

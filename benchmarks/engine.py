@@ -1,0 +1,262 @@
+"""Our own side: the same jobs through `Engine`, with everything it records, fences, routes and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import asyncpg
+from rich.console import Console
+
+import flowfabric as ff
+from benchmarks.harness import Sample, Sizes, check_all_done
+from benchmarks.jobs import payload
+from benchmarks.server import Server
+from benchmarks.stolen import Stolen
+from flowfabric.engine.service import migrate_database
+
+_BATCH = 100
+_FILL_BATCH = 500
+_WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
+_COUNT_DONE = "select count(*) from flowfabric.execution where state = 'completed' and creator = ''"
+
+# A finished execution as the engine leaves it: one attempt, two events, a retention timer for every hundred.
+_STORED = """
+with route as (select id from flowfabric.route limit 1),
+     made as (
+    insert into flowfabric.execution
+        (partition, id, route, created_at, namespace, creator, payload, state, priority, attempts, epoch,
+         attempt_index, attempt_id, attempt_type, attempt_lifecycle, attempt_started_at, attempt_ended_at, disposition,
+         lease_id, worker_id, worker_instance_id, lease_ttl_ms, lease_acquired_at, lease_expires_at, lease_renewed_at,
+         started_at, completed_at, transitioned_at, mutated_at)
+    select n % 256, gen_random_uuid(), route.id, now() - interval '1 hour', '', 'stored', $2, 'completed', 0, 1, 1,
+           0, gen_random_uuid(), 'initial', 'ended_success', now(), now(), 'completed',
+           gen_random_uuid(), 'bench', 'bench-0', 30000, now(), now(), now(), now(), now(), now(), now()
+    from route, generate_series(1, $1::int) n
+    returning partition, id, lease_id, attempt_id
+), logged as (
+    insert into flowfabric.event
+        (slot, occurred_at, partition, id, namespace, outcome, lease_type, lease_id, lease_epoch,
+         attempt_id, attempt_index, worker_id, worker_instance_id, reason)
+    select 0, now(), m.partition, m.id, '', k.outcome, k.type, m.lease_id, 1, m.attempt_id, 0, 'bench', 'bench-0', null
+    from made m cross join (values (null, 'acquired'), ('success', 'revoked')) k (outcome, type)
+)
+insert into flowfabric.timer (kind, due_at, partitions, ids)
+select 'retention', now() + interval '1 day', array_agg(partition), array_agg(id)
+from (select *, row_number() over () / 100 as batch from made) m group by batch
+"""
+
+
+class EngineQueue:
+    """The contestant: claim up to 100, complete up to 100, on as many connections as the floor has."""
+
+    def __init__(self, dsn: str, sizes: Sizes) -> None:
+        self._dsn = dsn
+        self._sizes = sizes
+        self._engine: ff.Engine | None = None
+        self._jobs = 0
+        self.claims: list[float] = []  # seconds each claim took
+
+    @property
+    def engine(self) -> ff.Engine:
+        assert self._engine is not None
+        return self._engine
+
+    async def prepare(self) -> None:
+        await migrate_database(self._dsn)
+        connections = self._sizes.connections
+        self._engine = await ff.Engine.connect(self._dsn, min_size=connections, max_size=connections)
+
+    async def fill(self, jobs: int) -> None:
+        body = payload(self._sizes.payload_bytes)
+        for start in range(0, jobs, _FILL_BATCH):
+            await self.engine.create_many(
+                [ff.NewExecution(execution_kind="noop", input_payload=body)] * min(_FILL_BATCH, jobs - start)
+            )
+        self._jobs += jobs
+
+    async def drain(self) -> float:
+        self.claims = []
+        started = time.perf_counter()
+        await asyncio.gather(*(self._work() for _ in range(self._sizes.connections)))
+        seconds = time.perf_counter() - started
+        check_all_done((await self.engine._fetch(_COUNT_DONE))[0][0], self._jobs)
+        return seconds
+
+    async def _work(self) -> None:
+        while True:
+            begun = time.perf_counter()
+            claimed = await self.engine.claim_many(limit=_BATCH, **_WORKER)
+            self.claims.append(time.perf_counter() - begun)
+            if not claimed:
+                return
+            for verdict in await self.engine.complete_many([one.handle for one in claimed]):
+                if isinstance(verdict, ff.FlowFabricError):
+                    raise verdict
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+
+@dataclass(frozen=True)
+class EngineCreateMany:
+    """`create_many` in batches: executions per second."""
+
+    server: Server
+    sizes: Sizes
+    series: Sequence[str] = ("engine.create_many",)
+
+    async def run(self) -> Sample:
+        queue = EngineQueue(await self.server.create_database("bench_engine_create"), self.sizes)
+        try:
+            await queue.prepare()
+            await queue.fill(_FILL_BATCH)  # the route exists and the statement is prepared
+            await self.server.settle()
+            with Stolen() as stolen:
+                started = time.perf_counter()
+                await queue.fill(self.sizes.jobs)
+                seconds = time.perf_counter() - started
+        finally:
+            await queue.close()
+            await self.server.drop_database("bench_engine_create")
+        return Sample({"engine.create_many": self.sizes.jobs / seconds}, stolen.share)
+
+
+@dataclass(frozen=True)
+class EngineVerbs:
+    """The three single calls in a loop on one connection."""
+
+    server: Server
+    sizes: Sizes
+    series: Sequence[str] = ("engine.create_one", "engine.claim_one", "engine.complete_one")
+
+    async def run(self) -> Sample:
+        calls = self.sizes.single_calls
+        body = payload(self.sizes.payload_bytes)
+        dsn = await self.server.create_database("bench_engine_verbs")
+        await migrate_database(dsn)
+        async with await ff.Engine.connect(dsn, min_size=1, max_size=1) as engine:
+            await self.server.settle()
+            with Stolen() as stolen:
+                marks = [time.perf_counter()]
+                for _ in range(calls):
+                    await engine.create_execution(execution_kind="noop", input_payload=body)
+                marks.append(time.perf_counter())
+                claimed = [await engine.claim(**_WORKER) for _ in range(calls)]
+                marks.append(time.perf_counter())
+                for one in claimed:
+                    assert one is not None
+                    await engine.complete(one.handle)
+                marks.append(time.perf_counter())
+        await self.server.drop_database("bench_engine_verbs")
+        seconds = [after - before for before, after in pairwise(marks)]
+        return Sample({name: calls / one for name, one in zip(self.series, seconds, strict=True)}, stolen.share)
+
+
+@dataclass
+class DrainWithStored:
+    """A drain beside `stored` finished executions; the database is kept over the repetitions."""
+
+    server: Server
+    sizes: Sizes
+    stored: int
+    name: str
+    _queue: EngineQueue | None = field(default=None, init=False)
+
+    @property
+    def series(self) -> Sequence[str]:
+        return (self.name,)
+
+    async def run(self) -> Sample:
+        queue = self._queue or await self._prepare()
+        await queue.fill(self.sizes.jobs)
+        await self.server.settle()
+        with Stolen() as stolen:
+            seconds = await queue.drain()
+        return Sample({self.name: self.sizes.jobs / seconds}, stolen.share)
+
+    async def _prepare(self) -> EngineQueue:
+        dsn = await self.server.create_database(f"bench_{self.name.replace('.', '_')}")
+        queue = EngineQueue(dsn, self.sizes)
+        await queue.prepare()
+        await queue.fill(_BATCH)
+        await queue.drain()
+        connection = await asyncpg.connect(dsn, timeout=60)
+        body = payload(self.sizes.payload_bytes)
+        for start in range(0, self.stored, 50_000):
+            await connection.execute(_STORED, min(50_000, self.stored - start), body)
+        await connection.execute("vacuum analyze")
+        await connection.close()
+        self._queue = queue
+        return queue
+
+
+@dataclass(frozen=True)
+class DrainPinned:
+    """A long drain, plain or while an old transaction keeps every dead row alive."""
+
+    server: Server
+    sizes: Sizes
+    pinned: bool
+    console: Console
+
+    @property
+    def series(self) -> Sequence[str]:
+        kind = "pinned" if self.pinned else "plain"
+        return (f"engine.drain_{kind}", f"engine.claim_p99_{kind}")
+
+    async def run(self) -> Sample:
+        database = f"bench_engine_{'pinned' if self.pinned else 'plain'}"
+        dsn = await self.server.create_database(database)
+        queue = EngineQueue(dsn, self.sizes)
+        holder: asyncpg.Connection | None = None
+        try:
+            await queue.prepare()
+            begun = time.monotonic()
+            if self.pinned:
+                holder = await asyncpg.connect(dsn)
+                await holder.execute("begin isolation level repeatable read")
+                await holder.fetchval("select pg_current_xact_id()::text || count(*) from flowfabric.execution")
+            await queue.fill(self.sizes.pinned_jobs)
+            if self.pinned:
+                await asyncio.sleep(max(0.0, self.sizes.held_seconds - (time.monotonic() - begun)))
+            await self.server.settle()
+            with Stolen() as stolen:
+                seconds = await queue.drain()
+            if holder is not None:
+                await self._tell(dsn)
+        finally:
+            if holder is not None:
+                await holder.close()
+            await queue.close()
+            await self.server.drop_database(database)
+        p99 = statistics.quantiles(queue.claims, n=100)[98]
+        drain, claim = self.series
+        return Sample({drain: self.sizes.pinned_jobs / seconds, claim: p99 * 1000}, stolen.share)
+
+    async def _tell(self, dsn: str) -> None:
+        """Dead rows, and how the claim's scan gets past them."""
+        connection = await asyncpg.connect(dsn)
+        try:
+            dead = await connection.fetch(
+                "select relname, n_dead_tup from pg_stat_user_tables where n_dead_tup > 0 order by 2 desc limit 3"
+            )
+            self.console.print(
+                "dead rows:", ", ".join(f"{r['relname']} {r['n_dead_tup']:,}" for r in dead), highlight=False
+            )
+            await connection.execute("set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off")
+            plan = await connection.fetch(
+                "explain (analyze, buffers, costs off) select r.id from flowfabric.ready r,"
+                " lateral (select f.* from flowfabric.ready_floor f order by f.rank, f.created_at, f.id limit 1) f"
+                " where r.route = f.route and (r.rank, r.created_at, r.id) >= (f.rank, f.created_at, f.id)"
+                " order by r.rank, r.created_at, r.id limit 100"
+            )
+            for line in plan:
+                self.console.print(f"  {line[0]}", highlight=False)
+        finally:
+            await connection.close()

@@ -1,0 +1,55 @@
+"""Every Python block of every page runs, or repeats an example word for word."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import flowfabric as ff
+from tests.docs.pages import PAGES, ROOT, blocks, name
+
+WITH_CODE = [page for page in PAGES if any(block.source is None for block in blocks(page))]
+QUOTING = [(page, block) for page in PAGES for block in blocks(page) if block.source is not None]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+async def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, plain_engine: ff.Engine) -> None:
+    names: dict[str, object] = {"ff": ff, "engine": plain_engine}
+    for block in blocks(page):
+        if block.source is None:
+            # Blank lines in front, so that a traceback names the line of the page.
+            code = compile(
+                "\n" * block.line + block.code,
+                name(page),
+                "exec",
+                flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                dont_inherit=True,
+            )
+            running = eval(code, names)
+            if inspect.isawaitable(running):
+                await running
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), QUOTING, ids=lambda value: name(value) if isinstance(value, Path) else "quote"
+)
+def test_quoted_code_is_that_of_the_example(page: Path, block: object) -> None:
+    assert block.source is not None  # type: ignore[attr-defined]
+    source = (ROOT / block.source).read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    part = block.part  # type: ignore[attr-defined]
+    if part is not None:
+        nodes = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+        source = f"{ast.get_source_segment(source, nodes[part])}\n"
+    assert block.code == source  # type: ignore[attr-defined]
+
+
+def test_the_readme_begins_with_the_first_example_in_full() -> None:
+    quoted = [block.source for block in blocks(ROOT / "README.md")]
+    assert quoted == ["examples/first_execution.py"]
+
+
+def test_the_pages_with_code_are_found() -> None:
+    assert {name(page) for page in WITH_CODE} >= {"docs/concepts/executions.md", "docs/guides/operate.md"}

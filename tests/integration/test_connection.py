@@ -1,0 +1,464 @@
+"""Connecting, what is said when it fails, and what happens to calls when a connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+import flowfabric as ff
+from flowfabric._postgres import embedded, pool
+from flowfabric.engine.service import migrate_database
+from tests.conftest import FAST
+from tests.support import Clock, claim_one, in_database, started, submit
+
+PATIENCE = 60.0
+SECRET = "s3cr3t-Pw"
+_names = itertools.count()
+
+
+def as_user(dsn: str, user: str, password: str | None = None) -> str:
+    """The same database for another user."""
+    parts = urlsplit(dsn)
+    who = user if password is None else f"{user}:{password}"
+    return urlunsplit(parts._replace(netloc=f"{who}@{parts.netloc.rpartition('@')[2]}"))
+
+
+@contextlib.asynccontextmanager
+async def a_role(sql: asyncpg.Connection[Any], options: str = "login") -> AsyncIterator[str]:
+    """A role that exists for the time of a test. Roles belong to the server, so their names are unique."""
+    name = f"ff_role_{os.getpid()}_{next(_names)}"
+    await sql.execute(f"create role {name} {options}")
+    try:
+        yield name
+    finally:
+        await sql.execute(f"drop owned by {name}; drop role {name}")
+
+
+async def refused(dsn: str | None, **options: Any) -> ff.ConnectionFailed:
+    """The error a connection attempt ends with, after a look that it tells no secret."""
+    try:
+        engine = await ff.Engine.connect(dsn, **options)
+    except ff.ConnectionFailed as error:
+        told = [str(error), repr(error), *traceback.format_exception(error)]
+        assert not [text for text in told if SECRET in text]
+        assert "\n" not in str(error)
+        return error
+    await engine.close()
+    raise AssertionError("connected")
+
+
+# What is wrong with the address, the user, the database, the schema.
+
+
+async def test_an_unreachable_server_is_named_without_the_password() -> None:
+    error = await refused(f"postgresql://someone:{SECRET}@127.0.0.1:1/shop?password={SECRET}")
+    assert error.kind == "unreachable"
+    assert error.retryable
+    assert "127.0.0.1:1/shop" in str(error)
+    assert "check host, port and that it is running" in str(error)
+
+
+async def test_a_missing_socket_is_unreachable(tmp_path: Path) -> None:
+    error = await refused(f"postgresql://someone:{SECRET}@/shop?host={tmp_path}")
+    assert error.kind == "unreachable"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"host=127.0.0.1 password={SECRET}",
+        f"mysql://someone:{SECRET}@127.0.0.1/shop",
+        f"postgresql://someone:{SECRET}@127.0.0.1:port/shop",
+        f"postgresql://someone:1/{SECRET}@127.0.0.1/shop",
+        f"{SECRET}",
+    ],
+)
+async def test_a_malformed_address_is_refused_without_repeating_it(dsn: str) -> None:
+    error = await refused(dsn)
+    assert error.kind == "unreachable"
+
+
+@pytest.fixture(scope="module")
+def own_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A server of this module alone, for what would disturb others: passwords, restarts."""
+    place = tmp_path_factory.mktemp("own") / "data"
+    running = embedded.start(place, settings=FAST)
+    try:
+        hba = place / "pgdata" / "pg_hba.conf"
+        hba.write_text("local all locked scram-sha-256\nlocal all stranger reject\n" + hba.read_text())
+        asyncio.run(_prepare(running.dsn))
+        yield place
+    finally:
+        running.release()
+
+
+async def _prepare(dsn: str) -> None:
+    await migrate_database(dsn)
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"create role locked login password '{SECRET}-right'")
+    await connection.fetchval("select pg_reload_conf()")
+    await connection.close()
+
+
+@pytest.fixture
+def own_server(own_dir: Path) -> Iterator[str]:
+    running = embedded.start(own_dir)
+    yield running.dsn
+    running.release()
+
+
+async def until_locked(dsn: str) -> None:
+    """Wait until the server has read its new access rules."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await (await asyncpg.connect(as_user(dsn, "locked", "wrong"))).close()
+            except asyncpg.InvalidPasswordError:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("user", ["locked", "stranger", "nobody-known"])
+async def test_a_wrong_user_or_password_is_told_as_such(own_server: str, user: str) -> None:
+    await until_locked(own_server)
+    error = await refused(as_user(own_server, user, SECRET))
+    assert error.kind == "wrong_password"
+    assert not error.retryable
+    assert "refused the user name or password" in str(error)
+
+
+async def test_a_missing_database_is_told_as_such(server: str) -> None:
+    error = await refused(as_user(in_database(server, "no_such_database"), "postgres", SECRET))
+    assert error.kind == "database_missing"
+    assert "no_such_database" in str(error)
+
+
+async def test_a_server_that_is_too_old_is_told_as_such(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MINIMUM_SERVER", 990_000)
+    error = await refused(as_user(database, "postgres", SECRET))
+    assert error.kind == "server_too_old"
+    assert "15 or newer" in str(error)
+
+
+async def test_a_role_without_rights_is_told_what_is_missing(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with a_role(sql) as role:
+        error = await refused(as_user(database, role, SECRET))
+        assert error.kind == "missing_privileges"
+        assert "schema flowfabric" in str(error)
+        await sql.execute(f"grant usage on schema flowfabric to {role}")
+        error = await refused(as_user(database, role, SECRET))
+        assert error.kind == "missing_privileges"
+
+
+async def test_a_database_without_the_schema_is_told_to_be_migrated(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("drop schema flowfabric cascade")
+    error = await refused(as_user(database, "postgres", SECRET))
+    assert error.kind == "schema_missing"
+    assert "flowfabric migrate" in str(error)
+    await sql.execute("create schema flowfabric")
+    assert (await refused(database)).kind == "schema_missing"
+
+
+async def test_an_older_schema_is_told_to_be_migrated(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SCHEMA_VERSION", pool.SCHEMA_VERSION + 1)
+    error = await refused(as_user(database, "postgres", SECRET))
+    assert error.kind == "schema_older"
+    assert "flowfabric migrate" in str(error)
+    monkeypatch.undo()
+    await sql.execute("delete from flowfabric.schema_step")
+    assert (await refused(database)).kind == "schema_older"
+
+
+async def test_a_newer_schema_asks_for_a_newer_package(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    error = await refused(as_user(database, "postgres", SECRET))
+    assert error.kind == "schema_newer"
+    assert "upgrade the package" in str(error)
+    assert "9999" in str(error)
+
+
+async def test_a_refused_connection_leaves_no_session_behind(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    await refused(database, min_size=3)
+    async with asyncio.timeout(PATIENCE):
+        while await sessions(sql):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("max_size", {"max_size": 0}),
+        ("max_size", {"min_size": 5, "max_size": 4}),
+        ("min_size", {"min_size": -1}),
+        ("command_timeout", {"command_timeout": timedelta(0)}),
+        ("command_timeout", {"command_timeout": 5}),
+        ("reconnect_for", {"reconnect_for": timedelta(seconds=-1)}),
+    ],
+)
+async def test_impossible_options_are_refused_by_name(database: str, field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ff.InvalidInput) as wrong:
+        await ff.Engine.connect(database, **options)
+    assert wrong.value.field == field
+
+
+# Where the address comes from.
+
+
+async def test_the_address_comes_from_the_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWFABRIC_DSN", database)
+    async with await ff.Engine.connect() as engine:
+        await engine.ping()
+        assert engine.target.endswith(urlsplit(database).path)
+
+
+async def test_an_address_given_in_code_wins_over_the_environment(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWFABRIC_DSN", "postgresql://someone@127.0.0.1:1/nowhere")
+    async with await ff.Engine.connect(database) as engine:
+        await engine.ping()
+
+
+async def test_without_an_address_an_embedded_server_starts_and_is_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLOWFABRIC_DSN", raising=False)
+    monkeypatch.setenv("FLOWFABRIC_DATA_DIR", str(tmp_path / "here"))
+    async with await ff.Engine.connect() as engine:
+        execution_id = await submit(engine)
+        async with await ff.Engine.connect() as second:
+            assert await second.read_execution_state(execution_id) is ff.State.WAITING
+        assert await engine.audit() == []
+    assert (tmp_path / "here" / "pgdata").is_dir()
+    assert tmp_path / "here" not in embedded._process.held, "the last engine that is closed gives the server back"
+
+
+# Calls and lost connections.
+
+
+async def sessions(sql: asyncpg.Connection[Any]) -> int:
+    return int(
+        await sql.fetchval(
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'flowfabric'"
+        )
+    )
+
+
+async def terminate(sql: asyncpg.Connection[Any], *, waiting: bool = False) -> None:
+    """End the sessions of the engines; with `waiting`, only once one of them waits for a lock."""
+    async with asyncio.timeout(PATIENCE):
+        while not await sql.fetchval(
+            "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'flowfabric'"
+            " and (not $1 or wait_event_type = 'Lock')",
+            waiting,
+        ):
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def held(database: str, execution_id: ff.ExecutionId) -> AsyncIterator[None]:
+    """Somebody else holds the execution's lock."""
+    holder = await asyncpg.connect(database)
+    try:
+        async with holder.transaction():
+            await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id.uuid)
+            yield
+    finally:
+        await holder.close()
+
+
+async def test_an_engine_reconnects_after_its_sessions_were_ended(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    await plain_engine.ping()
+    for _ in range(3):
+        await terminate(sql)
+        assert await plain_engine.server_time_ms() > 0
+        await submit(plain_engine)
+        assert await plain_engine.claim(worker_id="w", worker_instance_id="w-1") is not None
+
+
+async def test_a_call_that_may_be_repeated_survives_the_end_of_its_session(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    claimed = await started(plain_engine)
+    async with held(database, claimed.execution_id):
+        completing = asyncio.create_task(plain_engine.complete(claimed.handle, b"once"))
+        await terminate(sql, waiting=True)
+    await completing
+    assert await plain_engine.get_execution_result(claimed.execution_id) == b"once"
+
+
+async def test_a_create_whose_answer_was_lost_makes_one_execution(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    holder = await asyncpg.connect(database)
+    async with holder.transaction():
+        await holder.execute("lock table flowfabric.execution in exclusive mode")
+        creating = asyncio.create_task(submit(plain_engine, idempotency_key="k"))
+        await terminate(sql, waiting=True)
+    execution_id = await creating
+    await holder.close()
+    assert await sql.fetch("select id from flowfabric.execution") == [(execution_id.uuid,)]
+
+
+async def test_a_call_that_may_not_be_repeated_tells_that_the_answer_is_unknown(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    execution_id = await submit(plain_engine)
+    async with held(database, execution_id):
+        changing = asyncio.create_task(plain_engine.change_priority(execution_id, 5))
+        await terminate(sql, waiting=True)
+        with pytest.raises(ff.TransportError) as lost:
+            await changing
+    assert lost.value.kind == "transport"
+    assert lost.value.retryable
+    await plain_engine.change_priority(execution_id, 5)
+
+
+async def test_patience_with_a_lost_server_is_limited(own_dir: Path, own_server: str) -> None:
+    async with await ff.Engine.connect(own_server, reconnect_for=timedelta(milliseconds=300)) as engine:
+        await engine.ping()
+        await asyncio.to_thread(embedded.stop, own_dir)
+        with pytest.raises(ff.TransportError) as lost:
+            await engine.server_time_ms()
+        assert lost.value.retryable
+        with pytest.raises(ff.TransportError):
+            await engine.ping()
+        (await asyncio.to_thread(embedded.start, own_dir, settings=FAST)).release()
+        await engine.ping()
+
+
+async def test_an_engine_survives_a_restart_of_the_server(own_dir: Path, own_server: str) -> None:
+    async with await ff.Engine.connect(own_server, reconnect_for=timedelta(seconds=PATIENCE)) as engine:
+        claimed = await started(engine)
+        await asyncio.to_thread(embedded.stop, own_dir)
+        completing = asyncio.create_task(engine.complete(claimed.handle, b"kept"))
+        await asyncio.sleep(0)
+        (await asyncio.to_thread(embedded.start, own_dir, settings=FAST)).release()
+        await completing
+        assert await engine.get_execution_result(claimed.execution_id) == b"kept"
+        waiting = asyncio.create_task(
+            engine.claim(worker_id="w", worker_instance_id="w-1", max_wait=timedelta(seconds=PATIENCE))
+        )
+        execution_id = await submit(engine)
+        found = await waiting
+        assert found is not None
+        assert found.execution_id == execution_id
+
+
+async def test_a_statement_that_takes_too_long_is_given_up_and_not_repeated(database: str, clock: Clock) -> None:
+    async with await ff.Engine.connect(
+        database, command_timeout=timedelta(milliseconds=200), reconnect_for=timedelta(hours=1)
+    ) as engine:
+        claimed = await started(engine)
+        async with held(database, claimed.execution_id), asyncio.timeout(PATIENCE):
+            with pytest.raises(ff.TransportError) as late:
+                await engine.complete(claimed.handle)
+            assert late.value.kind == "timeout"
+            assert late.value.retryable
+        await engine.complete(claimed.handle)
+
+
+async def test_a_pool_opens_no_more_sessions_than_it_may(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with await ff.Engine.connect(database, min_size=0, max_size=2, notifications=False) as engine:
+        claimed = await started(engine)
+        async with held(database, claimed.execution_id):
+            calls = [asyncio.create_task(engine.renew(claimed.handle)) for _ in range(10)]
+            async with asyncio.timeout(PATIENCE):
+                while not await sql.fetchval(
+                    "select count(*) = 2 from pg_stat_activity"
+                    " where datname = current_database() and wait_event_type = 'Lock'"
+                ):
+                    await asyncio.sleep(0.01)
+            assert await sessions(sql) == 2
+        await asyncio.gather(*calls)
+        assert await sessions(sql) == 2
+
+
+async def test_a_pool_opens_its_least_number_of_sessions_at_once(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with await ff.Engine.connect(database, min_size=3, notifications=False):
+        assert await sessions(sql) == 3
+    async with asyncio.timeout(PATIENCE):
+        while await sessions(sql):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_engine_works_without_prepared_statements(database: str) -> None:
+    async with await ff.Engine.connect(database, max_size=1, prepared_statements=False) as engine:
+        for _ in range(2):
+            claimed = await started(engine, tags={"a.b": "c"})
+            await engine.renew(claimed.handle)
+            await engine.complete(claimed.handle, b"x")
+        async with engine._database.connection() as connection:
+            assert await connection.fetchval("select count(*) from pg_prepared_statements where name <> ''") == 0
+        assert await engine.audit(events=True) == []
+
+
+async def test_a_closed_engine_does_not_wait_for_a_connection(database: str) -> None:
+    engine = await ff.Engine.connect(database, reconnect_for=timedelta(hours=1))
+    await engine.close()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(ff.TransportError):
+            await engine.server_time_ms()
+
+
+async def test_serialization_failures_stay_inside_the_engine(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute(
+        """
+        create sequence public.tries;
+        create function public.conflict() returns trigger language plpgsql as $$
+        begin
+            if nextval('public.tries') % 3 <> 0 then
+                raise exception 'conflict' using errcode = 'serialization_failure';
+            end if;
+            return new;
+        end $$;
+        create trigger conflict before update on flowfabric.execution for each row execute function public.conflict();
+        """
+    )
+    claimed_id = await submit(plain_engine)
+    claimed = await claim_one(plain_engine)
+    assert claimed.execution_id == claimed_id
+    await plain_engine.complete(claimed.handle, b"x")
+    assert (await plain_engine.list_attempts(claimed_id))[0].attempt_index == 0
+    assert len(await plain_engine.list_attempts(claimed_id)) == 1
+    await sql.execute("drop trigger conflict on flowfabric.execution")
+
+
+async def test_a_conflict_that_does_not_go_away_is_told_as_such(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    await submit(plain_engine)
+    claimed = await claim_one(plain_engine)
+    await sql.execute(
+        """
+        create function public.conflict() returns trigger language plpgsql as
+        $$ begin raise exception 'conflict' using errcode = 'deadlock_detected'; end $$;
+        create trigger conflict before update on flowfabric.execution for each row execute function public.conflict();
+        """
+    )
+    with pytest.raises(ff.RetriesExhausted):
+        await plain_engine.complete(claimed.handle)
+    await sql.execute("drop trigger conflict on flowfabric.execution")
+    await plain_engine.complete(claimed.handle)

@@ -1,0 +1,253 @@
+"""Migrating: from nothing, again, from many places at once, and what is left when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+import flowfabric as ff
+from flowfabric._postgres import migrate as module
+from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, current_version, migrate, steps
+from flowfabric.engine.service import migrate_database, schema_version
+from tests.integration.test_connection import a_role, as_user
+from tests.support import in_database, started, submit
+
+PATIENCE = 60.0
+ALL_STEPS = tuple(f"{step.number:04d}_{step.name}" for step in steps())
+
+
+@pytest.fixture
+async def empty(server: str) -> AsyncIterator[str]:
+    """The DSN of a database with nothing in it."""
+    name = f"ff_empty_{os.getpid()}"
+    admin = await asyncpg.connect(server)
+    await admin.execute(f"create database {name}")
+    yield in_database(server, name)
+    await admin.execute(f"drop database {name} with (force)")
+    await admin.close()
+
+
+@contextlib.asynccontextmanager
+async def session(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def shape(sql: asyncpg.Connection[Any]) -> list[Any]:
+    """Everything in the schema that a migration could have touched."""
+    relations = await sql.fetch(
+        "select c.relname, c.relkind::text, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull"
+        " from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped"
+        " where c.relnamespace = to_regnamespace('flowfabric') order by c.relname, a.attnum"
+    )
+    functions = await sql.fetch(
+        "select p.oid::regprocedure::text, md5(p.prosrc), p.prosecdef, p.proacl::text from pg_proc p"
+        " where p.pronamespace = to_regnamespace('flowfabric') order by 1"
+    )
+    return [tuple(row) for row in (*relations, *functions)]
+
+
+def with_step(monkeypatch: pytest.MonkeyPatch, sql: str, name: str = "extra") -> None:
+    """The package as it would be with one more schema step."""
+    more = (*steps(), Step(SCHEMA_VERSION + 1, name, sql))
+    monkeypatch.setattr(module, "steps", lambda: more)
+    monkeypatch.setattr(module, "SCHEMA_VERSION", len(more))
+
+
+async def test_an_empty_database_gets_the_whole_schema(empty: str) -> None:
+    assert await schema_version(empty) == 0
+    assert await migrate_database(empty) == Migration(ALL_STEPS, SCHEMA_VERSION)
+    assert await schema_version(empty) == SCHEMA_VERSION
+    async with await ff.Engine.connect(empty) as engine:
+        claimed = await started(engine)
+        await engine.complete(claimed.handle)
+        assert await engine.audit(events=True) == []
+
+
+async def test_migrating_again_changes_nothing(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await migrate_database(database)
+    before = await shape(sql)
+    secret = await sql.fetch("select * from flowfabric.keystore")
+    assert len(secret) == 1
+    assert await migrate_database(database) == Migration((), SCHEMA_VERSION)
+    assert await shape(sql) == before
+    assert await sql.fetch("select * from flowfabric.keystore") == secret
+
+
+async def test_every_process_may_migrate_at_once(empty: str) -> None:
+    code = (
+        "import asyncio, sys; from flowfabric.engine.service import migrate_database;"
+        " print(len(asyncio.run(migrate_database(sys.argv[1])).applied))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, empty], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    here = await asyncio.gather(*(migrate_database(empty) for _ in range(5)))
+    there = [await asyncio.to_thread(process.communicate, timeout=PATIENCE) for process in processes]
+    applied = [len(done.applied) for done in here] + [int(out) for out, _ in there]
+    assert sorted(applied) == [0] * 7 + [SCHEMA_VERSION]
+    async with await ff.Engine.connect(empty) as engine:
+        await submit(engine)
+        assert await engine.audit() == []
+
+
+async def test_a_database_in_use_can_be_migrated(plain_engine: ff.Engine, database: str) -> None:
+    stop = asyncio.Event()
+
+    async def work() -> int:
+        count = 0
+        while not stop.is_set():
+            claimed = await started(plain_engine)
+            await plain_engine.complete(claimed.handle)
+            count += 1
+        return count
+
+    working = asyncio.create_task(work())
+    for _ in range(3):
+        await migrate_database(database)
+    stop.set()
+    assert await working > 0
+
+
+async def test_a_failing_first_migration_leaves_nothing(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
+    with pytest.raises(ff.TransportError, match="division by zero"):
+        await migrate_database(empty)
+    async with session(empty) as sql:
+        assert await sql.fetchval("select to_regnamespace('flowfabric')") is None
+        assert await current_version(sql) == 0
+    monkeypatch.undo()
+    assert (await migrate_database(empty)).applied == ALL_STEPS
+
+
+async def test_a_failing_step_leaves_the_version_before_it_and_can_be_resumed(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        execution_id = await submit(engine)
+        before = await shape(sql)
+        with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
+        with pytest.raises(ff.TransportError):
+            await migrate_database(database)
+        assert await shape(sql) == before
+        assert await schema_version(database) == SCHEMA_VERSION
+
+        with_step(monkeypatch, "create table flowfabric.whole ()")
+        name = f"{SCHEMA_VERSION + 1:04d}_extra"
+        assert await migrate_database(database) == Migration((name,), SCHEMA_VERSION + 1)
+        assert await migrate_database(database) == Migration((), SCHEMA_VERSION + 1)
+        assert await sql.fetchval("select to_regclass('flowfabric.whole') is not null")
+        assert await engine.read_execution_state(execution_id) is ff.State.WAITING
+
+
+async def test_a_migration_that_is_killed_leaves_nothing_and_blocks_nobody(
+    empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with session(empty) as admin:
+        with monkeypatch.context() as patched:
+            with_step(patched, "select pg_sleep(600)")
+            dying = asyncio.create_task(migrate_database(empty))
+            async with asyncio.timeout(PATIENCE):
+                while not await admin.fetchval(
+                    "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
+                    " where datname = current_database() and query = 'select pg_sleep(600)'"
+                ):
+                    await asyncio.sleep(0.01)
+            with pytest.raises(ff.TransportError) as lost:
+                await dying
+            assert lost.value.retryable
+        assert await admin.fetchval("select to_regnamespace('flowfabric')") is None
+        assert (await migrate_database(empty)).applied == ALL_STEPS
+
+
+async def test_functions_are_replaced_on_every_run(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await migrate_database(database)
+    before = await shape(sql)
+    await sql.execute(
+        "create or replace function flowfabric.server_time_ms() returns bigint language sql volatile security definer"
+        " set search_path = flowfabric, pg_temp as 'select -1::bigint'"
+    )
+    await sql.execute("drop function flowfabric.ms(double precision) cascade")
+    assert await shape(sql) != before
+    await migrate_database(database)
+    assert await shape(sql) == before
+
+
+async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with a_role(sql) as role:
+        await migrate_database(database, worker_roles=(role,))
+        dsn = as_user(database, role)
+        async with await ff.Engine.connect(dsn) as engine:
+            await submit(engine)
+        await sql.execute("drop function flowfabric.server_time_ms()")  # and with it the grant
+        await migrate_database(database)
+        async with await ff.Engine.connect(dsn) as engine:
+            assert await engine.server_time_ms() > 0
+        await migrate_database(database, worker_roles=(role,))
+        assert await sql.fetch("select name from flowfabric.worker_role") == [(role,)]
+        await sql.execute("delete from flowfabric.worker_role")
+
+
+async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str) -> None:
+    with pytest.raises(ff.ConnectionFailed, match="create the role first") as missing:
+        await migrate_database(empty, worker_roles=("no_such_role",))
+    assert missing.value.kind == "missing_privileges"
+    assert await schema_version(empty) == 0
+
+
+async def test_a_user_who_may_not_create_the_schema_is_told_so(empty: str) -> None:
+    async with session(empty) as sql, a_role(sql) as role:
+        with pytest.raises(ff.ConnectionFailed) as refused:
+            await migrate_database(as_user(empty, role))
+    assert refused.value.kind == "missing_privileges"
+    assert await schema_version(empty) == 0
+
+
+async def test_an_owner_without_superuser_rights_can_migrate_and_work(empty: str) -> None:
+    async with session(empty) as sql, a_role(sql) as role:
+        name = await sql.fetchval("select current_database()")
+        await sql.execute(f"grant create on database {name} to {role}")
+        dsn = as_user(empty, role)
+        await migrate_database(dsn)
+        await migrate_database(dsn)
+        async with await ff.Engine.connect(dsn) as engine:
+            claimed = await started(engine)
+            await engine.complete(claimed.handle)
+            assert await engine.audit(events=True) == []
+
+
+async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    before = await shape(sql)
+    with pytest.raises(ff.ConnectionFailed) as newer:
+        await migrate_database(database)
+    assert newer.value.kind == "schema_newer"
+    assert await shape(sql) == before
+
+
+async def test_a_migration_that_waited_sees_what_the_other_did_whatever_the_session_is_set_to(empty: str) -> None:
+    async with session(empty) as sql, session(empty) as first, session(empty) as second:
+        await second.execute("set default_transaction_isolation = 'repeatable read'; set search_path = pg_catalog")
+        async with first.transaction():
+            assert (await migrate(first)).applied == ALL_STEPS
+            late = asyncio.create_task(migrate(second))
+            async with asyncio.timeout(PATIENCE):
+                while not await sql.fetchval("select count(*) from pg_locks where not granted"):
+                    await asyncio.sleep(0.01)
+        assert (await late).applied == ()
+
+
+def test_the_steps_are_numbered_without_gaps() -> None:
+    assert [step.number for step in steps()] == list(range(1, SCHEMA_VERSION + 1))
+    assert not [step.name for step in steps() if "flowfabric.now()" in step.sql], "a step never calls our functions"
