@@ -239,7 +239,7 @@ async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connecti
 async def test_a_migration_that_waited_sees_what_the_other_did_whatever_the_session_is_set_to(empty: str) -> None:
     async with session(empty) as sql, session(empty) as first, session(empty) as second:
         await second.execute("set default_transaction_isolation = 'repeatable read'; set search_path = pg_catalog")
-        async with first.transaction():
+        async with first.transaction(isolation="read_committed"):
             assert (await migrate(first)).applied == ALL_STEPS
             late = asyncio.create_task(migrate(second))
             async with asyncio.timeout(PATIENCE):

@@ -117,6 +117,7 @@ ATTEMPT_EFFECTS: dict[str, AttemptEffect] = {
     "interrupted, record still started": _is_the_same("started"),
     "new: initial/retry/replay, started": _is_new,
     "same, suspended -> started": _is_the_same("started"),
+    "old interrupted_reclaimed; new reclaim, started": _is_reclaimed,
     "started -> suspended": _is_the_same("suspended"),
     "ended_success": _ends("ended_success"),
     "ended_failure": _ends("ended_failure"),

@@ -23,7 +23,7 @@ from flowfabric.ids import (
     check_tags,
     check_text,
     crc16,
-    mint_bytes,
+    mint_many,
     mint_uuid,
     parse_uuid,
 )
@@ -114,6 +114,11 @@ class CreateCall:
         self._sent: list[UUID] = []
         self._count = len(items)
         self._doubtful: list[int] = []
+        self.doubts: list[list[Any]] = []
+        if all(map(_is_plain, items)):
+            self._places = list(range(len(items)))
+            self._sent, self.args = _plain_args(items, partitions or _PARTITION_HASHES)
+            return
         lay = _Layout(partitions or _PARTITION_HASHES)
         doubts: list[tuple[Any, ...]] = []
         for place, item in enumerate(items):
@@ -172,6 +177,50 @@ def _lane_closed(execution_id: ExecutionId) -> StateError:
     return StateError("lane_closed", "the lane takes no new executions", execution_id=execution_id)
 
 
+def _is_plain(item: NewExecution) -> bool:
+    """Whether an item gives kind, lane and payload alone: the common case, laid out without a look at each field."""
+    return (
+        type(item) is NewExecution
+        and type(item.input_payload) is bytes
+        and len(item.input_payload) <= MAX_PAYLOAD
+        and item.idempotency_key is None
+        and item.policy is None
+        and item.tags is None
+        and item.delay_until is None
+        and item.execution_deadline_at is None
+        and item.execution_id is None
+        and item.flow_id is None
+        and item.payload_encoding is None
+        and item.namespace == ""
+        and item.creator_identity == ""
+        and type(item.priority) is int
+        and item.priority == 0
+        and _is_route(item.lane_id, item.execution_kind)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _is_route(lane: str, kind: str) -> bool:
+    try:
+        return bool(check_lane(lane) and isinstance(check_text(kind, "execution_kind"), str))
+    except InvalidInput:
+        return False
+
+
+def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UUID], list[Any]]:
+    routes: dict[tuple[str, str], int] = {}
+    numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
+    minted = mint_many(len(items))
+    ids: list[UUID] = list(map(pgproto.UUID, minted))  # made in C; UUIDs to everybody else
+    homes = [crc16(data) % partitions for data in minted]
+    args = [
+        [lane for lane, _ in routes], [kind for _, kind in routes], [""] * len(routes),
+        numbers if len(routes) > 1 else None, homes, ids, False,
+        None, None, [item.input_payload for item in items],
+    ]  # fmt: skip
+    return ids, args + [None] * (len(_CASTS) - len(args))
+
+
 class _BadPolicy(Exception):
     """Carries what `standing_executions` asks for from the layout to the call; never leaves this module."""
 
@@ -195,7 +244,8 @@ class _Layout:
         if not isinstance(item, NewExecution):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="NewExecution")
         namespace = check_text(item.namespace, "namespace") if item.namespace not in _NO_TEXT else ""
-        kind, lane = _checked_kind(item.execution_kind), _checked_lane(item.lane_id)
+        kind = check_text(item.execution_kind, "execution_kind")
+        lane = check_lane(item.lane_id)
         creator = check_text(item.creator_identity, "creator_identity") if item.creator_identity not in _NO_TEXT else ""
         payload = item.input_payload
         if type(payload) is not bytes:
@@ -242,9 +292,6 @@ class _Layout:
 
     def _identity(self, item: NewExecution, namespace: str, key: str | None, flow: UUID | None) -> tuple[int, UUID]:
         given = None if item.execution_id is None else ExecutionId.parse(item.execution_id)
-        if given is None and flow is None and key is None:  # the common case, on the hot path
-            minted = mint_bytes()
-            return crc16(minted) % self._partitions, pgproto.UUID(minted)  # made in C; a UUID to everybody else
         uuid = mint_uuid() if given is None else given.uuid
         if flow is not None:
             home = crc16(flow.bytes) % self._partitions
@@ -287,25 +334,6 @@ class _Layout:
 
 _NOTHING = Derived()
 _NO_TEXT = (None, "")
-
-
-def _checked_kind(value: object) -> str:
-    # The same few texts come again and again; only what passed is remembered.
-    return _known_kind(value) if type(value) is str else check_text(value, "execution_kind")
-
-
-def _checked_lane(value: object) -> str:
-    return _known_lane(value) if type(value) is str else check_lane(value)
-
-
-@lru_cache(maxsize=1024)
-def _known_kind(value: str) -> str:
-    return check_text(value, "execution_kind")
-
-
-@lru_cache(maxsize=1024)
-def _known_lane(value: str) -> str:
-    return check_lane(value)
 
 
 def _used(column: tuple[Any, ...]) -> list[Any] | None:

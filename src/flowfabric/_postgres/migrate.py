@@ -76,7 +76,8 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
     named once is remembered and served again by later runs.
     """
     try:
-        async with connection.transaction():
+        # Whoever waited for the lock must see what its holder did.
+        async with connection.transaction(isolation="read_committed"):
             await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
             await connection.execute("set local client_min_messages = warning")
             await connection.execute("create schema if not exists flowfabric")

@@ -14,7 +14,7 @@ returns table (
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_sort = off as $$
+set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();

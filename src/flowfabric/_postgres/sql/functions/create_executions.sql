@@ -1,7 +1,8 @@
 -- create_executions: nothing -> waiting or delayed, for many at once
 --
 -- Called by submitters, also inside their own transaction.
--- Takes    the distinct routes of the call and, per item, the number of its route; an array is null
+-- Takes    the distinct routes of the call and, per item, the number of its route (null: all go the
+--          first); an array is null
 --          where every item has the default.
 -- Locks    idempotency keys in order, then the ready locks of the routes, shared.
 -- Answers  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
@@ -16,7 +17,7 @@ create or replace function flowfabric.create_executions(
 returns table (ordinal integer, code text, partition integer, id uuid, state text)
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -82,14 +83,14 @@ begin
         if v_code is not null then
             -- A duplicate registers nothing: forget the routes that only duplicates use.
             select array_agg(case when exists (select from unnest(p_route_no, v_code) i (no, code)
-                                               where i.no = l.no and i.code is null) then l.lane end order by l.no)
+                                               where coalesce(i.no, 1) = l.no and i.code is null) then l.lane end order by l.no)
             into p_lanes from unnest(p_lanes) with ordinality as l (lane, no);
         end if;
         v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
         if array_position(v_routes, null) is not null then
-            select array_agg(coalesce(v_code[u.ord], case when v_routes[u.no] is null then 'lane_closed' end)
+            select array_agg(coalesce(v_code[u.ord], case when v_routes[coalesce(u.no, 1)] is null then 'lane_closed' end)
                              order by u.ord)
-            into v_code from unnest(p_route_no) with ordinality as u (no, ord);
+            into v_code from unnest(p_id, p_route_no) with ordinality as u (id, no, ord);
         end if;
         perform flowfabric.hold_routes(array_remove(v_routes, null));
 
@@ -98,7 +99,7 @@ begin
                 (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload,
                  payload_encoding, policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail,
                  pending, priority, tags, delay_until, deadline_at, transitioned_at, mutated_at)
-            select u.partition, u.id, v_routes[u.no], v_now, coalesce(u.namespace, ''), coalesce(u.creator, ''), u.flow, u.key, u.payload,
+            select u.partition, u.id, v_routes[coalesce(u.no, 1)], v_now, coalesce(u.namespace, ''), coalesce(u.creator, ''), u.flow, u.key, u.payload,
                    u.encoding, u.policy::jsonb, string_to_array(u.budgets, ',')::uuid[], u.quota,
                    case when d.until is null then 'waiting' else 'delayed' end,
                    case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
@@ -139,7 +140,7 @@ begin
                or exists (select from flowfabric.ready_floor f
                           where f.route = any (v_routes) and (f.rank, f.created_at) >= (v_rank, v_now)) then
                 perform flowfabric.lower_floor(
-                    array_agg(v_routes[u.no]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
+                    array_agg(v_routes[coalesce(u.no, 1)]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
                     array_agg(v_now), array_agg(u.id))
                 from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
                 where v_code is null or v_code[u.ord] is null;

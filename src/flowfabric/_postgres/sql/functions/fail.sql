@@ -10,7 +10,7 @@ create or replace function flowfabric.fail(
 returns setof flowfabric.verdict
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_now timestamptz;
     v_ok integer[];

@@ -11,7 +11,7 @@ create or replace function flowfabric.find(
 returns setof flowfabric.execution_view
 language plpgsql stable security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_at timestamptz := coalesce(p_before_at, 'infinity');
     v_id uuid := coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff');

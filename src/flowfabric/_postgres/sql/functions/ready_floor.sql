@@ -17,7 +17,9 @@ declare
     v_first flowfabric.ready;
     v_rank integer; v_created timestamptz; v_id uuid;
 begin
-    if not pg_try_advisory_xact_lock(flowfabric.ready_lock(), p_route) then
+    -- A snapshot older than the lock would not see what was inserted before it.
+    if current_setting('transaction_isolation') <> 'read committed'
+       or not pg_try_advisory_xact_lock(flowfabric.ready_lock(), p_route) then
         return;
     end if;
     select f.rank, f.created_at, f.id into v_rank, v_created, v_id
