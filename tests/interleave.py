@@ -7,8 +7,7 @@ not yet true. `waiting` starts a call of another party and returns once the serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from typing import Any, Self
 
 import asyncpg
@@ -68,17 +67,6 @@ class Party(ff.Engine):
         await self.connection.execute("select flowfabric.raise_floor($1)", route)
 
 
-@asynccontextmanager
-async def parties(dsn: str, count: int) -> AsyncIterator[list[Party]]:
-    """So many parties, gone afterwards with whatever they left open."""
-    joined = [await Party.join(dsn) for _ in range(count)]
-    try:
-        yield joined
-    finally:
-        for party in joined:
-            party.connection.terminate()
-
-
 async def settled(call: Awaitable[Any]) -> Any:
     """What a call answers, a refusal as the exception it is. Driver errors, deadlocks among them, are raised."""
     try:
@@ -88,19 +76,21 @@ async def settled(call: Awaitable[Any]) -> Any:
 
 
 async def waiting(
-    watch: asyncpg.Connection[Any], waiter: Party, holder: Party, call: Coroutine[Any, Any, Any]
+    watch: asyncpg.Connection[Any], waiter: Party, call: Awaitable[Any], *, behind: Party | None = None
 ) -> asyncio.Task[Any]:
-    """Start a call and return once it waits for a lock that `holder` has; fails if it ends without waiting."""
+    """Start a call and return once it waits for a lock, one that `behind` has; fails if it ends without waiting."""
     task = asyncio.ensure_future(settled(call))
     try:
         async with asyncio.timeout(PATIENCE):
-            while holder.pid not in await watch.fetchval("select pg_blocking_pids($1)", waiter.pid):
+            while True:
+                blockers = await watch.fetchval("select pg_blocking_pids($1)", waiter.pid)
+                if behind.pid in blockers if behind is not None else blockers:
+                    return task
                 assert not task.done(), f"did not wait: {task.result()!r}"
                 await asyncio.sleep(0.0005)
     except BaseException:
         task.cancel()
         raise
-    return task
 
 
 _EMPTY = """
@@ -119,6 +109,24 @@ class Stage:
         self.dsn = dsn
         self.watch = watch
         self.clock = Clock(watch)
+        self._company: list[Party] = []
+
+    async def company(self, count: int) -> list[Party]:
+        """So many parties, free of whatever a failed case left open."""
+        for place, party in enumerate(self._company):
+            try:
+                await party.rollback()
+            except (asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
+                await self.watch.execute("select pg_terminate_backend($1)", party.pid)
+                self._company[place] = await Party.join(self.dsn)
+        while len(self._company) < count:
+            self._company.append(await Party.join(self.dsn))
+        return self._company[:count]
+
+    async def close(self) -> None:
+        for party in self._company:
+            party.connection.terminate()
+        await self.watch.close()
 
     async def empty(self) -> None:
         await self.watch.execute(_EMPTY)
@@ -126,8 +134,3 @@ class Stage:
     async def audit(self) -> None:
         violations = await self.watch.fetch("select rule, id, detail from flowfabric.audit(null, true)")
         assert not violations, violations
-
-    async def route(self) -> int:
-        """The number of the only route there is."""
-        found: int = await self.watch.fetchval("select id from flowfabric.route")
-        return found

@@ -532,8 +532,8 @@ async def test_what_is_due_but_held_by_others_does_not_make_the_runner_busy(
         async with Duties(counting, [DelayedPromotion]):
             await counting.slept()
             before = len(counting.statements)
-            await asyncio.sleep(0.3)  # time in which a busy loop would show
-            assert len(counting.statements) - before <= 6
+            await asyncio.sleep(0.5)  # time in which a busy loop would show
+            assert len(counting.statements) - before <= 2  # one round, when the listener begins to listen
     await holder.close()
 
 
@@ -760,8 +760,8 @@ async def test_the_due_timers_of_others_do_not_make_a_filtered_runner_busy(
     async with Duties(counting, [DelayedPromotion], filter=ff.ScannerFilter(namespace="ours")):
         await counting.slept()
         before = len(counting.statements)
-        await asyncio.sleep(0.3)  # time in which a busy loop would show
-        assert len(counting.statements) - before <= 6
+        await asyncio.sleep(0.5)  # time in which a busy loop would show
+        assert len(counting.statements) - before <= 2  # one round, when the listener begins to listen
 
 
 # Shutdown.

@@ -98,7 +98,8 @@ def shorthand(events: Sequence[Mapping[str, Any]]) -> list[str]:
 class World:
     """One database, wiped before every case."""
 
-    def __init__(self, engine: CaseEngine, sql: asyncpg.Connection[Any]) -> None:
+    def __init__(self, dsn: str, engine: CaseEngine, sql: asyncpg.Connection[Any]) -> None:
+        self.dsn = dsn
         self.engine = engine
         self.sql = sql
         self.clock = Clock(sql)
@@ -146,7 +147,7 @@ async def open_world(server: str) -> AsyncIterator[World]:
     async with fresh_database(server) as dsn, await CaseEngine.connect(dsn, notifications=False) as engine:
         sql = await asyncpg.connect(dsn)
         try:
-            yield World(engine, sql)
+            yield World(dsn, engine, sql)
         finally:
             await sql.close()
 

@@ -19,9 +19,9 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import mint_uuid
-from flowfabric.models import AlreadySatisfied, ReclaimGrant, Rejected
+from flowfabric.models import AlreadySatisfied, Claimed, ReclaimGrant, Rejected
 from tests.conftest import fresh_database
-from tests.interleave import Party, Stage, parties, settled, waiting
+from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -389,15 +389,14 @@ def meetings(first: Operation, second: Operation) -> list[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(server: str) -> AsyncIterator[Stage]:
     async with fresh_database(server) as dsn:
-        watch = await asyncpg.connect(dsn)
-        yield Stage(dsn, watch)
-        await watch.close()
+        made = Stage(dsn, await asyncpg.connect(dsn))
+        yield made
+        await made.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(stage: Stage) -> AsyncIterator[list[Party]]:
-    async with parties(stage.dsn, 2) as joined:
-        yield joined
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(stage: Stage) -> list[Party]:
+    return await stage.company(2)
 
 
 PAIRS = [pytest.param(a, b, id=f"{a.name} then {b.name}") for a in OPERATIONS for b in OPERATIONS]
@@ -418,26 +417,477 @@ async def test_the_second_call_answers_to_what_the_first_left(
             answer, after = foretold(first, before, overdue)
 
             await one.begin()
-            try:
-                assert said(await settled(first.call(one, case))) == answer
-                assert await place_of(one.connection, case) == (after, overdue)
-                if second.after:
-                    await stage.clock.advance(seconds=second.after)
-                left = one.connection if ending == "commit" else stage.watch
-                found = await place_of(left, case)
-                if second.skips:
-                    assert said(await settled(second.call(two, case))) == second.refuses["B"], "locked rows are skipped"
-                    await one.end(ending)
-                    last = await settled(second.call(two, case))
-                else:
-                    task = await waiting(stage.watch, two, one, second.call(two, case))
-                    await one.end(ending)
-                    last = await task
-            finally:
-                if one.connection.is_in_transaction():
-                    await one.rollback()
+            assert said(await settled(first.call(one, case))) == answer
+            assert await place_of(one.connection, case) == (after, overdue)
+            if second.after:
+                await stage.clock.advance(seconds=second.after)
+            left = one.connection if ending == "commit" else stage.watch
+            found = await place_of(left, case)
+            if second.skips:
+                assert said(await settled(second.call(two, case))) == second.refuses["B"], "locked rows are skipped"
+                await one.end(ending)
+                last = await settled(second.call(two, case))
+            else:
+                task = await waiting(stage.watch, two, second.call(two, case), behind=one)
+                await one.end(ending)
+                last = await task
 
             answer, after = foretold(second, *found)
             assert said(last) == answer, f"{ending} from {start}"
             assert (await place_of(stage.watch, case))[0] == after, f"{ending} from {start}"
             await stage.audit()
+
+
+# Batches that name the same executions in opposite orders.
+
+
+def _fences(handles: list[ff.Handle]) -> tuple[list[Any], ...]:
+    return (
+        [h.partition for h in handles],
+        [h.uuid for h in handles],
+        [h.lease_id for h in handles],
+        [h.lease_epoch for h in handles],
+        [h.attempt_id for h in handles],
+        [h.attempt_index for h in handles],
+    )
+
+
+async def _complete_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    return [said(answer) for answer in await party.complete_many(handles)]
+
+
+async def _fail_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    failures = [ff.Failure(authority=handle, reason="boom", failure_class="permanent") for handle in handles]
+    return [said(answer) for answer in await party.fail_many(failures)]
+
+
+async def _renew_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    return [said(answer) for answer in await party.renew_many(handles)]
+
+
+async def _cancel_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    partitions, ids, *_ = _fences(handles)
+    nothing = [None] * len(ids)
+    found = await party.connection.fetch(
+        "select code from flowfabric.cancel($1, $2, $3, $4, $3, $5, false, 'operator_override', 'enough')"
+        " order by ordinal",
+        partitions,
+        ids,
+        nothing,
+        nothing,
+        nothing,
+    )
+    return ["Cancelled" if row["code"] == "ok" else row["code"] for row in found]
+
+
+async def _replay_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    partitions, ids, *_ = _fences(handles)
+    found = await party.connection.fetch(
+        "select code from flowfabric.replay($1, $2, null, null) order by ordinal", partitions, ids
+    )
+    return ["Replayed" if row["code"] == "ok" else row["code"] for row in found]
+
+
+BATCHES = {
+    "complete": (_complete_all, "Completed"),
+    "fail": (_fail_all, "TerminalFailed"),
+    "renew": (_renew_all, "Renewed"),
+    "cancel": (_cancel_all, "Cancelled"),
+    "replay": (_replay_all, "Replayed"),
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def three(stage: Stage) -> list[Party]:
+    return await stage.company(3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(a, b) for a in BATCHES for b in BATCHES if (a == "replay") == (b == "replay")],
+)
+async def test_batches_in_opposite_orders_do_not_deadlock(
+    stage: Stage, three: list[Party], first: str, second: str
+) -> None:
+    one, two, holder = three
+    await stage.empty()
+    for _ in range(5):
+        await submit(one)
+    claimed = await one.claim_many(**WORKER, limit=5)
+    handles = sorted((c.handle for c in claimed), key=lambda h: (h.partition, h.uuid))
+    if first == "replay":
+        await one.complete_many(handles)
+
+    # With the one in the middle taken, each batch that locks in the order given would hold its own half by now.
+    await holder.begin()
+    await holder.connection.execute(
+        "select from flowfabric.execution where partition = $1 and id = $2 for no key update",
+        handles[2].partition,
+        handles[2].uuid,
+    )
+    begun = await waiting(stage.watch, one, BATCHES[first][0](one, handles))
+    later = await waiting(stage.watch, two, BATCHES[second][0](two, handles[::-1]))
+    await holder.rollback()
+
+    assert await begun == [BATCHES[first][1]] * 5
+    answers = await later
+    assert len(set(answers)) == 1, "all of a batch or nothing"
+    match first, second:
+        case "renew", _:
+            assert answers[0] == BATCHES[second][1]
+        case "replay", _:
+            assert answers[0] == "execution_not_terminal"
+        case _:
+            assert answers[0] == (BATCHES[second][1] if first == second else "execution_not_active")
+    await stage.audit()
+
+
+def _by_id(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
+    return ff.NewExecution(execution_kind="test", execution_id=ids[number])
+
+
+def _by_key(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
+    return ff.NewExecution(execution_kind="test", idempotency_key=f"key-{number}")
+
+
+def _by_kind(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
+    return ff.NewExecution(execution_kind=f"kind-{ids[0].uuid}-{number}")
+
+
+def _by_lane(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
+    return ff.NewExecution(execution_kind="test", lane_id=f"{ids[0].uuid}-{number}")
+
+
+def _by_capability(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
+    needs = ff.RoutingRequirements(required_capabilities=[f"{ids[0].uuid}-{number}"])
+    return ff.NewExecution(execution_kind="test", policy=ff.ExecutionPolicy(routing_requirements=needs))
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize(
+    ("item", "shared"),
+    [(_by_id, True), (_by_key, True), (_by_kind, False), (_by_lane, False), (_by_capability, False)],
+    ids=["ids", "keys", "new kinds", "new lanes", "new capabilities"],
+)
+async def test_creating_the_same_in_opposite_orders_does_not_deadlock(
+    stage: Stage, three: list[Party], item: Callable[..., ff.NewExecution], shared: bool, ending: str
+) -> None:
+    one, two, holder = three
+    await stage.empty()
+    ids = sorted((ff.ExecutionId.of(n, mint_uuid()) for n in range(5)), key=lambda e: (e.partition, e.uuid))
+    items = [item(number, ids) for number in range(5)]
+
+    await holder.begin()
+    await holder.create_many([items[2]])
+    begun = await waiting(stage.watch, one, one.create_many(items))
+    later = await waiting(stage.watch, two, two.create_many(items[::-1]))
+    await holder.end(ending)
+
+    answers = (await begun, (await later)[::-1])
+    if shared:
+        expected = {"Created", "Duplicate"}
+        for number, (mine, yours) in enumerate(zip(*answers, strict=True)):
+            taken = number == 2 and ending == "commit"
+            assert {said(mine), said(yours)} == ({"Duplicate"} if taken else expected), number
+            assert mine.execution_id == yours.execution_id
+    else:
+        assert {said(answer) for answer in (*answers[0], *answers[1])} == {"Created"}
+    stored = await stage.watch.fetchval("select count(*) from flowfabric.execution")
+    assert stored == (5 if shared else 10 + (ending == "commit"))
+    await stage.audit()
+
+
+async def _grant(party: Party, case: Case) -> Any:
+    return await party.issue_claim_grant(case.id, **WORKER)
+
+
+BEHIND_A_CLAIM = {
+    "cancel": (_cancel, "Cancelled", 0, {}),
+    "change priority": (_change_priority, "Changed", 0, {}),
+    "block": (_block, "Blocked", 0, {}),
+    "grant": (_grant, "ClaimGrant", 0, {}),
+    "deadline": (_duty("deadline"), "handled 1", 41, {"execution_deadline_at": timedelta(seconds=40)}),
+}
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize("name", BEHIND_A_CLAIM)
+async def test_a_claim_that_passed_by_lets_the_other_finish(
+    stage: Stage, pair: list[Party], name: str, ending: str
+) -> None:
+    """The claim has the ready row, the other the execution: the other waits for the claim, never the claim for it."""
+    one, two = pair
+    call, expected, seconds, fields = BEHIND_A_CLAIM[name]
+    await stage.empty()
+    case = Case(await submit(one, **fields), None)  # type: ignore[arg-type]
+    await two.begin()
+    await two.connection.execute(
+        "select from flowfabric.execution where partition = $1 and id = $2 for no key update",
+        case.id.partition,
+        case.id.uuid,
+    )
+    await one.begin()
+    assert await one.claim(**OTHER) is None
+    await stage.clock.advance(seconds=seconds)
+    task = await waiting(stage.watch, two, call(two, case), behind=one)
+    assert await one.claim(**OTHER) is None
+    await one.end(ending)
+    assert said(await task) == expected
+    await two.commit()
+    await stage.audit()
+
+
+# The floor of a route: where claims begin to look. Whatever becomes ready must never end up below it.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A way in which an execution becomes ready at a place the floor has already passed.
+
+    `arrange` makes it, not ready there yet; after the clock has moved by `after`, `enter` makes it so.
+    """
+
+    name: str
+    arrange: Callable[[Party], Awaitable[Any]]
+    enter: Callable[[Party, Any], Awaitable[Any]]
+    after: float = 0
+
+
+async def _nothing(party: Party) -> None:
+    return None
+
+
+async def _held_5(party: Party) -> Claimed:
+    await submit(party, priority=5, execution_kind="above")
+    return await claim_one(party, kinds=["above"], lease_ttl=LEASE)
+
+
+async def _ended_5(party: Party) -> Claimed:
+    held = await _held_5(party)
+    await party.complete(held.handle)
+    return held
+
+
+async def _delayed_5(party: Party) -> ff.ExecutionId:
+    return await submit(party, priority=5, execution_kind="above", delay_until=timedelta(seconds=5))
+
+
+async def _blocked_5(party: Party) -> ff.ExecutionId:
+    target = await submit(party, priority=5, execution_kind="above")
+    await party.block_execution_for_admission(target, "paused_by_operator")
+    return target
+
+
+async def _low(party: Party) -> ff.ExecutionId:
+    return await submit(party, priority=0, execution_kind="above")
+
+
+ENTRIES = [
+    Entry("create", _nothing, lambda party, _: submit(party, priority=5, execution_kind="above")),
+    Entry("change priority", _low, lambda party, target: party.change_priority(target, 5)),
+    Entry("replay", _ended_5, lambda party, held: party.replay_execution(held.execution_id)),
+    Entry("promote", _delayed_5, lambda party, _: party.run_timers("delay"), after=6),
+    Entry("unblock", _blocked_5, lambda party, target: party.unblock_execution(target)),
+    Entry("release", _held_5, lambda party, held: party.release(held.handle)),
+    Entry("revoke", _held_5, lambda party, held: party.revoke_lease(held.execution_id)),
+    Entry("lease expiry", _held_5, lambda party, _: party.run_timers("lease"), after=31),
+    Entry("late complete", _held_5, lambda party, held: settled(party.complete(held.handle)), after=31),
+]
+entries = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+endings = pytest.mark.parametrize("ending", ["commit", "rollback"])
+
+
+class Floor:
+    """A route whose floor stands at priority 10 and would rise to priority 1: what was there has ended."""
+
+    def __init__(self, stage: Stage, engine: Party) -> None:
+        self.stage = stage
+        self.engine = engine
+
+    async def arrange(self, entry: Entry) -> Any:
+        await self.stage.empty()
+        await submit(self.engine, priority=10, execution_kind="above")
+        await submit(self.engine, priority=1, execution_kind="above")
+        self.route = await self.stage.watch.fetchval("select id from flowfabric.route where kind = 'above'")
+        await self.engine.raise_floor(self.route)
+        assert await self.rank() == 8990
+        first = await claim_one(self.engine, kinds=["above"])
+        assert first.priority == 10
+        await self.engine.complete(first.handle)
+        arranged = await entry.arrange(self.engine)
+        assert await self.rank() == 8990
+        await self.stage.clock.advance(seconds=entry.after)
+        return arranged
+
+    async def rank(self, connection: asyncpg.Connection[Any] | None = None) -> int:
+        found: int = await (connection or self.stage.watch).fetchval(
+            "select min(rank) from flowfabric.ready_floor where route = $1", self.route
+        )
+        return found
+
+    async def first_claim(self) -> int:
+        """The priority of what the next claim finds, after everything else was checked."""
+        await self.stage.audit()
+        return (await claim_one(self.engine, kinds=["above"])).priority
+
+
+@endings
+@entries
+async def test_the_floor_is_not_raised_while_something_enters_below(
+    stage: Stage, three: list[Party], entry: Entry, ending: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    arranged = await floor.arrange(entry)
+
+    await one.begin()
+    await entry.enter(one, arranged)
+    await two.raise_floor(floor.route)
+    assert await floor.rank() == 8990, "given up at once: somebody enters"
+    await one.end(ending)
+    await two.raise_floor(floor.route)
+    assert await floor.rank() == (8995 if ending == "commit" else 8999)
+
+    assert await floor.first_claim() == (5 if ending == "commit" else 1)
+
+
+@endings
+@entries
+async def test_what_enters_waits_for_the_raise_and_lowers_the_floor_again(
+    stage: Stage, three: list[Party], entry: Entry, ending: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    arranged = await floor.arrange(entry)
+
+    await two.begin()
+    await two.raise_floor(floor.route)
+    assert await floor.rank(two.connection) == 8999
+    task = await waiting(stage.watch, one, entry.enter(one, arranged), behind=two)
+    await two.end(ending)
+    await task
+    assert await floor.rank() == (8995 if ending == "commit" else 8990)
+
+    assert await floor.first_claim() == 5
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+@entries
+async def test_what_enters_with_an_old_snapshot_lowers_the_floor_in_any_case(
+    stage: Stage, three: list[Party], entry: Entry, isolation: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    arranged = await floor.arrange(entry)
+
+    await one.begin(isolation)
+    assert await floor.rank(one.connection) == 8990
+    await two.raise_floor(floor.route)
+    assert await floor.rank() == 8999
+    await entry.enter(one, arranged)
+    await one.commit()
+    assert await floor.rank() == 8995
+
+    assert await floor.first_claim() == 5
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+@entries
+async def test_an_old_snapshot_does_not_raise_the_floor_over_what_it_cannot_see(
+    stage: Stage, three: list[Party], entry: Entry, isolation: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    arranged = await floor.arrange(entry)
+
+    await two.begin(isolation)
+    await floor.rank(two.connection)
+    await entry.enter(one, arranged)
+    await two.raise_floor(floor.route)
+    await two.commit()
+
+    assert await floor.first_claim() == 5
+
+
+@entries
+async def test_an_undone_savepoint_leaves_floor_and_lock_as_they_were(
+    stage: Stage, three: list[Party], entry: Entry
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    arranged = await floor.arrange(entry)
+
+    await one.begin()
+    await one.connection.execute("savepoint before")
+    await entry.enter(one, arranged)
+    await one.connection.execute("rollback to savepoint before")
+    await two.raise_floor(floor.route)
+    assert await floor.rank() == 8999, "nobody enters any more"
+    await entry.enter(one, arranged)
+    await one.commit()
+    assert await floor.rank() == 8995
+
+    assert await floor.first_claim() == 5
+
+
+async def test_a_long_transaction_with_urgent_work_keeps_its_place(stage: Stage, three: list[Party]) -> None:
+    submitter, worker, engine = three
+    floor = Floor(stage, engine)
+    await floor.arrange(ENTRIES[0])
+    for _ in range(5):
+        await submit(engine, priority=4, execution_kind="above")
+
+    await submitter.begin()
+    urgent = await submit(submitter, priority=9000, execution_kind="above")
+    for _ in range(5):
+        claimed = await claim_one(worker, kinds=["above"])
+        await worker.raise_floor(floor.route)
+        await worker.complete(claimed.handle)
+        assert await floor.rank() == 8990
+    await submitter.commit()
+
+    assert (await claim_one(worker, kinds=["above"])).execution_id == urgent
+    await worker.raise_floor(floor.route)
+    assert await floor.rank() == 8999
+    await stage.audit()
+
+
+@endings
+async def test_what_a_claim_may_still_give_back_stays_above_the_floor(
+    stage: Stage, three: list[Party], ending: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    await floor.arrange(ENTRIES[0])
+    await submit(engine, priority=5, execution_kind="above")
+
+    await one.begin()
+    assert (await claim_one(one, kinds=["above"])).priority == 5
+    await two.raise_floor(floor.route)
+    assert await floor.rank() == 8995
+    await one.end(ending)
+
+    assert await floor.first_claim() == (1 if ending == "commit" else 5)
+
+
+@endings
+async def test_a_claim_that_raised_the_floor_undoes_both_or_neither(
+    stage: Stage, three: list[Party], ending: str
+) -> None:
+    one, two, engine = three
+    floor = Floor(stage, engine)
+    await floor.arrange(ENTRIES[0])
+    await submit(engine, priority=5, execution_kind="above")
+
+    await one.begin()
+    assert (await claim_one(one, kinds=["above"])).priority == 5
+    await one.raise_floor(floor.route)
+    assert await floor.rank(one.connection) == 8999
+    task = await waiting(stage.watch, two, submit(two, priority=7, execution_kind="above"), behind=one)
+    assert (await claim_one(one, kinds=["above"])).priority == 1, "the claimer waits for nobody"
+    await one.end(ending)
+    await task
+
+    assert [await floor.first_claim() for _ in range(1 if ending == "commit" else 3)] == (
+        [7] if ending == "commit" else [7, 5, 1]
+    )

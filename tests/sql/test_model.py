@@ -36,7 +36,7 @@ from flowfabric._postgres import rows
 from flowfabric.ids import mint_uuid, partition_of
 from flowfabric.models import Claimed, ClaimGrant, Completion, Failure, NewExecution
 from tests.conftest import fresh_database
-from tests.model import BLOCKS, Fence, Model, New, Override, Refused, Worker, refused
+from tests.model import BLOCKS, OPERATOR, Fence, Model, New, Override, Refused, Worker, refused
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,9 +144,12 @@ def same(found: Any, expected: Any, what: str) -> None:
 
 
 def _fact(answer: Any, name: str) -> Any:
+    """A field of a record, or of the handle in it; None where the record has no such field."""
     if name == "handle_kind":
-        return answer.handle.kind
-    return getattr(answer, name) if hasattr(answer, name) else getattr(answer.handle, name)
+        name = "kind"
+    return (
+        getattr(answer, name, None) if hasattr(answer, name) else getattr(getattr(answer, "handle", None), name, None)
+    )
 
 
 _NOT_ACTIVE = ["terminal_outcome", "lease_epoch", "lifecycle_phase", "attempt_id"]
@@ -432,6 +435,7 @@ class Histories(RuleBasedStateMachine):
         if self.handles and pick == 6:  # an answer was lost: the same ids again
             last = self.handles[-1]
             target, lease_id, attempt_id = last.execution_id, last.lease_id, last.attempt_id
+            worker = next(w for w in (*WORKERS, OPERATOR) if w.worker_instance_id == last.worker_instance_id)
         else:
             lease_id, attempt_id = mint_uuid(), mint_uuid()
         self._claim_granted(call, target, worker, ttl, lease_id, attempt_id, timeout, deadline)
@@ -487,10 +491,9 @@ class Histories(RuleBasedStateMachine):
     def issue_grant_and_claim(self, pick: int, ttl: int) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.issue_grant_and_claim(target, lease_duration=ttl * MS))
-        operator = Worker("operator", "operator")
         self.agree(
             answer,
-            lambda: self.model.claim_granted("operator", str(target), operator, ttl, None, None, self.minted(answer)),
+            lambda: self.model.claim_granted("operator", str(target), OPERATOR, ttl, None, None, self.minted(answer)),
         )
 
     @rule(pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)

@@ -194,7 +194,7 @@ def _handle_is_real(claimed: Claimed, after: Picture, kind: str) -> None:
     assert after.stored["ready"] == after.stored["claim_grant"] == []
 
 
-def test_every_row_of_the_table_that_can_be_reached_is_tried() -> None:
+async def test_every_row_of_the_table_that_can_be_reached_is_tried() -> None:
     tried = {
         row.number
         for operation in OPERATIONS

@@ -32,7 +32,7 @@ from flowfabric.policies import Derived, freeze_policy
 from flowfabric.state import State
 
 MAX_BATCH = 1000
-MAX_PAYLOAD = 1 << 30
+MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message
 _INT32 = range(-(2**31), 2**31)
 _CASTS = [
     "text[]",
@@ -132,6 +132,7 @@ class CreateCall:
                 self._refused[place] = error
             else:
                 self._places.append(place)
+        self._places = lay.in_lock_order(self._places)
         self._sent = lay.ids
         self.args = lay.args()
         self.doubts = [list(column) for column in zip(*doubts, strict=True)]
@@ -195,6 +196,8 @@ def _is_plain(item: NewExecution) -> bool:
         and item.creator_identity == ""
         and type(item.priority) is int
         and item.priority == 0
+        and type(item.lane_id) is str
+        and type(item.execution_kind) is str
         and _is_route(item.lane_id, item.execution_kind)
     )
 
@@ -239,6 +242,21 @@ class _Layout:
         self.ids: list[UUID] = []
         self._id_given = False
         self._rows: list[tuple[Any, ...]] = []
+
+    def in_lock_order(self, places: list[int]) -> list[int]:
+        """Sort by id, together with what belongs to each: calls that share given ids then cannot deadlock.
+
+        Of equal keys in one call the first wins, so a call that has some keeps its order.
+        """
+        if not self._id_given:
+            return places
+        keys = [(row[1], row[3], row[8], row[9]) for row in self._rows if row[9] is not None]
+        if len(set(keys)) < len(keys):
+            return places
+        order = sorted(range(len(places)), key=lambda n: (self._rows[n][1], self.ids[n]))
+        self._rows = [self._rows[n] for n in order]
+        self.ids = [self.ids[n] for n in order]
+        return [places[n] for n in order]
 
     def add(self, item: NewExecution) -> None:
         if not isinstance(item, NewExecution):

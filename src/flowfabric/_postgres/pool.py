@@ -150,7 +150,7 @@ class Database:
                 if conflicts >= _SERIALIZATION_TRIES:
                     raise RetriesExhausted(str(error)) from error
                 await asyncio.sleep(0.005 * conflicts)
-            except (TimeoutError, ValueError) as error:
+            except (TimeoutError, asyncpg.DataError) as error:
                 # Not a lost connection, though the classes say so: asking again would take as long, or fail again.
                 raise translate(error, self.target) from error
             except _LOST as error:
@@ -203,9 +203,9 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return error
         case asyncpg.InsufficientPrivilegeError():
             return ConnectionFailed("missing_privileges", str(error), target=target)
-        case ValueError():
+        case asyncpg.DataError() if type(error) is asyncpg.DataError:
             # The driver could not encode an argument: a backstop behind the checks of the operations.
-            return InvalidInput(str(error), allowed="what the operation takes")
+            return InvalidInput(str(error))
         case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
             return TransportError("timeout", str(error) or "no answer in time")
         case asyncpg.PostgresError() if (error.sqlstate or "").startswith("FF"):

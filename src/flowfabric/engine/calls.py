@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows
-from flowfabric._postgres.create_call import MAX_BATCH, instant, moment
+from flowfabric._postgres.create_call import MAX_BATCH, MAX_PAYLOAD, instant, moment
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.pool import Database
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
@@ -202,8 +202,10 @@ def check_duration(value: object, field: str, *, least_ms: int = 1, most: timede
 
 
 def optional_bytes(value: object, field: str) -> bytes | None:
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes or None")
+    if value is None:
+        return None
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes or None")
+    if len(value) > MAX_PAYLOAD:
+        raise InvalidInput(f"{len(value)} bytes", field=field, allowed=f"at most {MAX_PAYLOAD} bytes")
+    return value if type(value) is bytes else bytes(value)

@@ -351,6 +351,9 @@ class Lifecycle(Calls):
     async def fail_many(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
         """Report up to 1,000 failures in one call; one verdict per item."""
         check_batch(items)
+        for item in items:
+            if not isinstance(item, Failure):
+                raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
         return await self._fail(
             [(i.authority, i.reason, i.failure_class, i.category, i.retry_policy) for i in items],
             operator=False,

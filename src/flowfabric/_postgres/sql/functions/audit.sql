@@ -15,10 +15,11 @@ begin
     return query
     with e as (
         select x.* from flowfabric.execution x where p_partition is null or x.partition = p_partition
-    ), pointed as (
-        select t.kind, t.due_at, u.partition, u.id
+    ), pointed as materialized (
+        select t.kind, u.partition, u.id, min(t.due_at) as due_at
         from flowfabric.timer t cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
         where p_partition is null or u.partition = p_partition
+        group by t.kind, u.partition, u.id
     ), wrong as (
         -- the stored facts fit the state
         select 'state_facts' as rule, e.partition, e.id, concat_ws(' ', e.state, e.blocking_reason, e.pending,
@@ -108,7 +109,8 @@ begin
         union all
         select 'unsuccessful_row', e.partition, e.id, e.state from e
         where (select count(*) from flowfabric.unsuccessful w
-               where w.partition = e.partition and w.id = e.id and w.created_at = e.created_at)
+               where w.state in ('failed', 'cancelled', 'expired', 'skipped') and w.created_at = e.created_at
+                 and w.id = e.id and w.partition = e.partition)
             <> case when e.state in ('failed', 'cancelled', 'expired', 'skipped') then 1 else 0 end
         union all
         select 'tag_rows', e.partition, e.id, e.tags::text from e
@@ -116,15 +118,17 @@ begin
             <> (select count(*) from flowfabric.tag t join jsonb_each_text(coalesce(e.tags, '{}')) k
                     on t.digest = flowfabric.tag_digest(k.key, k.value)
                 where t.created_at = e.created_at and t.id = e.id and t.partition = e.partition)
-           or (select count(*) from flowfabric.tag t where t.id = e.id and t.partition = e.partition)
-            <> (select count(*) from jsonb_object_keys(coalesce(e.tags, '{}')))
+           or (p_partition is null   -- has no index: only for all at once
+               and (select count(*) from flowfabric.tag t where t.id = e.id and t.partition = e.partition)
+                   <> (select count(*) from jsonb_object_keys(coalesce(e.tags, '{}'))))
         -- every time that will come has a timer that is not later
         union all
-        select 'timer_' || k.kind, e.partition, e.id, flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention)::text
-        from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)
-        where flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention) is not null
-          and not exists (select from pointed p where p.kind = k.kind and p.partition = e.partition and p.id = e.id
-                          and p.due_at <= flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention))
+        select 'timer_' || o.kind, o.partition, o.id, o.own_at::text
+        from (select k.kind, e.partition, e.id,
+                     flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention) as own_at
+              from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)) o
+        left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
+        where o.own_at is not null and (p.due_at is null or p.due_at > o.own_at)
         -- attempts: no gaps, the counter counts them, at most the latest is open
         union all
         select 'attempt_history', e.partition, e.id, e.attempts || ' counted' from e

@@ -4,7 +4,8 @@
 -- Takes    the distinct routes of the call and, per item, the number of its route (null: all go the
 --          first); an array is null
 --          where every item has the default.
--- Locks    idempotency keys in order, then the ready locks of the routes, shared.
+-- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
+--          ids that the caller gave, in the order of the items.
 -- Answers  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
 --          one row per item: created, duplicate (with the id that stands), or lane_closed.
 create or replace function flowfabric.create_executions(
@@ -21,8 +22,9 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off se
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_n integer := cardinality(p_id);
     v_code text[];            -- null while the item may still be created
+    v_unfit text[];           -- per item: why it would not be made even if its key were free
+    v_found text[];
     v_standing uuid[];        -- per item: the id a duplicate is answered with
     v_routes integer[];
     v_made integer;
@@ -30,10 +32,21 @@ declare
 begin
     if p_key is not null then
         v_now := flowfabric.now();
+        if cardinality(p_key) > 1 then
+            select array_agg(case when e.id is not null then 'exists'
+                                  when l.state in ('draining', 'disabled') then 'lane_closed' end order by u.ord)
+            into v_unfit
+            from unnest(p_partition, p_id, p_route_no) with ordinality as u (partition, id, no, ord)
+            left join flowfabric.execution e on p_id_given and e.partition = u.partition and e.id = u.id
+            left join flowfabric.lane l on l.name = p_lanes[coalesce(u.no, 1)];
+        end if;
         -- Of equal keys inside the call the first with a window wins and those behind it are its duplicates; a key
-        -- without a window never matches, so that all before the winner are made too.
+        -- without a window never matches, so that all before the winner are made too. What would not be made anyway
+        -- takes no key from those behind it.
         with item as (
-            select u.*, coalesce(min(u.ord) filter (where u.dedup > 0) over w, max(u.ord) over w) as first_ord
+            select u.*, min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w is not null as windowed,
+                   coalesce(min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w,
+                            max(u.ord) filter (where v_unfit[u.ord] is null) over w) as first_ord
             from (select k.partition, coalesce(k.flow, '00000000-0000-0000-0000-000000000000'::uuid) as scope,
                          coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
                   from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
@@ -52,12 +65,15 @@ begin
             returning i.partition, i.scope, i.namespace, i.key
         )
         select array_agg(case when t.ord is null then null
+                              when t.first_ord is null then case when i.key is not null then 'duplicate' end
                               when w.key is null then 'duplicate'
-                              when t.ord > t.first_ord then 'duplicate' end order by o.ord)
+                              when t.ord > t.first_ord and t.windowed then 'duplicate' end order by o.ord)
         into v_code
-        from generate_series(1, v_n) o (ord)
+        from generate_series(1, cardinality(p_id)) o (ord)
         left join item t on t.ord = o.ord
-        left join won w on w.partition = t.partition and w.scope = t.scope and w.namespace = t.namespace and w.key = t.key;
+        left join won w on w.partition = t.partition and w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
+        left join flowfabric.idempotency i on t.first_ord is null and i.partition = t.partition and i.scope = t.scope
+             and i.namespace = t.namespace and i.key = t.key and i.expires_at > v_now;
         -- A new statement sees what the winner of a race has committed meanwhile.
         if array_position(v_code, 'duplicate') is not null then
             select array_agg(case when v_code[u.ord] is not null then i.id end order by u.ord) into v_standing
@@ -94,44 +110,32 @@ begin
         end if;
         perform flowfabric.hold_routes(array_remove(v_routes, null));
 
-        with made as (
-            insert into flowfabric.execution
-                (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload,
-                 payload_encoding, policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail,
-                 pending, priority, tags, delay_until, deadline_at, transitioned_at, mutated_at)
-            select u.partition, u.id, v_routes[coalesce(u.no, 1)], v_now, coalesce(u.namespace, ''), coalesce(u.creator, ''), u.flow, u.key, u.payload,
-                   u.encoding, u.policy::jsonb, string_to_array(u.budgets, ',')::uuid[], u.quota,
-                   case when d.until is null then 'waiting' else 'delayed' end,
-                   case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
-                   case when d.until is not null
-                        then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
-                   'first', least(greatest(coalesce(u.priority, 0), 0), 9000), u.tags::jsonb, d.until,
-                   coalesce(u.deadline_at, v_now + flowfabric.ms(u.deadline_ms)), v_now, v_now
-            from unnest(p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
-                        p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms,
-                        p_deadline_at, p_deadline_ms) with ordinality
-                 as u (no, partition, id, namespace, creator, payload, encoding, priority, flow, key, tags, policy,
-                       budgets, quota, delay_until, delay_ms, deadline_at, deadline_ms, ord)
-            cross join lateral (
-                select case when w.at > v_now then w.at end as until
-                from (select coalesce(u.delay_until, v_now + flowfabric.ms(u.delay_ms)) as at) w) d
-            where v_code is null or v_code[u.ord] is null
-            on conflict (partition, id) do nothing
-            returning partition, id, route, priority, created_at, state, deadline_at
-        )
-        insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
-        select m.route, 9000 - m.priority, m.created_at, m.id, m.partition, m.deadline_at
-        from made m where m.state = 'waiting';
-        get diagnostics v_made = row_count;
-
-        if v_made < v_n then
-            -- Delays and refusals: find out what was really made before anything else is written for it.
-            select array_agg(coalesce(v_code[u.ord], case when e.id is null or e.created_at <> v_now then 'exists' end)
-                             order by u.ord)
-            into v_code
-            from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
-            left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
-        end if;
+        while v_made is null loop
+            if not p_id_given then
+                v_made := flowfabric.insert_executions(
+                    v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
+                    p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
+                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now);
+                exit;
+            end if;
+            begin
+                v_made := flowfabric.insert_executions(
+                    v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
+                    p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
+                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now);
+            exception when unique_violation then
+                -- Somebody was quicker with an id that was given; ids of our own making never meet.
+                select array_agg(coalesce(v_code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)
+                into v_found
+                from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+                left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+                if v_found is not distinct from v_code then
+                    raise exception 'an execution id was taken by a transaction this one cannot see'
+                        using errcode = 'serialization_failure';
+                end if;
+                v_code := v_found;
+            end;
+        end loop;
 
         if v_made > 0 then
             -- Rows created now lie behind every floor, unless they outrank it.
@@ -192,6 +196,63 @@ begin
         left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         order by u.ord;
     end if;
+end;
+$$;
+
+-- insert_executions: the rows of new executions and their ready rows; answers how many may be claimed at once.
+--
+-- Unnests only what every item has: each further array would cost every row.
+create or replace function flowfabric.insert_executions(
+    p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
+    p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_flow uuid[], p_key text[],
+    p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[], p_delay_until timestamptz[], p_delay_ms bigint[],
+    p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz)
+returns integer
+language plpgsql as $$
+declare
+    v_ready integer;
+begin
+    if num_nonnulls(p_code, p_route_no, p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags,
+                    p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
+        -- Nothing but a payload: the most common call, and every expression less counts for every row.
+        with made as (
+            insert into flowfabric.execution
+                (partition, id, route, created_at, namespace, creator, payload, state, blocking_reason, pending, priority,
+                 transitioned_at, mutated_at)
+            select u.partition, u.id, p_routes[1], p_now, '', '', u.payload, 'waiting', 'waiting_for_worker', 'first', 0,
+                   p_now, p_now
+            from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
+        )
+        insert into flowfabric.ready (route, rank, created_at, id, partition)
+        select p_routes[1], 9000, p_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
+        return cardinality(p_id);
+    end if;
+    with made as (
+        insert into flowfabric.execution
+            (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
+             policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail, pending, priority, tags,
+             delay_until, deadline_at, transitioned_at, mutated_at)
+        select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
+               coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
+               p_policy[u.ord]::jsonb, string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
+               case when d.until is null then 'waiting' else 'delayed' end,
+               case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
+               case when d.until is not null
+                    then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
+               'first', least(greatest(coalesce(p_priority[u.ord], 0), 0), 9000), p_tags[u.ord]::jsonb, d.until,
+               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now
+        from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)
+        cross join lateral (
+            select case when w.at > p_now then w.at end as until
+            from (select coalesce(p_delay_until[u.ord], p_now + flowfabric.ms(p_delay_ms[u.ord])) as at) w) d
+        where p_code is null or p_code[u.ord] is null
+        returning partition, id, route, priority, created_at, state, deadline_at
+    )
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
+    select m.route, 9000 - m.priority, m.created_at, m.id, m.partition, m.deadline_at
+    from made m where m.state = 'waiting';
+    get diagnostics v_ready = row_count;
+    return v_ready;
 end;
 $$;
 

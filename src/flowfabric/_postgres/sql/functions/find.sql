@@ -25,7 +25,7 @@ declare
     v_rank_routes integer[]; v_ranks integer[];
     v_times timestamptz[]; v_ids uuid[]; v_partitions integer[];
     v_row flowfabric.execution_view;
-    v_last flowfabric.execution_view;   -- where the page ends: the last match, or the last row looked at
+    v_last flowfabric.execution_view;   -- the last row looked at: a page may end there
     v_source text;
 begin
     if p_to is not null and p_to <= v_at then
@@ -98,8 +98,6 @@ begin
                     return;
                 end if;
                 return next v_row;
-            elsif v_found >= p_limit then
-                continue;
             end if;
             v_last.created_at := v_at; v_last.id := v_id; v_last.partition := v_partition;
         end loop;

@@ -55,7 +55,7 @@ language plpgsql security definer set search_path = flowfabric, pg_temp as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_part text[] := regexp_match(
-        p_key, '^pg:(reclaim:)?\{fp:(\d{1,5})\}:([0-9a-f-]{36}):(\d{1,18}):([^:]{1,64}):([0-9a-f]{64})$');
+        p_key, '^pg:(reclaim:)?\{fp:(\d{1,5})\}:([0-9a-f-]{36}):(\d{1,15}):([^:]{1,64}):([0-9a-f]{64})$');
     k flowfabric.keystore;
     g flowfabric.claim_grant;
 begin
@@ -75,8 +75,13 @@ begin
     end if;
     if not flowfabric.same_bytes(decode(v_part[6], 'hex'), flowfabric.hmac(k.inner_key, k.outer_key, convert_to(
             k.kid || ':' || flowfabric.grant_message(p_partition, p_id, g.worker_id, g.worker_instance_id,
-                                                     v_part[4]::bigint, g.kind), 'UTF8'))) then
+                                                     v_part[4]::bigint,
+                                                     case when v_part[1] is null then 'claim' else 'reclaim' end),
+            'UTF8'))) then
         return 'signature_mismatch';
+    end if;
+    if p_key <> g.grant_key then
+        return 'unknown_grant';   -- an earlier grant of the same worker, used or overwritten since
     end if;
     return 'ok';
 end;

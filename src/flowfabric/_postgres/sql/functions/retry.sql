@@ -24,7 +24,7 @@ begin
                 v_delay := coalesce((v_backoff ->> 'initial_delay_ms')::double precision, 1000)
                            * power(coalesce((v_backoff ->> 'multiplier')::double precision, 2), p_retries);
             exception when numeric_value_out_of_range then
-                v_delay := v_max;
+                v_delay := case when (v_backoff ->> 'multiplier')::double precision < 1 then 0 else v_max end;
             end;
             v_delay := floor(least(v_delay, v_max));
             if coalesce((v_backoff ->> 'jitter')::boolean, false) then

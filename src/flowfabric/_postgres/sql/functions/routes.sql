@@ -25,7 +25,7 @@ begin
         join flowfabric.lane l on l.name = u.lane and l.state in ('active', 'paused')
         where not exists (select from flowfabric.route r
                           where r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities))
-        order by u.lane, u.kind
+        order by u.lane, u.kind, md5(u.capabilities)
         on conflict do nothing;
     end if;
 

@@ -1,0 +1,272 @@
+"""Every operation is one round trip once its statement is prepared: counted on the wire, between client and server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import shutil
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.ids import mint_uuid
+from flowfabric.models import ClaimGrant, ReclaimGrant
+from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit
+
+SOCKET = ".s.PGSQL.5432"
+
+
+class Wire:
+    """Stands between client and server and counts what asks for an answer: Sync and simple Query messages."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self.asked = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_unix_connection(self._upstream)
+        back = asyncio.create_task(self._copy(behind_reader, writer))
+        try:
+            await self._forward(reader, behind_writer)
+        finally:
+            behind_writer.close()
+            await asyncio.gather(back, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            size = await reader.readexactly(4)  # the start-up message alone has no type
+            writer.write(size + await reader.readexactly(struct.unpack("!i", size)[0] - 4))
+            while True:
+                head = await reader.readexactly(5)
+                if head[:1] in (b"S", b"Q"):
+                    self.asked += 1
+                writer.write(head + await reader.readexactly(struct.unpack("!i", head[1:])[0] - 4))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name."""
+    place = Path(tempfile.mkdtemp(prefix="ff-wire-", dir="/tmp"))
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+async def wire(database: str, short_dir: Path) -> AsyncIterator[tuple[Wire, str]]:
+    parts = urlsplit(database)
+    (host,) = parse_qs(parts.query)["host"]
+    wire = Wire(f"{host}/{SOCKET}")
+    serving = await asyncio.start_unix_server(wire.serve, str(short_dir / SOCKET))
+    yield wire, urlunsplit(parts._replace(query=f"host={quote(str(short_dir))}&port=5432"))
+    serving.close()
+
+
+Setup = Callable[[ff.Engine, Clock], Awaitable[Any]]
+Call = Callable[[ff.Engine, Any], Awaitable[Any]]
+
+
+async def nothing(_engine: ff.Engine, _clock: Clock) -> None:
+    """No execution is needed."""
+
+
+async def waiting(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
+    return await submit(engine)
+
+
+async def two_active(engine: ff.Engine, _clock: Clock) -> list[ff.Handle]:
+    return [(await started(engine)).handle for _ in range(2)]
+
+
+async def granted(engine: ff.Engine, _clock: Clock) -> ClaimGrant:
+    return await engine.issue_claim_grant(await submit(engine), **WORKER)
+
+
+async def resumable_grant(engine: ff.Engine, _clock: Clock) -> ClaimGrant:
+    claimed = await started(engine)
+    await engine.release(claimed.handle)
+    return await engine.issue_claim_grant(claimed.execution_id, **WORKER)
+
+
+async def reclaimable(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
+    claimed = await started(engine)
+    await engine.revoke_lease(claimed.execution_id)
+    return claimed.execution_id
+
+
+async def reclaim_granted(engine: ff.Engine, clock: Clock) -> ReclaimGrant:
+    grant = await engine.issue_reclaim_grant(await reclaimable(engine, clock), **OTHER)
+    assert isinstance(grant, ReclaimGrant)
+    return grant
+
+
+def state(name: str) -> Setup:
+    async def reach(engine: ff.Engine, clock: Clock) -> Reached:
+        return await STATES[name](engine, clock)
+
+    return reach
+
+
+def new(count: int) -> list[ff.NewExecution]:
+    return [ff.NewExecution(execution_kind="test", tags={"n.n": str(n)}, idempotency_key=None) for n in range(count)]
+
+
+ids = {"lease_id": mint_uuid, "attempt_id": mint_uuid}
+
+
+def fresh() -> dict[str, Any]:
+    return {name: mint() for name, mint in ids.items()}
+
+
+# Operation, what must be there before, the call.
+OPERATIONS: dict[str, tuple[Setup, Call]] = {
+    "create_execution": (nothing, lambda e, _: e.create_execution(execution_kind="test", delay_until=timedelta(1))),
+    "create_many": (nothing, lambda e, _: e.create_many(new(50))),
+    "claim": (waiting, lambda e, _: e.claim(**WORKER)),
+    "claim_many": (waiting, lambda e, _: e.claim_many(**WORKER, limit=50)),
+    "renew": (state("A"), lambda e, at: e.renew(at.handle)),
+    "renew_many": (two_active, lambda e, handles: e.renew_many(handles)),
+    "progress": (state("A"), lambda e, at: e.progress(at.handle, percent=1)),
+    "complete": (state("A"), lambda e, at: e.complete(at.handle, b"x")),
+    "complete_many": (two_active, lambda e, handles: e.complete_many(handles)),
+    "fail": (state("A"), lambda e, at: e.fail(at.handle, "boom")),
+    "fail_many": (
+        two_active,
+        lambda e, handles: e.fail_many([ff.Failure(authority=handle, reason="boom") for handle in handles]),
+    ),
+    "delay": (state("A"), lambda e, at: e.delay(at.handle, timedelta(1))),
+    "wait_children": (state("A"), lambda e, at: e.wait_children(at.handle)),
+    "release": (state("A"), lambda e, at: e.release(at.handle)),
+    "cancel": (state("W.1"), lambda e, at: e.cancel(ff.Operator(at.id), "no")),
+    "issue_claim_grant": (waiting, lambda e, at: e.issue_claim_grant(at, **WORKER)),
+    "verify_grant": (granted, lambda e, grant: e.verify_grant(grant.execution_id, grant.grant_key)),
+    "claim_execution": (granted, lambda e, grant: e.claim_execution(grant.execution_id, **WORKER, **fresh())),
+    "claim_resumed_execution": (
+        resumable_grant,
+        lambda e, grant: e.claim_resumed_execution(grant.execution_id, **WORKER, lease_id=mint_uuid()),
+    ),
+    "claim_from_resume_grant": (resumable_grant, lambda e, grant: e.claim_from_resume_grant(grant, **WORKER)),
+    "issue_grant_and_claim": (waiting, lambda e, at: e.issue_grant_and_claim(at)),
+    "issue_reclaim_grant": (reclaimable, lambda e, at: e.issue_reclaim_grant(at, **OTHER)),
+    "reclaim_execution": (
+        reclaim_granted,
+        lambda e, grant: e.reclaim_execution(grant.execution_id, **OTHER, **fresh()),
+    ),
+    "revoke_lease": (state("A"), lambda e, at: e.revoke_lease(at.id)),
+    "replay_execution": (state("T:failed"), lambda e, at: e.replay_execution(at.id)),
+    "change_priority": (waiting, lambda e, at: e.change_priority(at, 5)),
+    "block_execution_for_admission": (waiting, lambda e, at: e.block_execution_for_admission(at, "waiting_for_quota")),
+    "block_route": (waiting, lambda e, at: e.block_route(at)),
+    "unblock_execution": (state("B.operator"), lambda e, at: e.unblock_execution(at.id)),
+    "scan_eligible_executions": (waiting, lambda e, _: e.scan_eligible_executions("default")),
+    "read_execution": (state("A"), lambda e, at: e.read_execution(at.id)),
+    "describe_execution": (state("A"), lambda e, at: e.describe_execution(at.id)),
+    "read_execution_state": (waiting, lambda e, at: e.read_execution_state(at)),
+    "read_execution_info": (waiting, lambda e, at: e.read_execution_info(at)),
+    "get_execution_result": (state("T:completed"), lambda e, at: e.get_execution_result(at.id)),
+    "read_result": (state("T:completed"), lambda e, at: e.read_result(at.id)),
+    "read_execution_context": (waiting, lambda e, at: e.read_execution_context(at)),
+    "read_current_attempt_index": (waiting, lambda e, at: e.read_current_attempt_index(at)),
+    "read_total_attempt_count": (waiting, lambda e, at: e.read_total_attempt_count(at)),
+    "read_exec_core_fields": (
+        waiting,
+        lambda e, at: e.read_exec_core_fields(f"{{fp:{at.partition}}}", at, ["lane_id"]),
+    ),
+    "resolve_execution_flow_id": (waiting, lambda e, at: e.resolve_execution_flow_id(at)),
+    "get_execution_namespace": (waiting, lambda e, at: e.get_execution_namespace(at)),
+    "get_execution_tag": (waiting, lambda e, at: e.get_execution_tag(at, "a.b")),
+    "set_execution_tag": (waiting, lambda e, at: e.set_execution_tag(at, "a.b", "c")),
+    "list_attempts": (state("A"), lambda e, at: e.list_attempts(at.id)),
+    "list_executions": (waiting, lambda e, at: e.list_executions(f"{{fp:{at.partition}}}")),
+    "find_executions": (waiting, lambda e, _: e.find_executions(lane_ids=["default"], states=["waiting"])),
+    "list_expired_leases": (state("X"), lambda e, _: e.list_expired_leases()),
+    "list_lanes": (waiting, lambda e, _: e.list_lanes()),
+    "set_lane_state": (nothing, lambda e, _: e.set_lane_state("other", "paused")),
+    "lane_stats": (waiting, lambda e, _: e.lane_stats()),
+    "read_events": (state("A"), lambda e, _: e.read_events()),
+    "mark_lease_expired_if_due": (state("A"), lambda e, at: e.mark_lease_expired_if_due(at.id)),
+    "promote_delayed": (state("D.1"), lambda e, at: e.promote_delayed(at.id)),
+    "expire_execution": (state("A"), lambda e, at: e.expire_execution(at.id, "execution_deadline")),
+    "run_timers": (state("X"), lambda e, _: e.run_timers("lease")),
+    "trim_retention": (state("T:completed"), lambda e, _: e.trim_retention()),
+    "sweep": (nothing, lambda e, _: e.sweep()),
+    "next_due": (state("A"), lambda e, _: e.next_due()),
+    "sleep_until_due": (nothing, lambda e, _: e.sleep_until_due(timedelta(seconds=1))),
+    "audit": (waiting, lambda e, _: e.audit()),
+    "prepare": (nothing, lambda e, _: e.prepare()),
+    "ping": (nothing, lambda e, _: e.ping()),
+    "server_time_ms": (nothing, lambda e, _: e.server_time_ms()),
+}
+# What is not an operation on the database.
+OTHERS = {"connect", "close", "shutdown_prepare"}
+
+
+def test_no_operation_is_forgotten() -> None:
+    methods = {
+        name for name, _ in inspect.getmembers(ff.Engine, inspect.iscoroutinefunction) if not name.startswith("_")
+    }
+    assert methods == set(OPERATIONS) | OTHERS
+
+
+async def test_every_operation_is_one_round_trip_once_it_is_prepared(
+    wire: tuple[Wire, str], plain_engine: ff.Engine, clock: Clock
+) -> None:
+    counter, dsn = wire
+    counted: dict[str, int] = {}
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        for name, (setup, call) in OPERATIONS.items():
+            await call(engine, await setup(plain_engine, clock))
+            there = await setup(plain_engine, clock)
+            before = counter.asked
+            await call(engine, there)
+            counted[name] = counter.asked - before
+            # Whatever is left must not be found by the next operation.
+            await clock.advance(hours=100)
+            for kind in ("lease", "delay", "deadline", "retention"):
+                await plain_engine.run_timers(kind, limit=1000)
+            for leftover in await plain_engine.claim_many(**WORKER, limit=1000):
+                await plain_engine.complete(leftover.handle)
+    assert {name: count for name, count in counted.items() if count != 1} == {}
+
+
+async def test_the_size_of_a_batch_does_not_change_the_number_of_round_trips(
+    wire: tuple[Wire, str], plain_engine: ff.Engine
+) -> None:
+    counter, dsn = wire
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        for count in (1, 1, 1000):
+            before = counter.asked
+            await engine.create_many(new(count))
+            claimed = await engine.claim_many(**WORKER, limit=1000)
+            assert len(claimed) == count
+            handles = [c.handle for c in claimed]
+            await engine.renew_many(handles)
+            await engine.complete_many(handles)
+            asked = counter.asked - before
+        assert asked == 4
+
+
+async def test_the_counter_counts(wire: tuple[Wire, str]) -> None:
+    counter, dsn = wire
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        before = counter.asked
+        for _ in range(3):
+            await engine.ping()
+        unprepared = counter.asked - before
+        assert unprepared >= 3
+        async with engine._database.connection() as connection, connection.transaction():
+            await connection.execute("select 1")
+        assert counter.asked - before == unprepared + 3

@@ -1,0 +1,849 @@
+"""Bad input: every argument of every operation, out of range, of the wrong type, too long, in the wrong characters.
+
+It is refused by name before the database is changed, and never comes back as a transport error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flowfabric as ff
+from flowfabric._postgres.create_call import MAX_PAYLOAD
+from flowfabric.engine.reads import Place
+from flowfabric.ids import FlowId, mint_uuid
+from flowfabric.models import ClaimGrant, Completion
+from tests.support import WORKER, Clock, claim_one, started, submit
+
+UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
+UNKNOWN = ff.ExecutionId(f"{{fp:3}}:{UUID_TEXT}")
+BEYOND = ff.ExecutionId(f"{{fp:256}}:{UUID_TEXT}")
+NAIVE = datetime(2030, 1, 1)
+DIGEST_FUNCTION = """
+create function pg_temp.digest() returns text language plpgsql as $$
+declare
+    v_name text;
+    v_one text;
+    v_all text := '';
+begin
+    for v_name in select relname from pg_class where relnamespace = 'flowfabric'::regnamespace and relkind = 'r'
+                  and relname <> 'sleeper' order by relname loop
+        execute format('select md5(string_agg(t::text, ''|'' order by t::text)) from flowfabric.%I t', v_name)
+        into v_one;
+        v_all := concat_ws(' ', v_all, v_name, v_one);
+    end loop;
+    return v_all;
+end;
+$$
+"""
+DIGEST = "select pg_temp.digest()"
+
+# What is wrong with a value of each sort.
+IDS: list[Any] = [
+    None, 5, "", "nonsense", UUID_TEXT, "{fp:1}", f"{{fp:65536}}:{UUID_TEXT}", f"{{fp:01}}:{UUID_TEXT}",
+    f"{{fp:-1}}:{UUID_TEXT}", f"{{fp:\u0661}}:{UUID_TEXT}", f"{{b:1}}:{UUID_TEXT}", "{fp:1}:zz",
+    f"{{fp:1}}:{UUID_TEXT}\n",
+    f"{{fp:1}}:{UUID_TEXT.replace('-', '')}", f"{{fp:1}}:\0{UUID_TEXT}", f"{{fp:1}}:\ud800{UUID_TEXT}",
+    UUID(UUID_TEXT), f"{{fp:1}}:{UUID_TEXT}".encode(), ff.ExecutionId("rubbish"),
+]  # fmt: skip
+TEXTS: list[Any] = [5, b"x", ["x"], "\0", "a\0b", "\ud800", "x" * 257, "é" * 129]
+LONG_TEXTS: list[Any] = [5, b"x", "\0", "\udfff"]
+KEYS: list[Any] = [5, b"x", "\0", "\ud800", "x" * 513, "é" * 257]
+LANES: list[Any] = [5, b"x", "x" * 65, "é", "\x1f", "\x7f", "a\nb", "\0", "\ud800", "\u200b"]
+WORKERS: list[Any] = [
+    "", None, 5, b"w", "a b", "a\tb", "\n", "a|b", "\x7f", "\x85", "a\u2003b", "\0", "\ud800", "x" * 257, "é" * 129,
+]  # fmt: skip
+INTS: list[Any] = [None, "5", 1.0, True, -1, 2**31]
+DURATIONS: list[Any] = [5, "5", 1.5, timedelta(0), timedelta(microseconds=999), timedelta(-1), timedelta.max]
+MOMENTS: list[Any] = [
+    5, "2030-01-01", NAIVE, date(2030, 1, 1), datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
+    datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
+]  # fmt: skip
+UUIDS: list[Any] = [5, "x", "\0", UUID_TEXT + "\n", UUID_TEXT.replace("-", ""), b"x", UUID_TEXT.encode()]
+BYTES: list[Any] = ["text", 5, [1, 2], {"a": 1}]
+LISTS: list[Any] = ["abc", 5, b"abc", {"a": 1}]
+PARTITIONS: list[Any] = [None, 5, "", "7", "{fp:256}", "{fp:01}", "{b:1}", "{q:1}", "{fp:x}", "{fp}", "\0"]
+CAPABILITIES: list[Any] = [
+    "gpu", 5, b"gpu", [""], ["a,b"], ["a b"], ["\0"], ["\x7f"], ["\ud800"], ["\u2003"], [5],
+    [f"c{n}" for n in range(257)], ["x" * 4097],
+]  # fmt: skip
+POLICIES: list[Any] = [
+    5, "no json", "[]", "null", b"\xff", [], {"max_replay_count": -1}, {"max_replay_count": 2**32},
+    {"max_reclaim_count": "5"}, {"retry_policy": []}, {"retry_policy": {"max_retries": 1.5}},
+    {"timeout_policy": {"attempt_timeout_ms": 10**20}}, {"delay_until": 10**18}, {"dedup_window_ms": -1},
+    {"priority": True}, {"unknown": object()}, {"retry_policy": {"backoff": 5}},
+    ff.ExecutionPolicy(max_replay_count=-1),
+]  # fmt: skip
+POLICY_TEXTS: list[Any] = [
+    {"budget_ids": ["x"]}, {"quota_policy_id": "x"}, {"unknown": "\0"}, {"unknown": ["\ud800"]}, {"\0": 1},
+    ff.ExecutionPolicy(delay_until=NAIVE), {"routing_requirements": {"isolation_level": "\0"}},
+]  # fmt: skip
+FILTERS: list[Any] = [
+    5, "n", ("a", "b"), ff.ScannerFilter(namespace="\0"), ff.ScannerFilter(namespace=5),  # type: ignore[arg-type]
+    ff.ScannerFilter(namespace="x" * 257), ff.ScannerFilter(instance_tag=("a",)),  # type: ignore[arg-type]
+    ff.ScannerFilter(instance_tag="ab"), ff.ScannerFilter(instance_tag=("\0", "x")),  # type: ignore[arg-type]
+    ff.ScannerFilter(instance_tag=("x", "\ud800")), ff.ScannerFilter(instance_tag=(1, 2)),  # type: ignore[arg-type]
+]  # fmt: skip
+TAG_KEYS: list[Any] = [None, 5, "", "nodot", "A.b", "a.B", "a.", ".b", "a..b", "a.b\n", "ä.b", "\0.b", "a." + "b" * 255]
+TAGS: list[Any] = [
+    5,
+    "ab",
+    [("a", "b")],
+    {"a": 5},
+    {5: "a"},
+    {"a\0": "b"},
+    {"a": "\0"},
+    {"\ud800": "a"},
+    {"a": "\ud800"},
+]
+
+
+class World:
+    """One execution in each of the states that calls need, and the leases on them."""
+
+    async def build(self, engine: ff.Engine, clock: Clock) -> None:
+        self.expired = await started(engine, lease_ttl=timedelta(seconds=1))
+        await clock.advance(seconds=2)
+        await engine.mark_lease_expired_if_due(self.expired.execution_id)
+        await engine.set_lane_state("default", "paused")
+        self.done = (await self._claimed(engine)).execution_id
+        await engine.complete(ff.Operator(self.done), b"done")
+        self.held = await self._claimed(engine)
+        self.waiting = await submit(engine, tags={"a.b": "c"})
+        self.blocked = await submit(engine)
+        await engine.block_execution_for_admission(self.blocked, "paused_by_operator")
+
+    async def _claimed(self, engine: ff.Engine) -> Any:
+        await submit(engine, lane_id="own")
+        return await claim_one(engine, lane_id="own", lease_ttl=timedelta(days=1))
+
+
+class Case:
+    """One operation: arguments that are fine, and for each argument what is not."""
+
+    def __init__(self, name: str, good: Callable[[World], dict[str, Any]], **bad: tuple[Any, list[Any]]) -> None:
+        self.name = name
+        self.good = good
+        self.bad = bad
+
+
+def by_field(values: list[Any], field: str | None = None) -> tuple[Any, list[Any]]:
+    return field or "", values
+
+
+def by_kind(kind: str, values: list[Any]) -> tuple[Any, list[Any]]:
+    return {"kind": kind}, values
+
+
+def _fence(world: World, **change: Any) -> ff.Fence:
+    handle = world.held.handle
+    fields = {
+        "execution_id": handle.execution_id,
+        "lease_id": handle.lease_id,
+        "lease_epoch": handle.lease_epoch,
+        "attempt_id": handle.attempt_id,
+    }
+    return ff.Fence(**(fields | change))
+
+
+AUTHORITIES: list[Any] = [
+    None, 5, "x", UNKNOWN, ff.Operator("nonsense"),  # type: ignore[arg-type]
+    lambda world: _fence(world, execution_id="x"),
+    lambda world: _fence(world, lease_id="x"),
+    lambda world: _fence(world, lease_id=None),
+    lambda world: _fence(world, lease_epoch=-1),
+    lambda world: _fence(world, lease_epoch=2**63),
+    lambda world: _fence(world, lease_epoch="1"),
+    lambda world: _fence(world, attempt_id=5),
+    lambda world: _fence(world, attempt_index=2**31),
+    lambda world: _fence(world, attempt_index=True),
+]  # fmt: skip
+
+
+def _authority(world: World) -> dict[str, Any]:
+    return {"authority": world.held.handle}
+
+
+def _grant(world: World) -> dict[str, Any]:
+    return {"execution_id": world.waiting, **WORKER}
+
+
+def _consume(world: World) -> dict[str, Any]:
+    return {"execution_id": world.waiting, **WORKER, "lease_id": mint_uuid(), "attempt_id": mint_uuid()}
+
+
+def _one(world: World) -> dict[str, Any]:
+    return {"execution_id": world.waiting}
+
+
+ONE_ID = {"execution_id": by_field(IDS)}
+GRANT_FIELDS = {
+    **ONE_ID,
+    "lane_id": by_field(LANES),
+    "worker_id": by_field(WORKERS),
+    "worker_instance_id": by_field(WORKERS),
+    "worker_capabilities": by_kind("invalid_capabilities", CAPABILITIES),
+    "grant_ttl": by_field([*DURATIONS, timedelta(seconds=61)]),
+    "capability_hash": by_field(TEXTS),
+    "route_snapshot_json": by_field([*LONG_TEXTS, "x" * (64 * 1024 + 1)]),
+    "admission_summary": by_field([*LONG_TEXTS, "x" * (64 * 1024 + 1)]),
+}
+CLAIM_FIELDS = {
+    **ONE_ID,
+    "lane_id": by_field(LANES),
+    "worker_id": by_field(WORKERS),
+    "worker_instance_id": by_field(WORKERS),
+    "lease_id": by_field(UUIDS),
+    "lease_ttl": by_field(DURATIONS),
+    "grant_key": by_field([*LONG_TEXTS, "x" * 4097]),
+}
+CASES = [
+    Case(
+        "create_execution",
+        lambda world: {"execution_kind": "k"},
+        execution_kind=by_field([None, *TEXTS]),
+        lane_id=by_field([None, "", *LANES]),
+        namespace=by_field(TEXTS),
+        input_payload=by_field([None, *BYTES, bytes(MAX_PAYLOAD + 1)]),
+        payload_encoding=by_field(TEXTS),
+        priority=by_field([None, "5", 1.0, True, -(2**31) - 1, 2**31]),
+        creator_identity=by_field(TEXTS),
+        idempotency_key=by_field(KEYS),
+        tags=by_field(TAGS),
+        policy=by_kind("invalid_policy_json", POLICIES),
+        delay_until=by_field([*MOMENTS, timedelta(-1), timedelta.max]),
+        execution_deadline_at=by_field([*MOMENTS, timedelta(-1), timedelta.max]),
+        execution_id=by_field([*IDS[1:], BEYOND]),
+        flow_id=by_field(UUIDS),
+    ),
+    Case("create_execution", lambda world: {"execution_kind": "k"}, policy=by_field(POLICY_TEXTS, "*")),
+    Case(
+        "create_execution",
+        lambda world: {"execution_kind": "k"},
+        policy=by_kind(
+            "invalid_capabilities",
+            [{"routing_requirements": {"required_capabilities": value}} for value in CAPABILITIES],
+        ),
+    ),
+    Case(
+        "create_many",
+        lambda world: {"items": []},
+        items=by_field([None, "x", 5, {"a": 1}, [ff.NewExecution(execution_kind="k")] * 1001]),
+    ),
+    Case(
+        "claim",
+        lambda world: dict(WORKER),
+        lane_id=by_field([None, "", *LANES]),
+        worker_id=by_field(WORKERS),
+        worker_instance_id=by_field(WORKERS),
+        capabilities=by_kind("invalid_capabilities", CAPABILITIES),
+        kinds=by_field([*LISTS, [5], ["\0"], ["x" * 257]]),
+        lease_ttl=by_field([None, *DURATIONS]),
+        max_wait=by_field([5, timedelta(-1), timedelta.max]),
+    ),
+    Case("claim_many", lambda world: {"limit": 1, **WORKER}, limit=by_field([*INTS, 0, 1001])),
+    Case("renew", _authority, authority=by_field(AUTHORITIES, "*"), lease_ttl=by_field(DURATIONS)),
+    Case("renew_many", lambda world: {"authorities": []}, authorities=by_field([None, 5, "x", [5]], "*")),
+    Case(
+        "progress",
+        _authority,
+        authority=by_field(AUTHORITIES, "*"),
+        percent=by_field([*INTS[1:], 101, 2**31]),
+        message=by_field([*LONG_TEXTS, "x" * (64 * 1024 + 1)]),
+    ),
+    Case(
+        "complete",
+        _authority,
+        authority=by_field(AUTHORITIES, "*"),
+        result=by_field([*BYTES, bytes(MAX_PAYLOAD + 1)]),
+        result_encoding=by_field(TEXTS),
+    ),
+    Case(
+        "complete_many",
+        lambda world: {"items": []},
+        items=by_field(
+            [None, 5, "x", [5], [None], lambda world: [Completion(world.held.handle, "text")]],  # type: ignore[arg-type]
+            "*",
+        ),
+    ),
+    Case(
+        "fail",
+        lambda world: {"authority": world.held.handle, "reason": "no"},
+        authority=by_field(AUTHORITIES, "*"),
+        failure_class=by_field([5, "nonsense", "\0", "Permanent", ["permanent"]]),
+        retry_policy=by_kind(
+            "invalid_policy_json",
+            [
+                5,
+                "no json",
+                "[]",
+                [],
+                {"max_retries": -1},
+                {"max_retries": 2**32},
+                {"backoff": 5},
+                ff.RetryPolicy(max_retries=-1),
+            ],
+        ),
+    ),
+    Case(
+        "fail_many",
+        lambda world: {"items": []},
+        items=by_field([None, 5, "x", [5], lambda world: [world.held.handle]], "*"),
+    ),
+    Case(
+        "delay",
+        lambda world: {"authority": world.held.handle, "delay_until": timedelta(1)},
+        authority=by_field(AUTHORITIES, "*"),
+        delay_until=by_field([None, *MOMENTS, timedelta(-1), timedelta.max]),
+    ),
+    Case("wait_children", _authority, authority=by_field(AUTHORITIES, "*")),
+    Case("release", _authority, authority=by_field(AUTHORITIES, "*")),
+    Case(
+        "cancel",
+        lambda world: {"authority": world.held.handle, "reason": "no"},
+        authority=by_field(AUTHORITIES, "*"),
+        source=by_field([*TEXTS, "", "operator_override"]),
+    ),
+    Case("issue_claim_grant", _grant, **GRANT_FIELDS),
+    Case(
+        "issue_reclaim_grant",
+        lambda world: {"execution_id": world.expired.execution_id, **WORKER},
+        **GRANT_FIELDS,
+        max_reclaim_count=by_field([*INTS[1:5], 2**32]),
+    ),
+    Case(
+        "verify_grant",
+        lambda world: {**_one(world), "grant_key": "x"},
+        **ONE_ID,
+        grant_key=by_field([None, *LONG_TEXTS, "x" * 4097]),
+    ),
+    Case(
+        "claim_execution",
+        _consume,
+        **CLAIM_FIELDS,
+        attempt_id=by_field(UUIDS),
+        expected_attempt_index=by_field([*INTS[:5], 2**32]),
+        attempt_policy=by_kind("invalid_policy_json", POLICIES),
+        attempt_timeout=by_field([5, "5", timedelta(-1), timedelta.max]),
+        execution_deadline_at=by_field([*MOMENTS, timedelta(1)]),
+    ),
+    Case(
+        "claim_resumed_execution",
+        lambda world: {"execution_id": world.waiting, **WORKER, "lease_id": mint_uuid()},
+        **CLAIM_FIELDS,
+        current_attempt_index=by_field([*INTS[:5], 2**32]),
+        remaining_attempt_timeout=by_field([5, timedelta(-1), timedelta.max], "attempt_timeout"),
+    ),
+    Case(
+        "claim_from_resume_grant",
+        lambda world: {
+            "grant": ClaimGrant(
+                execution_id=world.waiting, partition_key="{fp:0}", grant_key="x", expires_at=datetime.now(UTC)
+            ),
+            **WORKER,
+        },
+        grant=by_field([None, 5, "x", UNKNOWN]),
+        worker_id=by_field(WORKERS),
+        worker_instance_id=by_field(WORKERS),
+        lease_ttl=by_field(DURATIONS),
+    ),
+    Case(
+        "issue_grant_and_claim",
+        _one,
+        **ONE_ID,
+        lane_id=by_field(LANES),
+        lease_duration=by_field(DURATIONS, "lease_ttl"),
+    ),
+    Case(
+        "reclaim_execution",
+        lambda world: {**_consume(world), "execution_id": world.expired.execution_id},
+        **CLAIM_FIELDS,
+        attempt_id=by_field(UUIDS),
+        attempt_policy=by_kind("invalid_policy_json", POLICIES),
+        max_reclaim_count=by_field([*INTS[1:5], 2**32]),
+    ),
+    Case(
+        "revoke_lease",
+        lambda world: {"execution_id": world.held.execution_id},
+        **ONE_ID,
+        expected_lease_id=by_field(UUIDS),
+        worker_instance_id=by_field(WORKERS[2:]),
+    ),
+    Case("replay_execution", lambda world: {"execution_id": world.done}, **ONE_ID, requested_by=by_field(TEXTS)),
+    Case(
+        "change_priority",
+        lambda world: {**_one(world), "new_priority": 5},
+        **ONE_ID,
+        new_priority=by_field([None, "5", 1.0, True, -(2**31) - 1, 2**31]),
+        lane_id=by_field([*LANES, "another"]),
+    ),
+    Case(
+        "block_execution_for_admission",
+        lambda world: {**_one(world), "reason": "paused_by_operator"},
+        **ONE_ID,
+        reason=by_kind("invalid_blocking_reason", [None, 5, "", "nonsense", "\0", [], "waiting_for_worker"]),
+        reason_detail=by_field([*LONG_TEXTS, "x" * 4097]),
+    ),
+    Case("block_route", _one, **ONE_ID, reason_detail=by_field([*LONG_TEXTS, "x" * 4097])),
+    Case(
+        "unblock_execution",
+        lambda world: {"execution_id": world.blocked},
+        **ONE_ID,
+        expected_blocking_reason=by_field([5, "", "nonsense", "\0", []]),
+    ),
+    Case(
+        "scan_eligible_executions",
+        lambda world: {"lane_id": "default"},
+        lane_id=by_field([None, "", *LANES]),
+        partition_key=by_field(PARTITIONS[1:]),
+        limit=by_field(INTS),
+    ),
+    *(
+        Case(name, _one, **ONE_ID)
+        for name in (
+            "read_execution",
+            "describe_execution",
+            "read_execution_state",
+            "read_execution_info",
+            "get_execution_result",
+            "read_result",
+            "read_execution_context",
+            "read_current_attempt_index",
+            "read_total_attempt_count",
+            "resolve_execution_flow_id",
+            "get_execution_namespace",
+            "list_attempts",
+            "mark_lease_expired_if_due",
+            "promote_delayed",
+        )
+    ),
+    Case(
+        "read_exec_core_fields",
+        lambda world: {
+            "partition_key": f"{{fp:{world.waiting.partition}}}",
+            "execution_id": world.waiting,
+            "names": [],
+        },
+        partition_key=by_field(PARTITIONS),
+        execution_id=by_field(IDS),
+        names=by_field([None, *LISTS, [5], ["\0"]]),
+    ),
+    Case("get_execution_tag", lambda world: {**_one(world), "key": "a.b"}, **ONE_ID, key=by_field(TAG_KEYS)),
+    Case(
+        "set_execution_tag",
+        lambda world: {**_one(world), "key": "a.b", "value": "x"},
+        **ONE_ID,
+        key=by_field(TAG_KEYS),
+        value=by_field([None, *LONG_TEXTS]),
+    ),
+    Case(
+        "list_executions",
+        lambda world: {"partition_key": "{fp:1}"},
+        partition_key=by_field(PARTITIONS),
+        cursor=by_field([*IDS[1:], UNKNOWN, BEYOND]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "find_executions",
+        lambda world: {},
+        namespace=by_field(TEXTS),
+        lane_ids=by_field([*LISTS, [""], ["é"], [None]]),
+        kinds=by_field([*LISTS, ["\0"], [5]]),
+        states=by_field([*LISTS, ["nonsense"], [None], ["running"]]),
+        tag=by_field([5, "ab", ("a",), ("a", "b", "c"), ("\0", "b"), ("a", "\ud800"), (1, 2), {"a": "b"}]),
+        flow_id=by_field(UUIDS),
+        created_from=by_field([*MOMENTS, timedelta(1)]),
+        created_before=by_field([*MOMENTS, timedelta(1)]),
+        cursor=by_field(
+            [
+                5,
+                "x",
+                UNKNOWN,
+                Place(NAIVE, UUID(UUID_TEXT)),
+                Place(datetime.now(UTC), "x"),  # type: ignore[arg-type]
+                Place(datetime.now(UTC), UUID(UUID_TEXT), 256),
+                Place("x", UUID(UUID_TEXT)),
+            ]  # type: ignore[arg-type]
+        ),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_expired_leases",
+        lambda world: {},
+        as_of=by_field([*MOMENTS, timedelta(1)]),
+        after=by_field(
+            [
+                5,
+                "x",
+                (),
+                (datetime.now(UTC),),
+                (NAIVE, UNKNOWN),
+                (datetime.now(UTC), "x"),
+                ("x", UNKNOWN),
+                (datetime.now(UTC), BEYOND),
+            ]
+        ),
+        limit=by_field(INTS),
+        namespace=by_field(TEXTS),
+    ),
+    Case("list_lanes", lambda world: {}, cursor=by_field(["", *LANES]), limit=by_field(INTS)),
+    Case(
+        "set_lane_state",
+        lambda world: {"lane_id": "default", "state": "paused"},
+        lane_id=by_field([None, "", *LANES]),
+        state=by_field([None, 5, "", "open", "\0", []]),
+    ),
+    Case("lane_stats", lambda world: {}, lane_ids=by_field([*LISTS, [""], [5], ["\0"]])),
+    Case(
+        "read_events",
+        lambda world: {},
+        family=by_field([5, "", "leases", "\0", []]),
+        after=by_field(
+            [
+                5,
+                "x",
+                (0, 0),
+                ff.EventCursor(-1, 0),
+                ff.EventCursor(0, -1),
+                ff.EventCursor(2**63, 0),
+                ff.EventCursor("0", 0),
+                ff.EventCursor(0, None),
+            ]  # type: ignore[arg-type]
+        ),
+        limit=by_field(INTS),
+        filter=by_field(FILTERS),
+    ),
+    Case(
+        "expire_execution",
+        lambda world: {**_one(world), "phase": "execution_deadline"},
+        **ONE_ID,
+        phase=by_field([None, 5, "", "deadline", []]),
+    ),
+    Case(
+        "run_timers",
+        lambda world: {"kind": "lease"},
+        kind=by_field([None, 5, "", "leases", "\0", []]),
+        limit=by_field([*INTS, 0, 10_001]),
+        after=by_field([*MOMENTS, timedelta(1)]),
+        filter=by_field(FILTERS),
+        backoff=by_field([None, 5, "5", timedelta(-1), timedelta.max]),
+    ),
+    Case("trim_retention", lambda world: {}, limit=by_field([*INTS, 0]), filter=by_field(FILTERS)),
+    Case("sweep", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case("audit", lambda world: {}, partition=by_field([-1, 65_536, "5", 1.0, True])),
+    Case(
+        "sleep_until_due",
+        lambda world: {"at_most": timedelta(1)},
+        at_most=by_field([None, 5, timedelta(-1), timedelta.max]),
+    ),
+    Case("shutdown_prepare", lambda world: {}, grace=by_field([None, 5, timedelta(-1), timedelta.max])),
+]
+NO_ARGUMENTS = {
+    "close",
+    "prepare",
+    "ping",
+    "server_time_ms",
+    "next_due",
+    "timer_wakeups",
+    "backend_label",
+    "capabilities",
+}
+NOT_CALLED = {"connect", "attach", "detach"}
+
+
+def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:
+    for case in CASES:
+        for argument, (expected, values) in case.bad.items():
+            for value in values:
+                yield case, argument, expected, value(world) if callable(value) and inspect.isfunction(value) else value
+
+
+async def test_every_bad_argument_is_refused_by_name_and_changes_nothing(
+    plain_engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    world = World()
+    await world.build(plain_engine, clock)
+    await sql.execute(DIGEST_FUNCTION)
+    before = await sql.fetchval(DIGEST)
+    wrong: list[str] = []
+    count = 0
+    for case, argument, expected, value in _attempts(world):
+        count += 1
+        shown = "too much" if isinstance(value, bytes) and len(value) > 99 else ascii(value)[:60]
+        what = f"{case.name}({argument}={shown})"
+        try:
+            answer = await getattr(plain_engine, case.name)(**(case.good(world) | {argument: value}))
+        except ff.ValidationFailed as error:
+            if isinstance(expected, dict):
+                if error.kind != expected["kind"]:
+                    wrong.append(f"{what}: {error!r}")
+            elif not isinstance(error, ff.InvalidInput):
+                wrong.append(f"{what}: {error!r}")
+            elif expected != "*" and not (error.field or "").startswith(expected or argument):
+                wrong.append(f"{what}: names {error.field}")
+        except Exception as error:
+            wrong.append(f"{what}: {type(error).__name__}: {error}")
+        else:
+            wrong.append(f"{what}: answered {answer!r}"[:200])
+        if await sql.fetchval(DIGEST) != before:
+            wrong.append(f"{what}: changed something")
+            before = await sql.fetchval(DIGEST)
+    assert not wrong, "\n".join(wrong)
+    assert count > 900
+
+
+async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clock: Clock) -> None:
+    """Or the refusals above would prove nothing: every operation answers, or refuses for the state alone."""
+    for case in CASES:
+        world = World()
+        await world.build(plain_engine, clock)
+        try:
+            await getattr(plain_engine, case.name)(**case.good(world))
+        except ff.ValidationFailed as error:
+            raise AssertionError(f"{case.name}: {error!r}") from error
+        except (ff.Contention, ff.StateError):
+            pass
+        for claimed in (world.held, world.expired):
+            await _end(plain_engine, claimed.execution_id)
+        for target in (world.waiting, world.blocked):
+            await _end(plain_engine, target)
+        await plain_engine.set_lane_state("default", "active")
+
+
+async def _end(engine: ff.Engine, target: ff.ExecutionId) -> None:
+    with contextlib.suppress(ff.ExecutionNotActive):
+        await engine.cancel(ff.Operator(target), "done with it")
+
+
+def test_every_operation_of_the_engine_is_in_the_table() -> None:
+    operations = {
+        name
+        for name, value in inspect.getmembers(ff.Engine)
+        if not name.startswith("_") and callable(value) and not isinstance(value, property)
+    }
+    assert operations - NO_ARGUMENTS - NOT_CALLED - {case.name for case in CASES} == set()
+    for case in CASES:
+        arguments = set(inspect.signature(getattr(ff.Engine, case.name)).parameters)
+        assert set(case.bad) <= arguments, case.name
+
+
+# ---- ids that are well formed and name nothing
+
+NOT_FOUND: dict[str, dict[str, Any]] = {
+    "issue_claim_grant": dict(WORKER),
+    "issue_reclaim_grant": dict(WORKER),
+    "claim_execution": {**WORKER, "lease_id": mint_uuid(), "attempt_id": mint_uuid()},
+    "claim_resumed_execution": {**WORKER, "lease_id": mint_uuid()},
+    "reclaim_execution": {**WORKER, "lease_id": mint_uuid(), "attempt_id": mint_uuid()},
+    "issue_grant_and_claim": {},
+    "revoke_lease": {},
+    "replay_execution": {},
+    "change_priority": {"new_priority": 5},
+    "unblock_execution": {},
+    "set_execution_tag": {"key": "a.b", "value": "c"},
+}
+# A grant is taken in at these, so that a partition which does not exist cannot be ours.
+INGRESS = {"claim_execution", "claim_resumed_execution", "reclaim_execution", "issue_grant_and_claim"}
+
+
+async def test_an_unknown_execution_is_not_found_and_nothing_changes(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    engine = plain_engine
+    await sql.execute(DIGEST_FUNCTION)
+    before = await sql.fetchval(DIGEST)
+    for name, fields in NOT_FOUND.items():
+        with pytest.raises(ff.NotFound) as unknown:
+            await getattr(engine, name)(UNKNOWN, **fields)
+        assert (unknown.value.entity, unknown.value.id) == ("execution", UNKNOWN), name
+        with pytest.raises(ff.InvalidInput if name in INGRESS else ff.NotFound):
+            await getattr(engine, name)(BEYOND, **fields)
+    fence = ff.Fence(execution_id=UNKNOWN, lease_id=mint_uuid(), lease_epoch=1, attempt_id=mint_uuid())  # type: ignore[arg-type]
+    for authority in (fence, ff.Operator(UNKNOWN), ff.Operator(BEYOND)):
+        for call in (
+            lambda a=authority: engine.complete(a),
+            lambda a=authority: engine.fail(a, "no"),
+            lambda a=authority: engine.cancel(a, "no"),
+            lambda a=authority: engine.delay(a, timedelta(1)),
+            lambda a=authority: engine.wait_children(a),
+            lambda a=authority: engine.release(a),
+        ):
+            with pytest.raises(ff.NotFound):
+                await call()
+    for call in (lambda: engine.renew(fence), lambda: engine.progress(fence, percent=1)):
+        with pytest.raises(ff.NotFound):
+            await call()
+    for batch in (engine.renew_many([fence]), engine.complete_many([fence])):
+        (verdict,) = await batch
+        assert isinstance(verdict, ff.NotFound)
+    (failed,) = await engine.fail_many([ff.Failure(authority=fence, reason="no")])
+    assert isinstance(failed, ff.NotFound)
+    assert (await engine.block_execution_for_admission(UNKNOWN, "paused_by_operator")).message == "execution_not_found"  # type: ignore[union-attr]
+    assert (await engine.mark_lease_expired_if_due(UNKNOWN)).reason == "execution_not_found"  # type: ignore[union-attr]
+    assert await engine.promote_delayed(UNKNOWN) == "not_found"
+    assert await engine.expire_execution(UNKNOWN, "execution_deadline") == "not_found"
+    assert await engine.verify_grant(UNKNOWN, "x") == "malformed"
+    assert await sql.fetchval(DIGEST) == before
+
+
+async def test_a_handle_that_nobody_could_have_been_given_is_refused_at_once(plain_engine: ff.Engine) -> None:
+    held = await started(plain_engine)
+    fields = {name: getattr(held.handle, name) for name in held.handle.__struct_fields__}
+    for change in (
+        {"partition": "x"}, {"uuid": "x"}, {"lease_epoch": 2**63}, {"attempt_index": 2**40}, {"lease_id": 5},
+        {"attempt_id": b"x"}, {"lease_epoch": "1"},
+    ):  # fmt: skip
+        forged = ff.Handle(**(fields | change))
+        for call in (
+            lambda h=forged: plain_engine.renew(h),
+            lambda h=forged: plain_engine.complete(h),
+            lambda h=forged: plain_engine.fail(h, "no"),
+            lambda h=forged: plain_engine.release(h),
+        ):
+            with pytest.raises(ff.ValidationFailed):
+                await call()
+    await plain_engine.complete(held.handle)
+
+
+# ---- text that must never be refused
+
+
+class _Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0", "a\0b", "\ud800", "x" * 300_000, "é" * 200_000, None, 5, b"\xff", ValueError("\0"), _Broken()],
+    ids=lambda value: ascii(value)[:12] if not isinstance(value, _Broken) else "broken",
+)  # fmt: skip
+async def test_the_text_of_a_failure_is_escaped_and_never_refused(plain_engine: ff.Engine, text: Any) -> None:
+    engine = plain_engine
+    held = [await started(engine) for _ in range(3)]
+    await engine.fail(held[0].handle, text, category=text)
+    (verdict,) = await engine.fail_many([ff.Failure(authority=held[1].handle, reason=text, category=text)])
+    assert not isinstance(verdict, ff.FlowFabricError)
+    await engine.cancel(held[2].handle, text)
+    for claimed in held[:2]:
+        full = await engine.read_execution(claimed.execution_id)
+        assert full is not None
+        assert full.failure_reason is not None
+        assert len(full.failure_reason.encode()) <= 256 * 1024
+        assert full.failure_category
+        assert len(full.failure_category.encode()) <= 256
+    cancelled = await engine.read_execution(held[2].execution_id)
+    assert cancelled is not None
+    assert cancelled.cancellation_reason is not None
+    if text == "a\0b":
+        assert cancelled.cancellation_reason == "a\\x00b"
+    revoked = await started(engine)
+    await engine.revoke_lease(revoked.execution_id, reason=text)
+    await engine.cancel(ff.Operator(revoked.execution_id), "done")
+    await engine.replay_execution(revoked.execution_id, reason=text)
+
+
+# ---- fuzz
+
+ANYTHING = st.text(st.characters(codec=None, categories=None), max_size=40) | st.text(max_size=300)
+FUZZ = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+
+
+@FUZZ
+@given(kind=ANYTHING, namespace=ANYTHING, creator=ANYTHING, key=ANYTHING, tag=ANYTHING, value=ANYTHING, lane=ANYTHING)
+async def test_any_text_is_stored_as_it_is_or_refused(
+    plain_engine: ff.Engine, kind: str, namespace: str, creator: str, key: str, tag: str, value: str, lane: str
+) -> None:
+    fields: dict[str, Any] = {
+        "execution_kind": kind, "namespace": namespace, "creator_identity": creator, "tags": {tag: value},
+        "idempotency_key": key, "payload_encoding": value, "lane_id": lane,
+    }  # fmt: skip
+    for dropped in ({}, {"lane_id": "default"}):
+        try:
+            answer = await plain_engine.create_execution(**(fields | dropped))
+        except ff.InvalidInput as error:
+            assert error.field
+            continue
+        full = await plain_engine.read_execution(answer.execution_id)
+        assert full is not None
+        if isinstance(answer, ff.Created):
+            assert (full.execution_kind, full.namespace, full.creator_identity) == (kind, namespace, creator)
+            assert (full.tags, full.idempotency_key or "") == ({tag: value}, key)
+            found = await plain_engine.find_executions(tag=(tag, value), namespace=namespace, kinds=[kind])
+            assert answer.execution_id in [item.execution_id for item in found.items]
+
+
+@FUZZ
+@given(text=ANYTHING | st.from_regex(r"\{fp:[0-9]{0,6}\}:[0-9a-fA-F-]{30,40}"), number=st.integers())
+async def test_any_text_as_an_id_finds_nothing_or_is_refused(plain_engine: ff.Engine, text: str, number: int) -> None:
+    for value in (text, f"{{fp:{number}}}:{UUID_TEXT}"):
+        try:
+            assert await plain_engine.read_execution(value) is None  # type: ignore[arg-type]
+        except ff.InvalidInput as error:
+            assert error.field == "execution_id"
+        try:
+            await plain_engine.list_executions(value)
+        except ff.InvalidInput as error:
+            assert error.field == "partition_key"
+        with pytest.raises(ff.InvalidInput):
+            Place.decode(value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANYTHING,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANYTHING, inner, max_size=3),
+    max_leaves=8,
+)
+KNOWN = st.sampled_from(
+    ["priority", "delay_until", "retry_policy", "timeout_policy", "max_reclaim_count", "budget_ids", "dedup_window_ms",
+     "routing_requirements", "stream_policy", "quota_policy_id", "max_replay_count", "fallback_policy"]
+)  # fmt: skip
+
+
+@FUZZ
+@given(policy=st.dictionaries(KNOWN | ANYTHING, JSON, max_size=3) | JSON | ANYTHING)
+async def test_any_policy_is_kept_or_refused(plain_engine: ff.Engine, policy: Any) -> None:
+    try:
+        answer = await plain_engine.create_execution(execution_kind="k", policy=policy)
+    except ff.ValidationFailed:
+        return
+    full = await plain_engine.read_execution(answer.execution_id)
+    assert full is not None
+    assert (full.policy is None) == (policy is None)
+
+
+@FUZZ
+@given(
+    moment=st.datetimes(timezones=st.timezones() | st.just(UTC)),
+    span=st.timedeltas(),
+    priority=st.integers(-(2**33), 2**33),
+    flow=st.uuids(),
+)
+async def test_any_time_is_kept_or_refused(
+    plain_engine: ff.Engine, moment: datetime, span: timedelta, priority: int, flow: UUID
+) -> None:
+    for at in (moment, span):
+        try:
+            answer = await plain_engine.create_execution(
+                execution_kind="k", delay_until=at, execution_deadline_at=at, priority=priority, flow_id=FlowId(flow)
+            )
+        except ff.InvalidInput as error:
+            assert error.field in ("delay_until", "execution_deadline_at", "priority")
+            continue
+        full = await plain_engine.read_execution(answer.execution_id)
+        assert full is not None
+        assert full.deadline_at == (at if isinstance(at, datetime) else full.created_at + at // _MS * _MS)
+
+
+_MS = timedelta(milliseconds=1)
