@@ -374,7 +374,9 @@ async def way(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Wa
     await made.close()
 
 
-async def test_a_committed_submission_exists_and_a_rolled_back_one_never_did(way: Way, engine: CheckedEngine) -> None:
+async def test_a_submission_exists_once_committed_and_a_rolled_back_one_never_did(
+    way: Way, engine: CheckedEngine
+) -> None:
     await way.begin()
     lost = await way.create(execution_kind="test", idempotency_key="lost")
     await way.rollback()
@@ -391,11 +393,9 @@ async def test_a_committed_submission_exists_and_a_rolled_back_one_never_did(way
     assert await engine.read_execution_state(kept.execution_id) is ff.State.WAITING
     again = await engine.create_execution(execution_kind="test", idempotency_key="lost")
     assert isinstance(again, ff.Created)
-
-
-async def test_without_a_transaction_a_submission_exists_at_once(way: Way, engine: CheckedEngine) -> None:
-    made = await way.create(execution_kind="test")
-    assert await engine.read_execution_state(made.execution_id) is ff.State.WAITING
+    # Without a transaction it exists at once.
+    loose = await way.create(execution_kind="test")
+    assert await engine.read_execution_state(loose.execution_id) is ff.State.WAITING
 
 
 async def test_going_back_to_a_savepoint_takes_back_only_what_came_after_it(way: Way, engine: CheckedEngine) -> None:
@@ -531,10 +531,7 @@ async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: C
     assert chosen == ff.Created(given, ff.State.WAITING)
     assert twin == ff.Duplicate(new.execution_id)
     assert await way.many([]) == []
-
-
-async def test_a_lane_that_is_closed_refuses_without_breaking_the_transaction(way: Way, engine: CheckedEngine) -> None:
-    await engine.set_lane_state("closed", "disabled")
+    # A refusal by the database's verdict leaves the transaction usable, and takes nothing.
     await way.begin()
     with pytest.raises(ff.StateError) as refused:
         await way.create(execution_kind="test", lane_id="closed", idempotency_key="k")

@@ -44,23 +44,23 @@ begin
         v_rank := -1; v_created := '-infinity'; v_id := '00000000-0000-0000-0000-000000000000';
     end if;
     loop
-        with picked as materialized (
-            select r.ctid as tid, r.partition, r.id from flowfabric.ready r
+        -- A row whose execution is in somebody's hands is passed over, and the scan goes on behind it.
+        with locked as (
+            select r.ctid as tid, e.ctid as place, e.partition, e.id, e.attempts > 0 as had,
+                   e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held
+            from flowfabric.ready r
+            join flowfabric.execution e on e.partition = r.partition and e.id = r.id
             where r.route = p_route and (r.rank, r.created_at, r.id) >= (v_rank, v_created, v_id)
               and (r.granted_until is null or r.granted_until <= p_now)
               and (r.deadline_at is null or r.deadline_at > p_now)
               and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
             order by r.rank, r.created_at, r.id
             limit p_limit - cardinality(v_taken.ids)
-            for update skip locked
-        ), locked as (
-            select p.tid, e.ctid as place, e.partition, e.id, e.attempts > 0 as had, e.lease_lost is not null as lost,
-                   e.blocking_reason = 'waiting_for_capable_worker' as held
-            from picked p join flowfabric.execution e on e.partition = p.partition and e.id = p.id
+            for update of r skip locked
             for no key update of e skip locked
         )
-        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.had), bool_or(l.lost),
-               bool_or(l.held)
+        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.had),
+               bool_or(l.lost), bool_or(l.held)
         into v_tids, v_places, v_partitions, v_ids, v_had, v_lost, v_held
         from locked l;
         exit when v_tids is null;
