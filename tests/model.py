@@ -742,7 +742,9 @@ class Model:
 
         return self._batch(items, None, effect, answer, fence_only=True)
 
-    def complete_many(self, items: Sequence[Authority], results: Sequence[bytes | None]) -> list[Json]:
+    def complete_many(
+        self, items: Sequence[Authority], results: Sequence[bytes | None], *, fence_only: bool = True
+    ) -> list[Json]:
         def effect(place: int, e: Execution) -> None:
             self._end(e, "success", "ended_success", "completed", "completed")
             e.result = results[place]
@@ -750,10 +752,14 @@ class Model:
         def answer(e: Execution) -> Json:
             return said("Completed", execution_id=e.id, public_state="completed")
 
-        return self._batch(items, "complete", effect, answer)
+        return self._batch(items, "complete", effect, answer, fence_only=fence_only)
 
     def fail_many(
-        self, items: Sequence[Authority], failures: Sequence[tuple[str, str, str, Json | None]]
+        self,
+        items: Sequence[Authority],
+        failures: Sequence[tuple[str, str, str, Json | None]],
+        *,
+        fence_only: bool = True,
     ) -> list[Json]:
         """Each failure is its reason, class, category and the retry policy that replaces the frozen one."""
 
@@ -776,7 +782,7 @@ class Model:
                 "RetryScheduled", execution_id=e.id, delay_until=e.delay_until, next_attempt_index=len(e.attempts)
             )
 
-        return self._batch(items, "fail", effect, answer)
+        return self._batch(items, "fail", effect, answer, fence_only=fence_only)
 
     def _batch(
         self,

@@ -263,15 +263,20 @@ def kill_server(data_dir: Path) -> None:
     postmaster = int((data_dir / "pgdata" / "postmaster.pid").read_text().split("\n")[0])
     os.kill(postmaster, signal.SIGSTOP)  # so that it starts nothing while its children are looked for
     children = [
-        int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit() and _parent(place) == postmaster
+        int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit() and _status(place)[1] == postmaster
     ]
     assert children
     for pid in (postmaster, *children):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    # A signal is only sent: until they are gone their socket still takes connections.
+    while any(_status(Path(f"/proc/{pid}"))[0] not in ("Z", "X") for pid in (postmaster, *children)):
+        time.sleep(0.01)
 
 
-def _parent(place: Path) -> int | None:
+def _status(place: Path) -> tuple[str, int]:
+    """The state of a process and its parent's id, as /proc tells them."""
     with contextlib.suppress(OSError):
-        return int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
-    return None
+        state, parent, *_ = (place / "stat").read_text().rsplit(")", 1)[1].split()
+        return state, int(parent)
+    return "X", 0

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import asyncpg
@@ -19,7 +21,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted
-from flowfabric.ids import mint_uuid
+from flowfabric.ids import crc16, mint_uuid
 from flowfabric.models import Claimed, Event, EventCursor
 from tests.conftest import fresh_database
 from tests.interleave import Party, waiting
@@ -81,7 +83,7 @@ async def test_every_execution_of_every_partition_is_claimed_once(crowd: list[ff
             taken += found
         return taken
 
-    taken = sum(await asyncio.gather(*(work(n, engine) for n, engine in enumerate(crowd))), [])
+    taken = list(chain(*await asyncio.gather(*(work(n, engine) for n, engine in enumerate(crowd)))))
     assert sorted(claimed.execution_id for claimed in taken) == sorted(everywhere)
     assert {claimed.handle.lease_epoch for claimed in taken} == {1}
 
@@ -185,35 +187,24 @@ async def test_what_somebody_holds_does_not_hold_up_the_rest(plain_engine: ff.En
 
 
 async def test_a_claim_is_not_dated_before_what_it_takes(
-    plain_engine: ff.Engine, party: Party, sql: asyncpg.Connection[Any], database: str
+    plain_engine: ff.Engine, party: Party, sql: asyncpg.Connection[Any], clock: Clock, database: str
 ) -> None:
-    """The claim has read its clock, then waits; what is created meanwhile is taken after it was created."""
-    await submit(plain_engine, execution_kind="other")
+    """The claim has read its clock, then is held up; what it finds afterwards was given back meanwhile."""
+    await submit(plain_engine)
+    held = await claim_one(plain_engine)
     claimer = await Party.join(database)
     await party.begin()
-    await party.connection.execute("lock table flowfabric.deployment in access exclusive mode")
-    task = await waiting(sql, claimer, claimer.claim(**WORKER, kinds=["test"]), behind=party)
-    await sql.execute("update flowfabric.clock set shift = shift + interval '1 second'")
-    creating = asyncio.ensure_future(submit(plain_engine))
-    async with asyncio.timeout(60):
-        while await sql.fetchval("select count(*) from flowfabric.execution") < 2:
-            await asyncio.sleep(0.001)
-            if creating.done() or await sql.fetchval(
-                "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and pid <> $1"
-                " and $2 = any (pg_blocking_pids(pid)))",
-                claimer.pid,
-                party.pid,
-            ):
-                break
+    await party.connection.execute("lock table flowfabric.lane in access exclusive mode")
+    task = await waiting(sql, claimer, claimer.claim(**OTHER), behind=party)
+    await clock.advance(seconds=1)
+    await plain_engine.release(held.handle)
+    given_back = await clock.now()
     await party.commit()
-    await creating
-    claimed = await task or await claim_one(plain_engine, kinds=["test"])
-    row = await sql.fetchrow(
-        "select started_at, created_at, transitioned_at from flowfabric.execution where id = $1",
-        claimed.execution_id.uuid,
-    )
-    assert row["created_at"] <= row["started_at"]
-    assert row["created_at"] <= row["transitioned_at"]
+    claimed = await task
+    assert claimed.execution_id == held.execution_id
+    events = (await plain_engine.read_events(family="lease")).items
+    assert [event.lease_type for event in events] == ["acquired", "revoked", "acquired"]
+    assert events[1].occurred_at <= given_back <= events[2].occurred_at
     claimer.connection.terminate()
 
 
@@ -253,7 +244,7 @@ async def test_batches_that_share_keys_and_ids_create_each_once(crowd: list[ff.E
         mine = random.Random(number).sample(names, 60)
         return list(zip(mine, await engine.create_many([item(name) for name in mine]), strict=True))
 
-    answers = sum(await asyncio.gather(*(create(n, engine) for n, engine in enumerate(crowd))), [])
+    answers = list(chain(*await asyncio.gather(*(create(n, engine) for n, engine in enumerate(crowd)))))
     assert {type(answer) for _, answer in answers} <= {ff.Created, ff.Duplicate}
     asked = {name for name, _ in answers}
     created = Counter(name for name, answer in answers if isinstance(answer, ff.Created))
@@ -282,9 +273,10 @@ async def test_a_key_without_window_never_matches_however_long_the_call_waited(
 ) -> None:
     other = await Party.join(database)
     never = ff.ExecutionPolicy(dedup_window=timedelta(0))
-    # Keys are taken in order, partition first: the one that is held must come before the one that is contested.
-    keys = sorted(("a", "b"), key=lambda key: ff.ExecutionId.parse(_where(key)).partition)
+    # Keys are taken in the order of their partitions: the one that is held comes before the one that is contested.
+    keys = sorted(("a", "b"), key=lambda key: crc16(b"\0" + key.encode()) % 256)
     items = [ff.NewExecution(execution_kind="test", idempotency_key=key, policy=never) for key in keys]
+    await submit(plain_engine)
     await party.begin()
     await party.create_many(items[:1])
     task = await waiting(sql, other, other.create_many(items), behind=party)
@@ -292,12 +284,6 @@ async def test_a_key_without_window_never_matches_however_long_the_call_waited(
     await party.rollback()
     assert [type(answer) for answer in await task] == [ff.Created, ff.Created]
     other.connection.terminate()
-
-
-def _where(key: str) -> str:
-    from flowfabric.ids import crc16
-
-    return f"{{fp:{crc16(b'' + bytes(1) + key.encode()) % 256}}}:{mint_uuid()}"
 
 
 async def _all_ids(engine: ff.Engine) -> set[ff.ExecutionId]:
@@ -420,10 +406,10 @@ async def test_a_reader_sees_every_event_once_in_one_order_while_writers_commit_
                     claimed = await party.claim(**worker(number))
                     if claimed is None:
                         continue
-                    await party.connection.execute("savepoint inner")
+                    await party.connection.execute("savepoint before")
                     await party.renew(claimed.handle)
                     if chance.random() < 0.3:
-                        await party.connection.execute("rollback to savepoint inner")
+                        await party.connection.execute("rollback to savepoint before")
                     if chance.random() < 0.5:
                         await party.complete(claimed.handle)
                     await asyncio.sleep(0)
@@ -455,27 +441,30 @@ async def test_a_reader_sees_every_event_once_in_one_order_while_writers_commit_
 
 
 class Counting:
-    """A pool that counts how often the database refused to serialize."""
+    """A pool that counts how often the database refused to serialize; one that `refuses` does so itself."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    def __init__(self, engine: ff.Engine, *, refuses: bool = False) -> None:
+        self._pool = engine._database._pool
+        self._refuses = refuses
         self.refusals = 0
+        engine._database._pool = self  # type: ignore[assignment]
 
-    async def fetch(self, *args: Any) -> Any:
-        try:
-            return await self._pool.fetch(*args)
-        except asyncpg.SerializationError:
-            self.refusals += 1
-            raise
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Any]:
+        async with self._pool.acquire() as connection:
+            try:
+                if self._refuses:
+                    raise asyncpg.SerializationError("could not serialize access due to concurrent update")
+                yield connection
+            except asyncpg.SerializationError:
+                self.refusals += 1
+                raise
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+    def give_back(self, engine: ff.Engine) -> None:
+        engine._database._pool = self._pool
 
-
-def _count_refusals(engine: ff.Engine) -> Counting:
-    counting = Counting(engine._database._pool)
-    engine._database._pool = counting  # type: ignore[assignment]
-    return counting
+    async def close(self) -> None:
+        await self._pool.close()
 
 
 isolations = pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
@@ -496,7 +485,7 @@ async def test_a_serialization_failure_is_repeated_and_applied_once(
 ) -> None:
     """The call waits for a writer and is refused when that one commits; nobody outside sees it."""
     async with _isolated(sql, database, isolation, 1) as (engine,):
-        counting = _count_refusals(engine)
+        counting = Counting(engine)
         await submit(engine)
         claimed = await claim_one(engine)
         await party.begin()
@@ -522,7 +511,7 @@ async def test_serialization_failures_are_never_taken_for_somebody_elses_lease(
 ) -> None:
     count = 40
     async with _isolated(sql, database, isolation, 6) as engines:
-        counters = [_count_refusals(engine) for engine in engines]
+        counters = [Counting(engine) for engine in engines]
         for _ in range(count):
             await submit(engines[0])
         left = count
@@ -539,15 +528,14 @@ async def test_serialization_failures_are_never_taken_for_somebody_elses_lease(
         async def work(number: int, engine: ff.Engine) -> None:
             nonlocal left
             while left:
-                claimed = await insist(lambda: engine.claim(**worker(number)))
+                claimed = await insist(partial(engine.claim, **worker(number)))
                 if claimed is None:
                     await asyncio.sleep(0.001)
                     continue
-                handle = claimed.handle
                 other = engines[(number + 1) % len(engines)]
                 answers = await asyncio.gather(
-                    insist(lambda handle=handle: engine.renew(handle)),
-                    insist(lambda handle=handle: other.complete(handle, b"done")),
+                    insist(partial(engine.renew, claimed.handle)),
+                    insist(partial(other.complete, claimed.handle, b"done")),
                     return_exceptions=True,
                 )
                 for answer in answers:
@@ -565,22 +553,16 @@ async def test_serialization_failures_are_never_taken_for_somebody_elses_lease(
         assert await engines[0].audit(events=True) == []
 
 
-async def test_three_refusals_in_a_row_are_said_to_be_that(plain_engine: ff.Engine, monkeypatch: Any) -> None:
+async def test_three_refusals_in_a_row_are_said_to_be_that(plain_engine: ff.Engine) -> None:
     await submit(plain_engine)
     claimed = await claim_one(plain_engine)
-    tries = 0
-
-    class Refusing:
-        async def fetch(self, *args: Any) -> Any:
-            nonlocal tries
-            tries += 1
-            raise asyncpg.SerializationError("could not serialize access due to concurrent update")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(plain_engine._database, "_pool", Refusing())
+    pool = Counting(plain_engine, refuses=True)
+    try:
         with pytest.raises(Contention) as refusal:
             await plain_engine.complete(claimed.handle)
-    assert (refusal.value.kind, tries) == ("retry_exhausted", 3)
+    finally:
+        pool.give_back(plain_engine)
+    assert (refusal.value.kind, pool.refusals) == ("retry_exhausted", 3)
     await plain_engine.complete(claimed.handle)
 
 

@@ -639,23 +639,24 @@ async def test_a_live_grant_is_told_before_the_cap_that_would_end_the_execution(
     assert await world.at(grant.execution_id) == "X"
 
 
+# The policy, the argument of the caller, the cap they give, and the call that meets it.
 CAPS = [
-    (ff.ExecutionPolicy(max_reclaim_count=2), None, 2),
-    (ff.ExecutionPolicy(max_reclaim_count=2), 0, 2),
-    ({"max_reclaim_count": 1, "timeout_policy": {"max_reclaim_count": 50}}, None, 1),
-    (None, 3, 3),
-    (None, 0, 0),
+    ({"max_reclaim_count": 2}, None, 2, "grant"),
+    ({"max_reclaim_count": 2}, 0, 2, "grant"),
+    ({"max_reclaim_count": 2}, None, 2, "claim"),
+    ({"max_reclaim_count": 1, "timeout_policy": {"max_reclaim_count": 50}}, None, 1, "grant"),
+    ({"max_reclaim_count": 0}, None, 0, "claim"),
+    (None, 3, 3, "grant"),
+    (None, 3, 3, "reclaim"),
+    (None, 0, 0, "grant"),
+    (None, 0, 0, "reclaim"),
 ]
 
 
-@pytest.mark.parametrize(("policy", "argument", "cap"), CAPS, ids=str)
-@pytest.mark.parametrize("last", ["grant", "reclaim"])
+@pytest.mark.parametrize(("policy", "argument", "cap", "last"), CAPS, ids=str)
 async def test_exactly_as_many_reclaims_as_the_cap_allows_succeed(
     world: World, policy: Any, argument: int | None, cap: int, last: str
 ) -> None:
-    if last == "reclaim" and (policy is not None or argument is None):
-        argument = None
-        last = "claim"
     execution_id = await submit(world.engine, policy=policy)
     await claim_one(world.engine)
     for done in range(cap):

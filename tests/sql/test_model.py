@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -43,11 +42,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 LANES = ("default", "side")
 WORKERS = (
+    Worker("pool", "pool-0", frozenset({"gpu", "cuda"})),
     Worker("pool", "pool-1"),
     Worker("pool", "pool-2", frozenset({"gpu"})),
     Worker("other", "other-1", frozenset({"gpu", "cuda"}), frozenset({"alpha"})),
 )
-EVERYONE = Worker("probe", "probe-1", frozenset({"gpu", "cuda"}))
 
 _T = TypeVar("_T")
 
@@ -175,35 +174,44 @@ timeout_policies = st.sampled_from(
         {"execution_deadline_ms": 20 * SECOND},
     ]
 )
+
+
+def seldom(*values: Any) -> st.SearchStrategy[Any]:
+    """Mostly nothing."""
+    return st.sampled_from([None] * 3 * len(values) + list(values))
+
+
+def without_nones(drawn: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in drawn.items() if value is not None}
+
+
 policies = st.none() | st.fixed_dictionaries(
-    {},
-    optional={
-        "retry_policy": retry_policies,
-        "timeout_policy": timeout_policies,
-        "max_reclaim_count": st.integers(0, 2),
-        "max_replay_count": st.integers(0, 2),
-        "routing_requirements": st.sampled_from(
-            [{"required_capabilities": c} for c in (["gpu"], ["cuda", "gpu"], ["nobody"], [])]
+    {
+        "retry_policy": st.none() | retry_policies,
+        "timeout_policy": st.none() | timeout_policies,
+        "max_reclaim_count": st.sampled_from([None, 0, 1, 2]),
+        "max_replay_count": st.sampled_from([None, None, 1, 2]),
+        "routing_requirements": seldom(
+            *({"required_capabilities": c} for c in (["gpu"], ["gpu"], ["cuda", "gpu"], ["nobody"], []))
         ),
-        "dedup_window_ms": st.sampled_from([0, 60 * SECOND]),
-        "stream_policy": st.just({"retention_ttl_ms": 60 * SECOND}),
-        "delay_until": st.sampled_from([(START - EPOCH) // MS + 10 * SECOND]),
+        "dedup_window_ms": seldom(0, 60 * SECOND),
+        "stream_policy": seldom({"retention_ttl_ms": 60 * SECOND}),
+        "delay_until": seldom((START - EPOCH) // MS + 10 * SECOND),
     },
-)
+).map(without_nones)
 submissions = st.fixed_dictionaries(
-    {},
-    optional={
-        "lane": st.sampled_from(LANES),
-        "kind": st.sampled_from(["alpha", "beta"]),
-        "namespace": st.sampled_from(["", "ns"]),
+    {
+        "kind": st.sampled_from(["alpha", "alpha", "beta"]),
         "priority": priorities,
         "policy": policies,
-        "key": st.sampled_from(["a", "b"]),
-        "delay": st.sampled_from([0, 10 * SECOND, -SECOND]),
-        "deadline": st.sampled_from([20 * SECOND, 0, -SECOND]),
-        "again": st.integers(0, 9),
+        "lane": seldom("side"),
+        "namespace": seldom("ns"),
+        "key": seldom("a", "b"),
+        "delay": seldom(0, 10 * SECOND, -SECOND),
+        "deadline": seldom(60 * SECOND, 20 * SECOND, 0, -SECOND),
+        "again": seldom(0, 5, 6, 7, 8, 9),
     },
-)
+).map(without_nones)
 picks = st.integers(0, 9)
 workers = st.sampled_from(WORKERS)
 ttls = st.sampled_from([30 * SECOND, 10 * SECOND])
@@ -228,6 +236,24 @@ times = st.sampled_from(
 optional_caps = st.none() | st.integers(0, 2)
 
 
+def _with_arguments(one: tuple[str, st.SearchStrategy[dict[str, Any]]]) -> st.SearchStrategy[tuple[str, Any]]:
+    return st.tuples(st.just(one[0]), one[1])
+
+
+_STEPS: dict[str, list[tuple[str, st.SearchStrategy[dict[str, Any]]]]] = {}
+_Step = TypeVar("_Step", bound=Callable[..., None])
+
+
+def step(group: str, *, weight: int = 1, **arguments: st.SearchStrategy[Any]) -> Callable[[_Step], _Step]:
+    """One thing that somebody may do; `weight` is how often among the others of its group."""
+
+    def register(method: _Step) -> _Step:
+        _STEPS.setdefault(group, []).extend([(method.__name__, st.fixed_dictionaries(arguments))] * weight)
+        return method
+
+    return register
+
+
 class Histories(RuleBasedStateMachine):
     """The engine and the model, step by step."""
 
@@ -244,6 +270,22 @@ class Histories(RuleBasedStateMachine):
         self.grants: list[tuple[Worker, ClaimGrant]] = []
         self.claims: list[dict[str, Any]] = []
         self.probe = 0
+
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        """Somebody does something: mostly what the moment allows, now and then anything."""
+        states = list(self.model.executions.values())
+        worth = {"submit": 1 if len(states) < 8 else 0, "take": 1, "hold": 1, "operate": 1, "time": 1}
+        if any(e.place in "WXV" for e in states):
+            worth["take"] = 3
+        if any(e.place == "A" for e in states):
+            worth["hold"] = 6
+        if any(e.place in "XVTB" for e in states):
+            worth["operate"] = 2
+        groups = [group for group, times in worth.items() for _ in range(times)]
+        group = data.draw(st.sampled_from(groups), label="who")
+        name, arguments = data.draw(st.sampled_from(_STEPS[group]).flatmap(_with_arguments), label="does")
+        getattr(self, name)(**arguments)
 
     # Playing one step on both sides
 
@@ -370,21 +412,23 @@ class Histories(RuleBasedStateMachine):
         ]
         self.agree(answer, lambda: self.model.create_many(expected))
 
-    @initialize(drawn=st.lists(submissions, min_size=2, max_size=4))
+    @initialize(drawn=st.lists(submissions, min_size=3, max_size=5))
     def begin(self, drawn: list[dict[str, Any]]) -> None:
         self._submit(drawn)
 
-    @rule(drawn=submissions)
+    @step("submit", drawn=submissions)
     def create(self, drawn: dict[str, Any]) -> None:
         self._submit([drawn])
 
-    @rule(drawn=st.lists(submissions, min_size=2, max_size=4))
+    @step("submit", drawn=st.lists(submissions, min_size=2, max_size=4))
     def create_many(self, drawn: list[dict[str, Any]]) -> None:
         self._submit(drawn)
 
     # Claiming
 
-    @rule(lane=st.sampled_from(LANES), worker=workers, ttl=ttls, limit=st.sampled_from([1, 1, 1, 2, 5]))
+    @step(
+        "take", weight=2, lane=st.sampled_from(LANES), worker=workers, ttl=ttls, limit=st.sampled_from([1, 1, 1, 2, 5])
+    )
     def claim(self, lane: str, worker: Worker, ttl: int, limit: int) -> None:
         who = {"worker_id": worker.worker_id, "worker_instance_id": worker.worker_instance_id}
         answer = self.ask(
@@ -394,11 +438,11 @@ class Histories(RuleBasedStateMachine):
         )
         self.agree(answer, lambda: self.model.claim(lane, worker, ttl, limit, self.minted(answer)))
 
-    @rule(worker=workers)
+    @step("take", weight=4, worker=workers)
     def claim_anything(self, worker: Worker) -> None:
         self.claim("default", worker, 30 * SECOND, 5)
 
-    @rule(pick=picks, worker=workers, ttl=grant_ttls)
+    @step("take", weight=2, pick=picks, worker=workers, ttl=grant_ttls)
     def issue_claim_grant(self, pick: int, worker: Worker, ttl: int) -> None:
         target = self.target(pick)
         answer = self.ask(
@@ -421,7 +465,9 @@ class Histories(RuleBasedStateMachine):
         holder, grant = self.grants[-1 - pick % len(self.grants)]
         return grant.execution_id, worker if pick == 8 else holder
 
-    @rule(
+    @step(
+        "take",
+        weight=2,
         pick=picks,
         worker=workers,
         ttl=ttls,
@@ -487,7 +533,7 @@ class Histories(RuleBasedStateMachine):
             ),
         )
 
-    @rule(pick=picks, ttl=ttls)
+    @step("take", pick=picks, ttl=ttls)
     def issue_grant_and_claim(self, pick: int, ttl: int) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.issue_grant_and_claim(target, lease_duration=ttl * MS))
@@ -496,7 +542,7 @@ class Histories(RuleBasedStateMachine):
             lambda: self.model.claim_granted("operator", str(target), OPERATOR, ttl, None, None, self.minted(answer)),
         )
 
-    @rule(pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)
+    @step("take", weight=2, pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)
     def issue_reclaim_grant(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
         lost = [e.id for e in self.model.executions.values() if e.place in "XV"]
         target = ff.ExecutionId(lost[pick % len(lost)]) if lost and pick < 7 else self.target(pick)
@@ -514,7 +560,7 @@ class Histories(RuleBasedStateMachine):
             self.grants.append((worker, answer))
         self.agree(answer, lambda: self.model.issue_reclaim_grant(str(target), worker, ttl, cap))
 
-    @rule(pick=picks, worker=workers, ttl=ttls, cap=optional_caps)
+    @step("take", weight=2, pick=picks, worker=workers, ttl=ttls, cap=optional_caps)
     def reclaim_execution(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
         target, worker = self._granted(pick, worker)
         lease_id, attempt_id = mint_uuid(), mint_uuid()
@@ -533,12 +579,11 @@ class Histories(RuleBasedStateMachine):
 
     # Holding a lease
 
-    @rule(drawn=rights, ttl=st.sampled_from([None, None, 5 * SECOND, 60 * SECOND]))
+    @step("hold", drawn=rights, ttl=st.sampled_from([None, None, 5 * SECOND, 60 * SECOND]))
     def renew(self, drawn: tuple[str, int], ttl: int | None) -> None:
         self.renew_many([drawn], ttl)
 
-    @precondition(lambda self: self.handles)
-    @rule(drawn=st.lists(rights, min_size=2, max_size=4), ttl=st.sampled_from([None, None, 5 * SECOND]))
+    @step("hold", drawn=st.lists(rights, min_size=2, max_size=4), ttl=st.sampled_from([None, None, 5 * SECOND]))
     def renew_many(self, drawn: list[tuple[str, int]], ttl: int | None) -> None:
         shown = [self.right(one) for one in drawn]
         answer = self.ask(
@@ -547,22 +592,21 @@ class Histories(RuleBasedStateMachine):
         own = [h.lease_ttl // MS if isinstance(h, ff.Handle) else None for h, _ in shown]
         self.agree(answer, lambda: self.model.renew_many([ours for _, ours in shown], [ttl or mine for mine in own]))
 
-    @rule(drawn=rights, percent=st.sampled_from([None, 0, 50]), message=st.sampled_from([None, "half way"]))
+    @step("hold", drawn=rights, percent=st.sampled_from([None, 0, 50]), message=st.sampled_from([None, "half way"]))
     def progress(self, drawn: tuple[str, int], percent: int | None, message: str | None) -> None:
         theirs, ours = self.right(drawn)
         answer = self.ask(self.engine.progress(theirs, percent=percent, message=message))
         self.agree(answer, lambda: self.model.progress(ours, percent, message))
 
-    @rule(drawn=rights, result=st.sampled_from([None, b"", b"one"]))
+    @step("hold", drawn=rights, result=st.sampled_from([None, b"", b"one"]))
     def complete(self, drawn: tuple[str, int], result: bytes | None) -> None:
         theirs, ours = self.right(drawn)
         answer = self.ask(self.engine.complete(theirs, result))
-        self.agree([answer], lambda: self.model.complete_many([ours], [result]))
+        self.agree([answer], lambda: self.model.complete_many([ours], [result], fence_only=False))
 
-    @precondition(lambda self: self.handles)
-    @rule(drawn=st.lists(rights, min_size=2, max_size=4))
+    @step("hold", drawn=st.lists(rights, min_size=2, max_size=4))
     def complete_many(self, drawn: list[tuple[str, int]]) -> None:
-        shown = [self.right((how if how not in ("operator", "source") else "old", pick)) for how, pick in drawn]
+        shown = [self.right(one) for one in drawn]
         results = [str(place).encode() for place in range(len(shown))]
         answer = self.ask(
             self.engine.complete_many([Completion(shown[n][0], result) for n, result in enumerate(results)])
@@ -576,17 +620,16 @@ class Histories(RuleBasedStateMachine):
         kind = kind or (category if category in ("timeout", "permanent") else "transient")
         return drawn["reason"], kind, category or kind, drawn.get("retry_policy")
 
-    @rule(drawn=rights, failure=failures)
+    @step("hold", weight=3, drawn=rights, failure=failures)
     def fail(self, drawn: tuple[str, int], failure: dict[str, Any]) -> None:
         theirs, ours = self.right(drawn)
         given = dict(failure)
         answer = self.ask(self.engine.fail(theirs, given.pop("reason"), **given))
-        self.agree([answer], lambda: self.model.fail_many([ours], [self._failure(failure)]))
+        self.agree([answer], lambda: self.model.fail_many([ours], [self._failure(failure)], fence_only=False))
 
-    @precondition(lambda self: self.handles)
-    @rule(drawn=st.lists(st.tuples(rights, failures), min_size=2, max_size=4))
+    @step("hold", drawn=st.lists(st.tuples(rights, failures), min_size=2, max_size=4))
     def fail_many(self, drawn: list[tuple[tuple[str, int], dict[str, Any]]]) -> None:
-        shown = [self.right((how if how not in ("operator", "source") else "old", p)) for (how, p), _ in drawn]
+        shown = [self.right(one) for one, _ in drawn]
         answer = self.ask(
             self.engine.fail_many(
                 [Failure(authority=theirs, **failure) for (theirs, _), (_, failure) in zip(shown, drawn, strict=True)]
@@ -597,26 +640,26 @@ class Histories(RuleBasedStateMachine):
             lambda: self.model.fail_many([ours for _, ours in shown], [self._failure(one) for _, one in drawn]),
         )
 
-    @rule(drawn=rights, by=st.sampled_from([10 * SECOND, 0, -SECOND, 60 * SECOND]))
+    @step("hold", drawn=rights, by=st.sampled_from([10 * SECOND, 0, -SECOND, 60 * SECOND]))
     def delay(self, drawn: tuple[str, int], by: int) -> None:
         theirs, ours = self.right(drawn)
         until = self.model.now + by
         answer = self.ask(self.engine.delay(theirs, self._when(by)))
         self.agree(answer, lambda: self.model.pause("delay", ours, until))
 
-    @rule(drawn=rights)
+    @step("hold", drawn=rights)
     def wait_children(self, drawn: tuple[str, int]) -> None:
         theirs, ours = self.right(drawn)
         answer = self.ask(self.engine.wait_children(theirs))
         self.agree(answer, lambda: self.model.pause("wait_children", ours))
 
-    @rule(drawn=rights)
+    @step("hold", drawn=rights)
     def release(self, drawn: tuple[str, int]) -> None:
         theirs, ours = self.right(drawn)
         answer = self.ask(self.engine.release(theirs))
         self.agree(answer, lambda: self.model.pause("release", ours))
 
-    @rule(drawn=rights, reason=reasons, source=sources)
+    @step("hold", drawn=rights, reason=reasons, source=sources)
     def cancel(self, drawn: tuple[str, int], reason: str, source: str) -> None:
         theirs, ours = self.right(drawn)
         holder = isinstance(theirs, ff.Handle)
@@ -627,7 +670,9 @@ class Histories(RuleBasedStateMachine):
 
     # Operating
 
-    @rule(
+    @step(
+        "operate",
+        weight=2,
         pick=picks,
         lease=st.sampled_from(["any", "any", "own", "other"]),
         instance=st.sampled_from([None, None, "pool-1"]),
@@ -644,45 +689,49 @@ class Histories(RuleBasedStateMachine):
         )
         self.agree(answer, lambda: self.model.revoke(str(target), "why not", expected, instance))
 
-    @rule(pick=picks, reason=st.sampled_from([None, "again"]), by=st.sampled_from([None, "me"]))
+    @step("operate", weight=3, pick=picks, reason=st.sampled_from([None, "again"]), by=st.sampled_from([None, "me"]))
     def replay_execution(self, pick: int, reason: str | None, by: str | None) -> None:
         ended = [e.id for e in self.model.executions.values() if e.place == "T"]
         target = ff.ExecutionId(ended[pick % len(ended)]) if ended and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.replay_execution(target, reason=reason, requested_by=by))
         self.agree(answer, lambda: self.model.replay(str(target), reason, by))
 
-    @rule(pick=picks, priority=priorities)
+    @step("operate", pick=picks, priority=priorities)
     def change_priority(self, pick: int, priority: int) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.change_priority(target, priority))
         self.agree(answer, lambda: self.model.change_priority(str(target), priority))
 
-    @rule(pick=picks, reason=st.sampled_from(sorted(BLOCKS)))
+    @step("operate", pick=picks, reason=st.sampled_from(sorted(BLOCKS)))
     def block(self, pick: int, reason: str) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.block_execution_for_admission(target, reason))
         self.agree(answer, lambda: self.model.block(str(target), reason))
 
-    @rule(pick=picks, expected=st.none() | st.sampled_from(sorted(BLOCKS)))
+    @step("operate", pick=picks, expected=st.none() | st.sampled_from(sorted(BLOCKS)))
     def unblock(self, pick: int, expected: str | None) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "B"]
         target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.unblock_execution(target, expected_blocking_reason=expected))
         self.agree(answer, lambda: self.model.unblock(str(target), expected))
 
-    @rule(lane=st.sampled_from(LANES), state=st.sampled_from(["active", "active", "paused", "draining", "disabled"]))
+    @step(
+        "operate",
+        lane=st.sampled_from(LANES),
+        state=st.sampled_from(["active", "active", "paused", "draining", "disabled"]),
+    )
     def set_lane_state(self, lane: str, state: str) -> None:
         answer = self.ask(self.engine.set_lane_state(lane, state))
         self.agree(answer, lambda: self.model.set_lane_state(lane, state))
 
     # Time and duties
 
-    @rule(by=times)
+    @step("time", by=times)
     def pass_time(self, by: int) -> None:
         self.run(self.world.move_clock(by))
         self.model.now += by
 
-    @rule()
+    @step("time", weight=4)
     def pass_time_until_something_is_due(self) -> None:
         coming = [
             at
@@ -693,32 +742,32 @@ class Histories(RuleBasedStateMachine):
         if coming:
             self.pass_time(min(coming) - self.model.now)
 
-    @rule(kind=st.sampled_from(["lease", "attempt", "deadline", "delay", "delay", "retention"]))
+    @step("time", weight=4, kind=st.sampled_from(["lease", "attempt", "deadline", "delay", "delay", "retention"]))
     def run_timers(self, kind: str) -> None:
         answer = self.ask(self.engine.run_timers(kind, limit=1000))
         assert not isinstance(answer, ff.FlowFabricError), answer
         assert (answer.failed, answer.more) == (0, False), answer
         self.agree(answer.handled, lambda: self.model.run_timers(kind))
 
-    @rule(pick=picks)
+    @step("time", pick=picks)
     def mark_lease_expired(self, pick: int) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.mark_lease_expired_if_due(target))
         self.agree(answer, lambda: self.model.mark_lease_expired(str(target)))
 
-    @rule(pick=picks)
+    @step("time", pick=picks)
     def promote_delayed(self, pick: int) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.promote_delayed(target))
         self.agree(answer, lambda: self.model.promote(str(target)))
 
-    @rule(pick=picks, phase=st.sampled_from(["attempt_timeout", "execution_deadline"]))
+    @step("time", pick=picks, phase=st.sampled_from(["attempt_timeout", "execution_deadline"]))
     def expire_execution(self, pick: int, phase: str) -> None:
         target = self.target(pick)
         answer = self.ask(self.engine.expire_execution(target, phase))
         self.agree(answer, lambda: self.model.expire(str(target), phase))
 
-    @rule()
+    @step("time")
     def sweep(self) -> None:
         self.ask(self.engine.sweep())
         self.model.sweep()
@@ -769,7 +818,7 @@ class Histories(RuleBasedStateMachine):
             same(spoken(await self.engine.scan_eligible_executions(lane)), model.eligible(lane), "eligible")
         # What a worker would get, found out by claiming it all and taking it back.
         self.probe += 1
-        worker = (*WORKERS, EVERYONE)[self.probe % 4]
+        worker = WORKERS[self.probe % 4]
         lane = LANES[self.probe // 4 % 2]
         transaction = sql.transaction()
         await transaction.start()
