@@ -731,3 +731,13 @@ async def test_work_waiting_for_a_capability_nobody_has_holds_nobody_up(world: W
     assert await world.engine.claim(**WORKER, capabilities=["gpu"]) is None
     found = await claim_one(world.engine, capabilities=["gpu", "cuda"])
     assert found.execution_id == hard[0]
+
+
+async def test_an_id_that_an_earlier_attempt_bears_is_refused(world: World) -> None:
+    at = await world.reach("X")
+    grant = await world.engine.issue_reclaim_grant(at.id, **WORKER, grant_ttl=TTL)
+    assert isinstance(grant, ReclaimGrant)
+    for used in ({"attempt_id": at.handle.attempt_id}, {"lease_id": at.handle.lease_id}):
+        with pytest.raises(ff.InvalidInput, match="already has it"):
+            await world.engine.reclaim_execution(at.id, **WORKER, **{**minted(), **used})
+    assert isinstance(await world.engine.reclaim_execution(at.id, **WORKER, **minted()), Claimed)

@@ -282,6 +282,8 @@ class Histories(RuleBasedStateMachine):
             worth["hold"] = 6
         if any(e.place in "XVTB" for e in states):
             worth["operate"] = 2
+        if any(e.place in "AD" for e in states):
+            worth["time"] = 2
         groups = [group for group, times in worth.items() for _ in range(times)]
         group = data.draw(st.sampled_from(groups), label="who")
         name, arguments = data.draw(st.sampled_from(_STEPS[group]).flatmap(_with_arguments), label="does")
@@ -731,16 +733,19 @@ class Histories(RuleBasedStateMachine):
         self.run(self.world.move_clock(by))
         self.model.now += by
 
-    @step("time", weight=4)
-    def pass_time_until_something_is_due(self) -> None:
+    @step("time", weight=6, late=st.sampled_from([0, 0, 1, 5 * SECOND]), run=st.sampled_from([True, True, False]))
+    def let_the_next_timer_come(self, late: int, run: bool) -> None:
         coming = [
-            at
+            (at, kind)
             for e in self.model.executions.values()
             for kind in ("lease", "attempt", "deadline", "delay")
             if (at := self.model.due_at(kind, e)) is not None and at > self.model.now
         ]
         if coming:
-            self.pass_time(min(coming) - self.model.now)
+            at, kind = min(coming)
+            self.pass_time(at + late - self.model.now)
+            if run:
+                self.run_timers(kind)
 
     @step("time", weight=4, kind=st.sampled_from(["lease", "attempt", "deadline", "delay", "delay", "retention"]))
     def run_timers(self, kind: str) -> None:

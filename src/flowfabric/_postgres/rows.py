@@ -104,6 +104,7 @@ def refused(row: Row, execution_id: ExecutionId) -> FlowFabricError:
 
 _PROBLEMS = {
     "lane_id": ("not the lane of the execution", "lane_id"),
+    "used_id": ("an attempt of this execution already has it", "lease_id or attempt_id"),
     "worker_id": ("the grant belongs to another worker", "worker_id"),
     "fence_required": ("fence_required", "authority"),
     "partial_fence_triple": ("partial_fence_triple", "authority"),

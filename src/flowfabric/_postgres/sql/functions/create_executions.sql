@@ -56,7 +56,9 @@ begin
                          rows between unbounded preceding and unbounded following)
         ), won as (
             insert into flowfabric.idempotency as i (partition, scope, namespace, key, id, expires_at)
-            select t.partition, t.scope, t.namespace, t.key, t.id, v_now + flowfabric.ms(t.dedup)
+            -- Without a window it is over for every call, also for one that began earlier and waited.
+            select t.partition, t.scope, t.namespace, t.key, t.id,
+                   case when t.dedup > 0 then v_now + flowfabric.ms(t.dedup) else '-infinity' end
             from item t where t.ord = t.first_ord
             order by t.partition, t.scope, t.namespace, t.key
             on conflict (partition, scope, namespace, key) do update

@@ -197,6 +197,8 @@ begin
               and (p_grant_key <> g.grant_key or flowfabric.verify_grant(p_partition, p_id, p_grant_key)
                    not in ('ok', 'expired')))) then
         v_code := 'invalid_claim_grant';
+    elsif p_call = 'fresh' and flowfabric.is_used(p_partition, p_id, p_lease, p_attempt) then
+        v_code := 'invalid_input'; v_detail := 'used_id';
     elsif p_call <> 'operator' and g.expires_at <= v_now then
         v_code := 'claim_grant_expired';
         delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
@@ -318,6 +320,8 @@ begin
     elsif p_grant_key is not null
           and (p_grant_key <> g.grant_key or flowfabric.verify_grant(p_partition, p_id, p_grant_key) <> 'ok') then
         v_code := 'grant_not_found';
+    elsif flowfabric.is_used(p_partition, p_id, p_lease, p_attempt) then
+        v_code := 'invalid_input'; v_detail := 'used_id';
     elsif e.state <> 'active' or (e.lease_lost is null and e.lease_expires_at > v_now) then
         v_code := 'not_reclaimable';
         v_detail := case when e.state = 'active' then 'the lease is live' else 'execution is ' || e.state end;
@@ -343,4 +347,12 @@ begin
         return next;
     end if;
 end;
+$$;
+
+-- is_used: whether an attempt of this execution already bears an id that its caller minted.
+create or replace function flowfabric.is_used(p_partition integer, p_id uuid, p_lease uuid, p_attempt uuid)
+returns boolean
+language sql stable as $$
+    select exists (select from flowfabric.attempts_of(p_partition, p_id) a
+                   where a.attempt_id = p_attempt or a.lease_id = p_lease)
 $$;
