@@ -73,10 +73,15 @@ class EngineQueue:
 
     async def fill(self, jobs: int) -> None:
         body = payload(self._sizes.payload_bytes)
-        for start in range(0, jobs, _FILL_BATCH):
-            await self.engine.create_many(
-                [ff.NewExecution(execution_kind="noop", input_payload=body)] * min(_FILL_BATCH, jobs - start)
-            )
+        batches = iter([min(_FILL_BATCH, jobs - start) for start in range(0, jobs, _FILL_BATCH)])
+
+        async def submit() -> None:
+            for size in batches:
+                item = ff.NewExecution(execution_kind="noop", input_payload=body)
+                for verdict in await self.engine.create_many([item] * size):
+                    assert isinstance(verdict, ff.Created)
+
+        await asyncio.gather(*(submit() for _ in range(self._sizes.connections)))
         self._jobs += jobs
 
     async def drain(self) -> float:

@@ -140,7 +140,14 @@ class RawCreateMany:
         sizes = [min(_FILL_BATCH, self.sizes.jobs - start) for start in range(0, self.sizes.jobs, _FILL_BATCH)]
         batches = [([uuid7() for _ in range(size)], [body] * size) for size in sizes]
         dsn = await self.server.create_database("bench_raw_create")
-        connection = await asyncpg.connect(dsn)
+        pool = [await asyncpg.connect(dsn) for _ in range(self.sizes.connections)]
+        connection = pool[0]
+        waiting = iter(batches)
+
+        async def submit(connection: asyncpg.Connection) -> None:
+            for ids, payloads in waiting:
+                await connection.execute(_INSERT_EXECUTIONS, ids, payloads)
+
         try:
             await connection.execute("create schema flowfabric")
             for step in sorted(_SCHEMA.iterdir(), key=lambda file: file.name):
@@ -149,10 +156,10 @@ class RawCreateMany:
             await self.server.settle()
             with Stolen() as stolen:
                 started = time.perf_counter()
-                for ids, payloads in batches:
-                    await connection.execute(_INSERT_EXECUTIONS, ids, payloads)
+                await asyncio.gather(*map(submit, pool))
                 seconds = time.perf_counter() - started
         finally:
-            await connection.close()
+            for connection in pool:
+                await connection.close()
             await self.server.drop_database("bench_raw_create")
         return Sample({"raw.create_many": self.sizes.jobs / seconds}, stolen.share)

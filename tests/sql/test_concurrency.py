@@ -305,7 +305,9 @@ async def _due_work(engine: ff.Engine, clock: Clock, count: int) -> None:
         await engine.create_many([ff.NewExecution(execution_kind=kind, **fields) for _ in many])
         return await engine.claim_many(**WORKER, kinds=[kind], limit=count, lease_ttl=lease_ttl)
 
-    await active("lapses", timedelta(seconds=10))
+    lapsing = await active("lapses", timedelta(seconds=10))
+    # Cut shorter, each lease is watched by two timers, which two runners may take at the same time.
+    await engine.renew_many([claimed.handle for claimed in lapsing], lease_ttl=timedelta(seconds=5))
     await active("times out", timedelta(hours=1), policy=ff.ExecutionPolicy(timeout_policy=timeout))
     await active(
         "is retried", timedelta(hours=1), policy=ff.ExecutionPolicy(timeout_policy=timeout, retry_policy=retry)

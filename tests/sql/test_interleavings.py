@@ -49,6 +49,7 @@ class Case:
     id: ff.ExecutionId
     handle: ff.Handle
     grant_key: str | None = None
+    displaced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,8 @@ class Operation:
     """One operation as both sides of a race.
 
     `starts`: the setups it can act in; `acts`: where it acts, what it then answers and where it leads; `refuses`: what
-    it answers anywhere else; `skips`: it passes locked rows by instead of waiting; `after`: how far the clock must move
-    for it to have something to do.
+    it answers anywhere else; `repeats`: what a worker whose attempt ended there is answered instead; `skips`: it passes
+    locked rows by instead of waiting; `after`: how far the clock must move for it to have something to do.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Operation:
     starts: tuple[str, ...]
     acts: Mapping[str, tuple[str, str]]
     refuses: Mapping[str, str]
+    repeats: Mapping[str, str] = field(default_factory=dict)
     skips: bool = False
     after: float = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -78,15 +80,13 @@ def everywhere(answer: str, **instead: tuple[str, tuple[str, ...]]) -> dict[str,
     return answers
 
 
-def holders(**repeated: str) -> dict[str, str]:
-    """How a holder's call is refused; `repeated` are the answers to a call that was made before."""
-    answers = everywhere(
-        "execution_not_active",
-        lapsed=("lease_expired", (*LAPSED, "X", "X granted")),
-        revoked=("lease_revoked", ("V",)),
-        taken=("stale_lease", ("A'",)),
-    )
-    return answers | {place.replace("_", ":"): answer for place, answer in repeated.items()}
+# How a holder's call is refused.
+HOLDER = everywhere(
+    "execution_not_active",
+    lapsed=("lease_expired", (*LAPSED, "X", "X granted")),
+    revoked=("lease_revoked", ("V",)),
+    taken=("stale_lease", ("A'",)),
+)
 
 
 async def _claim(party: Party, case: Case) -> Any:
@@ -190,24 +190,27 @@ OPERATIONS = [
         call=_complete,
         starts=("A",),
         acts=_to("Completed", "T:completed", "A"),
+        refuses=HOLDER,
         # After a replay the attempt that completed still answers for itself.
-        refuses=holders(T_completed="Completed") | {"W.p": "Completed"},
+        repeats={"T:completed": "Completed", "W.p": "Completed"},
     ),
     Operation(
         name="fail",
         call=_fail,
         starts=("A",),
         acts=_to("RetryScheduled", "D.r", "A"),
-        refuses=holders(T_failed="TerminalFailed") | {"D.r": "RetryScheduled"},
+        refuses=HOLDER,
+        repeats={"T:failed": "TerminalFailed", "D.r": "RetryScheduled"},
     ),
     Operation(
         name="fail for good",
         call=_fail_for_good,
         starts=("A",),
         acts=_to("TerminalFailed", "T:failed", "A"),
-        refuses=holders(T_failed="TerminalFailed") | {"D.r": "RetryScheduled"},
+        refuses=HOLDER,
+        repeats={"T:failed": "TerminalFailed", "D.r": "RetryScheduled"},
     ),
-    Operation(name="renew", call=_renew, starts=("A",), acts=_to("Renewed", "A", "A"), refuses=holders()),
+    Operation(name="renew", call=_renew, starts=("A",), acts=_to("Renewed", "A", "A"), refuses=HOLDER),
     Operation(
         name="lease expiry",
         call=_duty("lease"),
@@ -229,7 +232,8 @@ OPERATIONS = [
         call=_give_up,
         starts=("A",),
         acts=_to("Cancelled", "T:cancelled", "A"),
-        refuses=holders(T_cancelled="Cancelled"),
+        refuses=HOLDER,
+        repeats={"T:cancelled": "Cancelled"},
     ),
     Operation(
         name="revoke",
@@ -281,9 +285,9 @@ OPERATIONS = [
         call=_release,
         starts=("A",),
         acts=_to("Released", "W.i", "A"),
-        refuses=holders(),
+        refuses=HOLDER,
     ),
-    Operation(name="delay", call=_delay, starts=("A",), acts=_to("Delayed", "D.i", "A"), refuses=holders()),
+    Operation(name="delay", call=_delay, starts=("A",), acts=_to("Delayed", "D.i", "A"), refuses=HOLDER),
     Operation(
         name="promote",
         call=_duty("delay"),
@@ -308,7 +312,8 @@ OPERATIONS = [
         refuses=everywhere("execution_not_eligible", ended=("execution_not_active", ENDED)),
     ),
 ]
-HOLDERS = ("complete", "fail", "fail for good", "renew", "give up", "release", "delay")
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+HOLDERS = [operation.name for operation in OPERATIONS if operation.refuses is HOLDER]
 
 
 async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation) -> Case:
@@ -331,6 +336,11 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
             await engine.release(case.handle)
         case "D.i":
             await engine.delay(case.handle, timedelta(seconds=5))
+        case "A' lapsed":
+            await engine.release(case.handle)
+            await claim_one(engine, **OTHER, lease_ttl=LEASE)
+            case.displaced = True
+            await stage.clock.advance(seconds=31)
         case "X" | "X granted":
             await stage.clock.advance(seconds=31)
             await engine.mark_lease_expired_if_due(case.id)
@@ -370,15 +380,16 @@ async def place_of(connection: asyncpg.Connection[Any], case: Case) -> tuple[str
     return place, row["overdue"]
 
 
-def foretold(operation: Operation, place: str, overdue: bool) -> tuple[str, str]:
+def foretold(operation: Operation, case: Case, place: str, overdue: bool) -> tuple[str, str]:
     """What an operation that finds the execution there answers, and where it then stands."""
     if operation.name == "claim" and overdue:
         return "none", place
     if place in operation.acts:
         return operation.acts[place]
-    answer = operation.refuses[place]
+    if place in operation.repeats and not case.displaced:
+        return operation.repeats[place], place
     # The only thing a refused call changes: a lapsed lease that it meets is marked.
-    return answer, "X" if operation.name in HOLDERS and place in LAPSED else place
+    return operation.refuses[place], "X" if operation.refuses is HOLDER and place in LAPSED else place
 
 
 def meetings(first: Operation, second: Operation) -> list[str]:
@@ -402,40 +413,54 @@ async def pair(stage: Stage) -> list[Party]:
 PAIRS = [pytest.param(a, b, id=f"{a.name} then {b.name}") for a in OPERATIONS for b in OPERATIONS]
 
 
+async def meet(stage: Stage, pair: list[Party], first: Operation, second: Operation, start: str, ending: str) -> None:
+    """The first call is made and held open, the second arrives, the first ends; everything is as the tables say."""
+    one, two = pair
+    case = await set_up(stage, one, start, first, second)
+    if first.after:
+        await stage.clock.advance(seconds=first.after)
+    before, overdue = await place_of(stage.watch, case)
+    assert before in first.acts, "the setup must let the first operation act"
+    answer, after = foretold(first, case, before, overdue)
+
+    await one.begin()
+    assert said(await settled(first.call(one, case))) == answer
+    assert await place_of(one.connection, case) == (after, overdue)
+    if second.after:
+        await stage.clock.advance(seconds=second.after)
+    left = await place_of(one.connection if ending == "commit" else stage.watch, case)
+    if second.skips:
+        assert said(await settled(second.call(two, case))) == second.refuses["B"], "locked rows are skipped"
+        await one.end(ending)
+        last = await settled(second.call(two, case))
+    else:
+        task = await waiting(stage.watch, two, second.call(two, case), behind=one)
+        await one.end(ending)
+        last = await task
+
+    answer, after = foretold(second, case, *left)
+    assert said(last) == answer, f"{ending} from {start}"
+    assert (await place_of(stage.watch, case))[0] == after, f"{ending} from {start}"
+    await stage.audit()
+
+
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_the_second_call_answers_to_what_the_first_left(
     stage: Stage, pair: list[Party], first: Operation, second: Operation
 ) -> None:
-    one, two = pair
     for start in meetings(first, second):
         for ending in ("commit", "rollback"):
-            case = await set_up(stage, one, start, first, second)
-            if first.after:
-                await stage.clock.advance(seconds=first.after)
-            before, overdue = await place_of(stage.watch, case)
-            assert before in first.acts, "the setup must let the first operation act"
-            answer, after = foretold(first, before, overdue)
+            await meet(stage, pair, first, second, start, ending)
 
-            await one.begin()
-            assert said(await settled(first.call(one, case))) == answer
-            assert await place_of(one.connection, case) == (after, overdue)
-            if second.after:
-                await stage.clock.advance(seconds=second.after)
-            left = one.connection if ending == "commit" else stage.watch
-            found = await place_of(left, case)
-            if second.skips:
-                assert said(await settled(second.call(two, case))) == second.refuses["B"], "locked rows are skipped"
-                await one.end(ending)
-                last = await settled(second.call(two, case))
-            else:
-                task = await waiting(stage.watch, two, second.call(two, case), behind=one)
-                await one.end(ending)
-                last = await task
 
-            answer, after = foretold(second, *found)
-            assert said(last) == answer, f"{ending} from {start}"
-            assert (await place_of(stage.watch, case))[0] == after, f"{ending} from {start}"
-            await stage.audit()
+@pytest.mark.parametrize("second", HOLDERS)
+@pytest.mark.parametrize("first", ["cancel", "revoke", "lease expiry", "attempt timeout", "deadline"])
+async def test_a_displaced_worker_marks_a_lapsed_lease_only_under_the_lock(
+    stage: Stage, pair: list[Party], first: str, second: str
+) -> None:
+    """Its own lease is gone, the one that replaced it has lapsed: the call marks that, unless others were quicker."""
+    for ending in ("commit", "rollback"):
+        await meet(stage, pair, BY_NAME[first], BY_NAME[second], "A' lapsed", ending)
 
 
 # Batches that name the same executions in opposite orders.

@@ -24,6 +24,8 @@ begin
     if v_code = 'ok' then
         if p_reason <> 'waiting_for_capable_worker' then
             perform flowfabric.drop_ready(array[p_partition], array[p_id]);
+        else
+            delete from flowfabric.claim_grant g where g.partition = p_partition and g.id = p_id;   -- it lapsed unused
         end if;
         update flowfabric.execution x
         set state = case when p_reason in ('waiting_for_budget', 'waiting_for_quota') then 'rate_limited' else 'waiting' end,

@@ -28,6 +28,7 @@ declare
     v_more integer;
     v_had_attempts boolean := false;
     v_auto_reclaim boolean;
+    v_lost boolean;          -- a lost lease is among the best
 begin
     select array_agg(r.id order by r.id) into v_routes
     from flowfabric.lane l join flowfabric.route r on r.lane = l.name
@@ -39,14 +40,32 @@ begin
     select d.auto_reclaim into v_auto_reclaim from flowfabric.deployment d;
 
     if cardinality(v_routes) > 1 then
-        -- Ask first which routes hold the best ranks, without locks; then take as many from each.
-        select array_agg(n.share order by n.route) into v_share
-        from (select q.route, count(b.route)::integer as share
-              from unnest(v_routes) as q (route)
-              left join (select c.route from unnest(v_routes) as w (route)
-                         cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
-                         order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
-              group by q.route) n;
+        loop
+            -- Ask first which routes hold the best ranks, without locks; then take as many from each.
+            select array_agg(n.share order by n.route), bool_or(n.lost) into v_share, v_lost
+            from (select q.route, count(b.route)::integer as share, bool_or(b.available_at is not null) as lost
+                  from unnest(v_routes) as q (route)
+                  left join (select c.route, c.available_at from unnest(v_routes) as w (route)
+                             cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
+                             order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
+                  group by q.route) n;
+            exit when not coalesce(v_lost, false);
+            -- What reached its reclaim cap ends here, lest it count for a route that then gives a lower rank.
+            select array_agg(x.partition), array_agg(x.id) into v_partitions, v_ids
+            from (select e.partition, e.id
+                  from (select c.* from unnest(v_routes) as w (route)
+                        cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
+                        order by c.rank, c.created_at, c.id limit p_limit) b
+                  join flowfabric.ready r on r.route = b.route and r.rank = b.rank and r.created_at = b.created_at and r.id = b.id
+                  join flowfabric.execution e on e.partition = r.partition and e.id = r.id
+                  where b.available_at is not null and e.lease_lost is not null
+                    and e.reclaims >= flowfabric.reclaim_cap(e.policy, null)
+                  for update of r skip locked
+                  for no key update of e skip locked) x;
+            exit when v_ids is null;
+            perform flowfabric.end_capped(v_partitions, v_ids, flowfabric.now());
+        end loop;
+        v_partitions := '{}'; v_ids := '{}';
     else
         v_share := array[p_limit];
     end if;

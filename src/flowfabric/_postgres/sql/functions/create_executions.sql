@@ -91,7 +91,7 @@ begin
         select array_agg(case when v_code[u.ord] is not null then v_code[u.ord]
                               when e.id is not null or u.nth > 1 then 'exists' end order by u.ord)
         into v_code
-        from (select i.*, row_number() over (partition by i.partition, i.id order by i.ord) as nth
+        from (select i.*, row_number() over (partition by i.partition, i.id, v_code[i.ord] order by i.ord) as nth
               from unnest(p_partition, p_id) with ordinality as i (partition, id, ord)) u
         left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     end if;

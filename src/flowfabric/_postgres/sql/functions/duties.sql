@@ -258,13 +258,16 @@ create or replace function flowfabric.trim_events(p_now timestamptz) returns int
 language plpgsql set lock_timeout = '200ms' as $$
 declare
     v_cutoff timestamptz;
+    v_last timestamptz;
     v_n integer := 0;
 begin
     select p_now - d.event_retention into v_cutoff from flowfabric.deployment d;
     for v_slot in 0 .. 7 loop
         continue when v_slot = flowfabric.event_slot(p_now);
-        continue when not exists (select from flowfabric.event e where e.slot = v_slot);
-        continue when exists (select from flowfabric.event e where e.slot = v_slot and e.occurred_at > v_cutoff);
+        -- The last event of a segment is its youngest, give or take transactions that ran side by side.
+        select e.occurred_at into v_last from flowfabric.event e where e.slot = v_slot
+        order by e.xid desc, e.seq desc limit 1;
+        continue when v_last is null or v_last > v_cutoff;
         begin
             case v_slot
                 when 0 then truncate flowfabric.event_0;

@@ -35,7 +35,7 @@ declare
     v_id uuid;
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
     v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
-    v_had boolean; v_lost boolean; v_held boolean;
+    v_had boolean; v_lost boolean; v_held boolean; v_granted boolean;
     v_capped integer[];
 begin
     select f.rank, f.created_at, f.id into v_rank, v_created, v_id
@@ -47,7 +47,8 @@ begin
         -- A row whose execution is in somebody's hands is passed over, and the scan goes on behind it.
         with locked as (
             select r.ctid as tid, e.ctid as place, e.partition, e.id, e.attempts > 0 as had,
-                   e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held
+                   e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
+                   r.granted_until is not null as granted
             from flowfabric.ready r
             join flowfabric.execution e on e.partition = r.partition and e.id = r.id
             where r.route = p_route and (r.rank, r.created_at, r.id) >= (v_rank, v_created, v_id)
@@ -60,11 +61,16 @@ begin
             for no key update of e skip locked
         )
         select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.had),
-               bool_or(l.lost), bool_or(l.held)
-        into v_tids, v_places, v_partitions, v_ids, v_had, v_lost, v_held
+               bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+        into v_tids, v_places, v_partitions, v_ids, v_had, v_lost, v_held, v_granted
         from locked l;
         exit when v_tids is null;
         delete from flowfabric.ready r where r.ctid = any (v_tids);
+        if v_granted then
+            -- Grants that lapsed unused.
+            delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
+            where g.partition = u.partition and g.id = u.id;
+        end if;
         if v_held then
             delete from flowfabric.blocked b
             using unnest(v_partitions, v_ids) as u (partition, id)
