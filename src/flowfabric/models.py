@@ -572,8 +572,7 @@ class ExpiredLease(Struct, frozen=True, kw_only=True):
 class EventCursor(Struct, frozen=True):
     """A place in the event log; the default is its beginning."""
 
-    xid: int = 0
-    seq: int = 0
+    position: int = 0
 
 
 class Event(Struct, frozen=True, kw_only=True):

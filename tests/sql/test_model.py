@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
-from uuid import UUID
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import asyncpg
 import pytest
@@ -36,6 +36,7 @@ from flowfabric.ids import mint_uuid, partition_of
 from flowfabric.models import Claimed, ClaimGrant, Completion, Failure, NewExecution
 from tests.conftest import fresh_database
 from tests.model import BLOCKS, OPERATOR, Fence, Model, New, Override, Refused, Worker, refused
+from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -73,7 +74,8 @@ class World:
 
     async def open(self, server: str) -> None:
         dsn = await self._stack.enter_async_context(fresh_database(server))
-        self.sql = await asyncpg.connect(dsn)
+        # Compiling would take longer than all these small queries together.
+        self.sql = await asyncpg.connect(dsn, server_settings={"jit": "off"})
         self._stack.push_async_callback(self.sql.close)
         await self.sql.execute(
             f"create or replace function flowfabric.now() returns timestamptz language sql volatile as"
@@ -268,7 +270,8 @@ class Histories(RuleBasedStateMachine):
         self.ids: list[ff.ExecutionId] = []
         self.handles: list[ff.Handle] = []
         self.grants: list[tuple[Worker, ClaimGrant]] = []
-        self.claims: list[dict[str, Any]] = []
+        self.keys: dict[ff.ExecutionId, tuple[str, str | None]] = {}
+        self.born = 0
         self.probe = 0
 
     @rule(data=st.data())
@@ -356,17 +359,19 @@ class Histories(RuleBasedStateMachine):
 
     # Submitting
 
-    def _new(self, drawn: dict[str, Any]) -> tuple[NewExecution, New]:
+    def _new(self, drawn: dict[str, Any], named: bool) -> tuple[NewExecution, New]:
+        """One submission. With `named` it brings its own id, which is the same whenever the history is played again."""
         key, namespace = drawn.get("key"), drawn.get("namespace", "")
-        uuid = mint_uuid()
+        self.born += 1
+        uuid = uuid5(NAMESPACE_OID, str(self.born))
         home = uuid.bytes if key is None else f"{namespace}\0{key}".encode()
-        given = "again" in drawn
-        partition = partition_of(home, self.engine.flow_partitions)
-        if given and self.ids and drawn["again"] > 4:
-            known = self.target(drawn["again"])
-            if key is None or known.partition == partition:
-                uuid, partition = known.uuid, known.partition
-        execution_id = ff.ExecutionId.of(partition, uuid)
+        execution_id = ff.ExecutionId.of(partition_of(home, self.engine.flow_partitions), uuid)
+        again = drawn.get("again")
+        if again is not None and again > 4 and self.ids:
+            known = self.target(again)
+            if key is None or self.keys.get(known) == (namespace, key):
+                execution_id = known
+        given = named or again is not None
         delay, deadline = drawn.get("delay"), drawn.get("deadline")
         now = self.model.now
         item = NewExecution(
@@ -376,17 +381,13 @@ class Histories(RuleBasedStateMachine):
             priority=drawn.get("priority", 0),
             idempotency_key=key,
             policy=drawn.get("policy"),
-            delay_until=None if delay is None else moment(now + delay) if delay < 0 else delay * MS,
-            execution_deadline_at=None
-            if deadline is None
-            else moment(now + deadline)
-            if deadline < 0
-            else deadline * MS,
+            delay_until=self._when(delay),
+            execution_deadline_at=self._when(deadline),
             execution_id=execution_id if given else None,
         )
         new = New(
             execution_id=str(execution_id),
-            uuid=uuid,
+            uuid=execution_id.uuid,
             id_given=given,
             lane=item.lane_id,
             kind=item.execution_kind,
@@ -404,10 +405,13 @@ class Histories(RuleBasedStateMachine):
         return None if by is None else by * MS if by >= 0 else moment(self.model.now + by)
 
     def _submit(self, drawn: list[dict[str, Any]]) -> None:
-        items = [self._new(one) for one in drawn]
+        items = [self._new(one, named=len(drawn) > 1) for one in drawn]
         answer = self.ask(self.engine.create_many([item for item, _ in items]))
         made = [a.execution_id if isinstance(a, ff.Created) else None for a in answer]
-        self.ids += filter(None, made)
+        for execution_id, (_, new) in zip(made, items, strict=True):
+            if execution_id is not None:
+                self.ids.append(execution_id)
+                self.keys[execution_id] = (new.namespace, new.key)
         expected = [
             new if new.id_given or born is None else new._replace(execution_id=str(born), uuid=born.uuid)
             for (_, new), born in zip(items, made, strict=True)
@@ -420,7 +424,10 @@ class Histories(RuleBasedStateMachine):
 
     @step("submit", drawn=submissions)
     def create(self, drawn: dict[str, Any]) -> None:
+        # Its id may be the engine's, so nothing else is made in this millisecond: ids decide between equals.
+        self.pass_time(1)
         self._submit([drawn])
+        self.pass_time(1)
 
     @step("submit", drawn=st.lists(submissions, min_size=2, max_size=4))
     def create_many(self, drawn: list[dict[str, Any]]) -> None:
@@ -815,7 +822,7 @@ class Histories(RuleBasedStateMachine):
         logs: dict[str, dict[str, list[tuple[Any, ...]]]] = {
             e: {"lease": [], "completion": [], "operator": []} for e in model.logs
         }
-        for row in await sql.fetch("select e.*, e.details::text as details from flowfabric.event e order by xid, seq"):
+        for row in await sql.fetch("select e.*, e.details::text as details from flowfabric.event e order by seq"):
             sort_event(logs, row)
         same(logs, {e: vars(log) for e, log in model.logs.items()}, "events")
 
@@ -993,3 +1000,100 @@ def world(server: str) -> Any:
 def test_the_engine_does_what_the_contract_says_in_every_history(world: World) -> None:
     machine = type("Histories", (Histories,), {"world": world})
     run_state_machine_as_test(machine, settings=SETTINGS)
+
+
+# What random histories seldom meet, as fixed ones.
+
+
+async def test_an_end_at_the_reclaim_cap_does_not_let_a_lower_rank_pass(engine: CheckedEngine) -> None:
+    capped = await submit(engine, execution_kind="a", priority=9, policy=ff.ExecutionPolicy(max_reclaim_count=0))
+    await claim_one(engine)
+    await engine.revoke_lease(capped)
+    low = await submit(engine, execution_kind="a", priority=1)
+    high = await submit(engine, execution_kind="b", priority=5)
+
+    assert (await claim_one(engine)).execution_id == high
+    assert await engine.read_execution_state(capped) == "failed"
+    assert await engine.read_execution_state(low) == "waiting"
+
+
+@pytest.mark.parametrize("source", ["lease_holder", "my scheduler"])
+async def test_what_a_lease_cancelled_stays_answered_whatever_came_later(engine: CheckedEngine, source: str) -> None:
+    fence = (await started(engine)).handle.fence
+    await engine.cancel(fence, "first", source=source)
+    await engine.replay_execution(fence.execution_id)
+
+    await engine.cancel(fence, "again", source=source)
+    assert await engine.read_execution_state(fence.execution_id) == "waiting"
+    later = (await claim_one(engine)).handle
+    await engine.cancel(fence, "again", source=source)
+    assert await engine.read_execution_state(fence.execution_id) == "active"
+    await engine.complete(later)
+    await engine.cancel(fence, "again", source=source)
+    assert await engine.read_execution_state(fence.execution_id) == "completed"
+
+
+async def test_a_lapsed_grant_is_gone_once_the_execution_was_claimed(engine: CheckedEngine, clock: Clock) -> None:
+    execution_id = await submit(engine)
+    await engine.issue_claim_grant(execution_id, **WORKER)
+    await clock.advance(seconds=6)
+    await engine.release((await claim_one(engine)).handle)
+
+    with pytest.raises(ff.Contention, match="invalid_claim_grant"):
+        await engine.claim_resumed_execution(execution_id, lease_id=mint_uuid(), **WORKER)
+
+
+async def test_a_lapsed_grant_is_gone_once_the_execution_was_blocked(engine: CheckedEngine, clock: Clock) -> None:
+    execution_id = await submit(engine)
+    await engine.issue_claim_grant(execution_id, **WORKER)
+    await clock.advance(seconds=6)
+    await engine.block_route(execution_id)
+    await engine.unblock_execution(execution_id)
+
+    with pytest.raises(ff.Contention, match="invalid_claim_grant"):
+        await engine.claim_execution(execution_id, lease_id=mint_uuid(), attempt_id=mint_uuid(), **WORKER)
+
+
+async def test_an_item_that_is_not_made_does_not_stand_in_the_way_of_those_behind_it(engine: CheckedEngine) -> None:
+    await engine.set_lane_state("closed", "draining")
+    known = await submit(engine, idempotency_key="known")
+    given = ff.ExecutionId.of(known.partition, mint_uuid())
+    refused_first, made, duplicate = await engine.create_many(
+        [
+            NewExecution(execution_kind="test", lane_id="closed", idempotency_key="key"),
+            NewExecution(execution_kind="test", idempotency_key="key"),
+            NewExecution(execution_kind="test", idempotency_key="key"),
+        ]
+    )
+    twice, same_id = await engine.create_many(
+        [
+            NewExecution(execution_kind="test", idempotency_key="known", execution_id=given),
+            NewExecution(execution_kind="test", execution_id=given),
+        ]
+    )
+
+    assert isinstance(refused_first, ff.StateError)
+    assert isinstance(made, ff.Created)
+    assert duplicate == ff.Duplicate(made.execution_id)
+    assert twice == ff.Duplicate(known)
+    assert same_id == ff.Created(given, ff.State.WAITING)
+
+
+async def test_a_duplicate_by_id_does_not_revive_the_window_of_its_key(engine: CheckedEngine) -> None:
+    first = await submit(engine, idempotency_key="key", policy=ff.ExecutionPolicy(dedup_window=0))
+
+    again = await engine.create_execution(execution_kind="test", idempotency_key="key", execution_id=first)
+    other = await engine.create_execution(execution_kind="test", idempotency_key="key")
+
+    assert again == ff.Duplicate(first)
+    assert isinstance(other, ff.Created)
+
+
+@pytest.mark.parametrize("call", ["complete", "fail", "delay", "wait_children", "release"])
+async def test_only_an_operators_own_override_needs_no_fence(engine: CheckedEngine, call: str) -> None:
+    execution_id = (await started(engine)).execution_id
+    arguments = {"fail": ["boom"], "delay": [timedelta(seconds=1)]}.get(call, [])
+
+    with pytest.raises(ff.InvalidInput, match="fence_required"):
+        await getattr(engine, call)(ff.Operator(execution_id, "system_timeout"), *arguments)
+    await getattr(engine, call)(ff.Operator(execution_id), *arguments)

@@ -20,11 +20,11 @@ from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.errors import (
     Bug,
     ConnectionFailed,
-    Corruption,
     FlowFabricError,
     InvalidInput,
     RetriesExhausted,
     TransportError,
+    Unavailable,
 )
 
 MINIMUM_SERVER = 150_000
@@ -208,10 +208,10 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return InvalidInput(str(error))
         case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
             return TransportError("timeout", str(error) or "no answer in time")
-        case asyncpg.PostgresError() if (error.sqlstate or "").startswith("FF"):
-            return (
-                Bug("attempt_not_in_created_state", str(error)) if error.sqlstate == "FF001" else Corruption(str(error))
-            )
+        case asyncpg.PostgresError(sqlstate="FF001"):
+            return Bug("attempt_not_in_created_state", str(error))
+        case asyncpg.PostgresError(sqlstate="FF002"):
+            return Unavailable("read_events", str(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case _:

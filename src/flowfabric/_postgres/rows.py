@@ -267,7 +267,7 @@ def attempt(row: Row) -> Attempt:
 
 def event(row: Row) -> Event:
     return Event(
-        cursor=EventCursor(row["xid"], row["seq"]),
+        cursor=EventCursor(row["seq"]),
         occurred_at=row["occurred_at"],
         execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
         flow_id=row["flow_id"],

@@ -23,24 +23,23 @@ class Events(Calls):
     ) -> Page[Event, EventCursor]:
         """Committed events behind `after`, oldest first; `next_cursor` is where to go on, and is always set.
 
-        An event is shown once every older transaction has ended, so nothing can appear before what was read.
+        An event is shown once no call is under way that may still write an earlier one, so nothing can appear before
+        what was read, and the events of one execution stand in the order of its history.
         """
         if family is not None and family not in FAMILIES:
             raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
         start = after if after is not None else EventCursor()
         if not isinstance(start, EventCursor):
             raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
-        check_int(start.xid, "after.xid", 0, 2**63 - 1)
-        check_int(start.seq, "after.seq", 0, 2**63 - 1)
+        check_int(start.position, "after", 0, 2**63 - 1)
         size = check_limit(limit, 10_000)
         chosen = check_filter(filter)
         if size == 0:
             return Page((), start)
         found = await self._fetch(
-            "select * from flowfabric.read_events($1, $2, $3, $4, $5, $6, $7)",
+            "select * from flowfabric.read_events($1, $2, $3, $4, $5, $6)",
             family,
-            start.xid,
-            start.seq,
+            start.position,
             size,
             *chosen,
             repeatable=True,

@@ -37,7 +37,7 @@ begin
             end if;
         elsif e.id is null then
             v.code := 'not_found';
-        elsif e.state = 'cancelled' or exists (
+        elsif e.state = 'cancelled' or p_lease[v_ord] is not null and exists (
                 select from flowfabric.attempts_of(e.partition, e.id) a
                 where a.attempt_id = p_attempt[v_ord] and a.lease_id = p_lease[v_ord] and a.lease_epoch = p_epoch[v_ord]
                   and a.disposition = 'cancelled' and (p_index[v_ord] is null or a.attempt_index = p_index[v_ord])) then

@@ -8,6 +8,7 @@ language plpgsql security definer set search_path = flowfabric, pg_temp as $$
 declare
     v_now timestamptz;
     v_new integer := least(greatest(p_priority, 0), 9000);
+    v_slot smallint;
     v_code text;
     e flowfabric.execution;
 begin
@@ -21,6 +22,7 @@ begin
         else 'ok' end;
     if v_code = 'ok' then
         v_now := flowfabric.now();
+        v_slot := flowfabric.open_log(v_now);
         perform flowfabric.hold_routes(array[e.route]);
         update flowfabric.ready r set rank = 9000 - v_new
         where r.route = e.route and r.rank = 9000 - e.priority and r.created_at = e.created_at and r.id = e.id
@@ -30,7 +32,7 @@ begin
         where x.partition = p_partition and x.id = p_id;
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, details)
-        values (flowfabric.event_slot(v_now), v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
+        values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
                 'priority_changed', jsonb_build_object('old_priority', e.priority, 'new_priority', v_new));
     end if;
     return query select 1, v_code, case when v_code = 'invalid_input' then 'lane_id' end, e.state, null::bigint,

@@ -181,9 +181,7 @@ begin
               as u (partition, flow, namespace, key, id, ord)
         where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = coalesce(u.namespace, '')
           and i.key = u.key and i.id = u.id and i.expires_at > v_now
-          and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
-          and not exists (select from flowfabric.execution e
-                          where e.partition = i.partition and e.id = i.id and e.idempotency_key = u.key);
+          and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid);
     end if;
 
     if v_code is null and p_delay_until is null and p_delay_ms is null then

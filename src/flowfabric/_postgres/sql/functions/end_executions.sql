@@ -15,7 +15,7 @@ language plpgsql as $$
 declare
     v_leased boolean[];
     v_tids tid[] := p_tids;
-    v_slot smallint := flowfabric.event_slot(p_now);
+    v_slot smallint := flowfabric.open_log(p_now);
 begin
     if p_tids is null then
         select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord),

@@ -1,24 +1,59 @@
--- read_events: the log in one order that never changes behind a reader
+-- The event log: numbered by a sequence, and read in that order.
 --
--- Only events of transactions below the oldest one still running are shown, ordered by (transaction, number): nothing
--- can appear before what was read. p_family is lease, completion, operator or null for all.
+-- A number is drawn before its transaction commits, so a reader must not pass one that may still appear. Two rules:
+--   * who writes events first announces the last number given out so far, as an advisory lock held to the end of its
+--     transaction: every number it draws is larger (open_log);
+--   * who reads notes the last number given out, then looks at the announcements, and reads up to the smaller of them.
+--     Whoever was not seen there has ended and is visible, or will draw larger numbers (read_events).
+-- Numbers are drawn under the execution's lock, so the events of one execution stand in the order of its history.
+
+-- log_key: a number as the key of an advisory lock: 16 bits that are ours, 48 bits of number.
+create or replace function flowfabric.log_key(p_number bigint) returns bigint
+language sql immutable as $$ select (7083::bigint << 48) | p_number $$;
+
+-- open_log: to be called before events are written; answers the segment they go to.
+create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
+language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared(flowfabric.log_key(n.last_value)) from flowfabric.event_number n;
+    return flowfabric.event_slot(p_at);
+end;
+$$;
+
+-- read_events: committed events behind a number, in the one order, none missing
+--
+-- p_family is lease, completion, operator or null for all.
 create or replace function flowfabric.read_events(
-    p_family text, p_after_xid bigint, p_after_seq bigint, p_limit integer, p_namespace text, p_tag_key text,
-    p_tag_value text)
-returns table (xid bigint, seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
+    p_family text, p_after bigint, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
+returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, lease_id uuid, lease_epoch bigint,
                attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
                revoked_by text, details jsonb)
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
-    select e.xid::text::bigint, e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type,
-           e.outcome, e.operator_type, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
+language plpgsql volatile security definer set search_path = flowfabric, pg_temp as $$
+#variable_conflict use_column
+declare
+    v_upto bigint;
+    v_announced bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
+    end if;
+    select n.last_value into v_upto from flowfabric.event_number n;
+    select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
+    from pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
+      and l.database = (select d.oid from pg_database d where d.datname = current_database());
+    -- This statement's snapshot is younger than both looks.
+    return query
+    select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
+           e.operator_type, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
            e.worker_instance_id, e.reason, e.revoked_by, e.details
     from flowfabric.event e
-    where (e.xid, e.seq) > (p_after_xid::text::xid8, p_after_seq)
-      and e.xid < pg_snapshot_xmin(pg_current_snapshot())
+    where e.seq > p_after and e.seq <= least(v_upto, v_announced)
       and case p_family when 'lease' then e.lease_type is not null when 'completion' then e.outcome is not null
                         when 'operator' then e.operator_type is not null else true end
       and (p_namespace is null or e.namespace = p_namespace)
       and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false))
-    order by e.xid, e.seq limit p_limit
+    order by e.seq limit p_limit;
+end;
 $$;

@@ -104,7 +104,7 @@ create or replace function flowfabric.mark_expired(p_partition integer[], p_id u
 returns void
 language plpgsql as $$
 declare
-    v_slot smallint := flowfabric.event_slot(p_now);
+    v_slot smallint := flowfabric.open_log(p_now);
 begin
     with lost as (
         update flowfabric.execution e

@@ -30,7 +30,7 @@ begin
             p_operator, null, v_ok, v_now);
         return;
     end if;
-    v_slot := flowfabric.event_slot(v_now);
+    v_slot := flowfabric.open_log(v_now);
     v_until := case when p_call = 'delay' then coalesce(p_delay_until, v_now + flowfabric.ms(p_delay_ms)) end;
     with paused as (
         update flowfabric.execution e

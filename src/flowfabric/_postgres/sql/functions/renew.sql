@@ -17,7 +17,7 @@ declare
 begin
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
-    v_slot := flowfabric.event_slot(v_now);
+    v_slot := flowfabric.open_log(v_now);
     -- A lease cut shorter than before may lapse before the timer that watches it.
     perform flowfabric.set_timers('lease', array_agg(e.partition), array_agg(e.id),
                                   array_agg(v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))))

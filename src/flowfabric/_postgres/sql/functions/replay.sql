@@ -19,7 +19,7 @@ begin
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     order by e.partition, e.id for no key update of e;
     v_now := flowfabric.now();
-    v_slot := flowfabric.event_slot(v_now);
+    v_slot := flowfabric.open_log(v_now);
     select array_agg(case
                when e.id is null then 'not_found'
                when e.completed_at is null or u.nth > 1 then 'execution_not_terminal'

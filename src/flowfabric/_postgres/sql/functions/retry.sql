@@ -48,7 +48,7 @@ create or replace function flowfabric.schedule_retries(
 returns void
 language plpgsql as $$
 declare
-    v_slot smallint := flowfabric.event_slot(p_now);
+    v_slot smallint := flowfabric.open_log(p_now);
     v_leased boolean[];
 begin
     select array_agg(e.lease_lost is null order by u.ord) into v_leased

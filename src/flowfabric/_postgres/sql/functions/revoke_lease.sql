@@ -11,6 +11,7 @@ declare
     v_now timestamptz;
     e flowfabric.execution;
     v_already text;
+    v_slot smallint;
 begin
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     if not found then
@@ -33,10 +34,11 @@ begin
         blocking_reason = 'waiting_for_worker', blocking_detail = 'lease revoked: ' || p_reason,
         transitioned_at = v_now, mutated_at = v_now
     where x.partition = p_partition and x.id = p_id;
+    v_slot := flowfabric.open_log(v_now);
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker_id, worker_instance_id, reason, revoked_by)
-    values (flowfabric.event_slot(v_now), v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
+    values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
             e.lease_id, e.epoch, e.attempt_id, e.attempt_index, e.worker_id, e.worker_instance_id, p_reason, 'operator');
     perform flowfabric.offer_lost(array[p_partition], array[p_id]);
     return query select 1, 'ok', e.lease_id::text, 'active', e.epoch, e.attempt_id, v_now;

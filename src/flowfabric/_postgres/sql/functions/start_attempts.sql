@@ -15,7 +15,7 @@ returns table (
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_slot smallint := flowfabric.event_slot(p_now);
+    v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
     v_seed text := gen_random_uuid()::text;   -- one draw per call, the ids derive from it: each draw is a system call
 begin

@@ -265,10 +265,12 @@ create index claim_grant_expiry on flowfabric.claim_grant (expires_at);
 
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
 -- so that the end of a leased execution is one row in two families.
+create sequence flowfabric.event_number;
+select nextval('flowfabric.event_number');   -- so that last_value is always a number already given out
+
 create table flowfabric.event (
     slot               smallint not null,
-    xid                xid8 not null default pg_current_xact_id(),
-    seq                bigint generated always as identity,
+    seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
     partition          integer not null,
     id                 uuid,
@@ -296,7 +298,7 @@ create table flowfabric.event_4 partition of flowfabric.event for values in (4);
 create table flowfabric.event_5 partition of flowfabric.event for values in (5);
 create table flowfabric.event_6 partition of flowfabric.event for values in (6);
 create table flowfabric.event_7 partition of flowfabric.event for values in (7);
-create index event_order on flowfabric.event (xid, seq);
+create index event_order on flowfabric.event (seq);
 
 -- Who sleeps, and until when at most: tells the writers whether a notification is worth its price.
 create unlogged table flowfabric.sleeper (
