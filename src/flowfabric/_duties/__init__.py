@@ -46,14 +46,21 @@ class TimerRunner(Duty):
         self._duties = duties
 
     async def run_once(self) -> int:
+        """A bounded round of each kind in turn while any has more: the backlog of one keeps no other waiting."""
         handled = 0
         failure: Exception | None = None
-        for duty in self._duties:
-            duty.stopping = self.stopping
-            try:
-                handled += await duty.run_once()
-            except Exception as error:  # raised below, once the others have had their turn
-                failure = failure or error
+        waiting = list(self._duties)
+        while waiting and not self.stopping.is_set():
+            turn, waiting = waiting, []
+            for duty in turn:
+                try:
+                    done = await duty.round()
+                except Exception as error:  # raised below, once the others have had their turn
+                    failure = failure or error
+                    continue
+                handled += done.handled
+                if done.more:
+                    waiting.append(duty)
         if failure is not None:
             raise failure
         return handled

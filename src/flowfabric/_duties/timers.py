@@ -6,7 +6,7 @@ import logging
 from datetime import datetime, timedelta
 
 from flowfabric._duties.duty import Duty
-from flowfabric.engine.hooks import TimerKind
+from flowfabric.engine.hooks import Round, TimerKind
 
 log = logging.getLogger("flowfabric.duties")
 
@@ -15,24 +15,29 @@ class TimerDuty(Duty):
     """Works off the due timers of one kind, oldest first, until none is due."""
 
     kind: TimerKind
-    batch = 20  # timers a round; each points at up to a thousand executions
+    batch = 1000  # executions a round
     backoff = timedelta(seconds=30)
+    _after: datetime | None = None
+
+    async def round(self) -> Round:
+        """One bounded round, behind what the rounds before it had to pass over."""
+        done = await self.engine.run_timers(
+            self.kind, limit=self.batch, after=self._after, filter=self.filter, backoff=self.backoff
+        )
+        if done.failed:
+            log.warning("%s: %d put off, the last because: %s", self.name, done.failed, done.message)
+        # What somebody else has locked stays due; look behind it until the list is through.
+        passed_over = done.more and done.handled + done.failed == 0
+        self._after = done.last_due_at if passed_over else (self._after if done.more else None)
+        return done
 
     async def run_once(self) -> int:
         handled = 0
-        after: datetime | None = None
         while True:
-            done = await self.engine.run_timers(
-                self.kind, limit=self.batch, after=after, filter=self.filter, backoff=self.backoff
-            )
+            done = await self.round()
             handled += done.handled
-            if done.failed:
-                log.warning("%s: %d put off, the last because: %s", self.name, done.failed, done.message)
             if not done.more or self.stopping.is_set():
                 return handled
-            # What a filter or a lock of somebody else passes over stays due; look behind it.
-            if self.filter is not None or done.handled + done.failed == 0:
-                after = done.last_due_at
 
 
 class LeaseExpiry(TimerDuty):

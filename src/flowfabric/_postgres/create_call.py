@@ -113,6 +113,7 @@ class CreateCall:
         self._places: list[int] = []  # place in `items` of every item sent
         self._sent: list[UUID] = []
         self._count = len(items)
+        self._given: set[int] = set()
         self._doubtful: list[int] = []
         self.doubts: list[list[Any]] = []
         if all(map(_is_plain, items)):
@@ -134,12 +135,17 @@ class CreateCall:
                 self._places.append(place)
         self._places = lay.in_lock_order(self._places)
         self._sent = lay.ids
+        self._given = {place for place in self._places if items[place].execution_id is not None}
         self.args = lay.args()
         self.doubts = [list(column) for column in zip(*doubts, strict=True)]
 
     @property
     def is_empty(self) -> bool:
         return not self._places
+
+    def _minted(self, number: int) -> UUID | None:
+        """The id of an item sent, if it is of our own making: nobody else can have used it."""
+        return None if self._places[number] in self._given else self._sent[number]
 
     def verdicts(
         self,
@@ -165,7 +171,7 @@ class CreateCall:
                 continue
             place = self._places[ordinal - 1]
             execution_id = ExecutionId.of(partition, uuid)
-            if code == "created" or (repeated and code == "duplicate" and uuid == self._sent[ordinal - 1]):
+            if code == "created" or (repeated and code == "duplicate" and uuid == self._minted(ordinal - 1)):
                 answers[place] = Created(execution_id, State(state))
             elif code == "duplicate":
                 answers[place] = Duplicate(execution_id)

@@ -7,6 +7,7 @@ the database as it was. Connecting never migrates: it compares versions and says
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,16 @@ def steps() -> tuple[Step, ...]:
     return tuple(found)
 
 
+def functions_digest() -> str:
+    """What tells one build of the functions from another."""
+    digest = hashlib.sha256()
+    for name, sql in _files("functions"):
+        digest.update(f"{name}\0{sql}\0".encode())
+    return digest.hexdigest()
+
+
 SCHEMA_VERSION = len(steps())
+FUNCTIONS_DIGEST = functions_digest()
 
 
 async def current_version(connection: asyncpg.Connection[Any]) -> int:
@@ -101,11 +111,20 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
                     step.name,
                 )
                 applied.append(f"{step.number:04d}_{step.name}")
+            await connection.execute("create table if not exists flowfabric.build (functions text not null)")
+            if await connection.fetchval("select functions from flowfabric.build") != FUNCTIONS_DIGEST:
+                # Of another build: nothing of it may stay behind. Grants are given again below.
+                await connection.execute(_DROP_FUNCTIONS)
             # Functions may name each other in any order.
             await connection.execute("set local check_function_bodies = off")
             for _, sql in _files("functions"):
                 await connection.execute(sql)
+            await connection.execute("delete from flowfabric.build")
+            await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
             await connection.execute("select flowfabric.seed_keystore()")
+            for role in worker_roles:
+                if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
+                    raise ConnectionFailed("missing_privileges", f'role "{role}" does not exist; create the role first')
             await connection.executemany(
                 "insert into flowfabric.worker_role values ($1) on conflict do nothing",
                 [(r,) for r in worker_roles],
@@ -118,6 +137,18 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
         raise ConnectionFailed("missing_privileges", f"{error}; create the role first") from error
 
 
+_DROP_FUNCTIONS = """
+do $$
+declare
+    v_function regprocedure;
+begin
+    for v_function in select p.oid::regprocedure from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace loop
+        execute format('drop function %s', v_function);
+    end loop;
+end;
+$$
+"""
+
 # A role gets the functions that run with the owner's rights; the helpers behind them stay closed.
 _GRANTS = """
 do $$
@@ -126,7 +157,8 @@ declare
     v_function regprocedure;
 begin
     revoke all on all functions in schema flowfabric from public;
-    for v_role in select name from flowfabric.worker_role loop
+    -- A role that was dropped since is passed over; named again, it is served again.
+    for v_role in select w.name from flowfabric.worker_role w join pg_roles r on r.rolname = w.name loop
         execute format('grant usage on schema flowfabric to %I', v_role);
         for v_function in select p.oid::regprocedure from pg_proc p
                           where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef loop

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
 from flowfabric.errors import (
     Bug,
     ConnectionFailed,
@@ -72,6 +72,8 @@ class Database:
                 command_timeout=command_timeout,
                 statement_cache_size=100 if prepared_statements else 0,
                 max_inactive_connection_lifetime=0,
+                # Behind a transaction-pooling proxy a setting would be left on somebody else's connection.
+                init=_read_committed if prepared_statements else None,
                 reset=_no_reset,
                 server_settings={"application_name": "flowfabric"},
             )
@@ -83,8 +85,13 @@ class Database:
         try:
             if check_schema:
                 await database._check()
-        except BaseException:
+        except FlowFabricError:
             pool.terminate()
+            raise
+        except BaseException as error:
+            pool.terminate()
+            if isinstance(error, Exception):
+                raise connection_failed(error, target) from error
             raise
         return database
 
@@ -99,8 +106,12 @@ class Database:
                 )
             try:
                 row = await connection.fetchrow(
-                    "select schema_version, flow_partitions from flowfabric.deployment_info()"
+                    "select schema_version, functions, flow_partitions from flowfabric.deployment_info()"
                 )
+            except asyncpg.UndefinedColumnError as error:
+                raise ConnectionFailed(
+                    "schema_older", "its functions are of another build", target=self.target
+                ) from error
             except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as error:
                 raise ConnectionFailed("schema_missing", target=self.target) from error
             except asyncpg.InsufficientPrivilegeError as error:
@@ -118,6 +129,8 @@ class Database:
                 f"the schema is version {version}, this package knows up to {SCHEMA_VERSION}",
                 target=self.target,
             )
+        if row["functions"] != FUNCTIONS_DIGEST:
+            raise ConnectionFailed("schema_older", "its functions are of another build", target=self.target)
         self.flow_partitions = row["flow_partitions"]
 
     async def close(self) -> None:
@@ -164,6 +177,11 @@ class Database:
                 raise translate(error, self.target) from error
 
 
+async def _read_committed(connection: asyncpg.Connection[Any]) -> None:
+    """What a call finds locked it waits for and then sees as it is: a stricter default would refuse it instead."""
+    await connection.execute("set default_transaction_isolation = 'read committed'")
+
+
 async def _no_reset(_connection: object) -> None:
     """Our calls leave nothing behind on a connection, so giving it back costs no round trip."""
 
@@ -172,8 +190,8 @@ def describe(dsn: str) -> str:
     """The address in a DSN, without user, password and options: fit for messages."""
     try:
         parts = urlsplit(dsn)
-        if parts.scheme not in ("postgresql", "postgres") or "@" in parts.path:
-            return "the given address"  # not a URL, or a secret that was not quoted is part of the path
+        if parts.scheme not in ("postgresql", "postgres") or "@" in parts.path + parts.query + parts.fragment:
+            return "the given address"  # not a URL, or a secret that was not quoted has been taken for another part
         host = parts.hostname or "local socket"
         port = f":{parts.port}" if parts.port else ""
     except ValueError:

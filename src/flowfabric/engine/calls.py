@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -113,6 +113,42 @@ class Fences:
 
     def execution_id(self, place: int) -> ExecutionId:
         return ExecutionId.of(self.partitions[place], self.ids[place])
+
+
+_Given = TypeVar("_Given")
+_Ready = TypeVar("_Ready")
+_Answer = TypeVar("_Answer")
+
+
+class Batch(Generic[_Given, _Ready]):
+    """The items of a batch call, checked: `ready` is what can be sent; a bad item is its own verdict and stays here."""
+
+    def __init__(self, items: Sequence[_Given], prepare: Callable[[Sequence[_Given]], _Ready]) -> None:
+        self._count = len(items)
+        self._refused: dict[int, FlowFabricError] = {}
+        self._places: Sequence[int] = range(self._count)
+        try:
+            self.ready = prepare(items)
+        except FlowFabricError:
+            for place, item in enumerate(items):
+                try:
+                    prepare([item])
+                except FlowFabricError as error:
+                    self._refused[place] = error
+            self._places = [place for place in range(self._count) if place not in self._refused]
+            self.ready = prepare([items[place] for place in self._places])
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places
+
+    def verdicts(self, answers: list[_Answer]) -> list[_Answer]:
+        """One verdict per item given, from the answers to those sent."""
+        if not self._refused:
+            return answers
+        spread: dict[int, Any] = {**self._refused}
+        spread.update(zip(self._places, answers, strict=True))
+        return [spread[place] for place in range(self._count)]
 
 
 def is_override(authority: Authority) -> bool:

@@ -44,5 +44,6 @@ class Events(Calls):
             *chosen,
             repeatable=True,
         )
-        items = [rows.event(row) for row in found]
-        return Page(items, items[-1].cursor if items else start)
+        items = [rows.event(row) for row in found if row["occurred_at"] is not None]
+        # What a filter passed over need not be looked at again.
+        return Page(items, EventCursor(found[-1]["seq"]) if found else start)

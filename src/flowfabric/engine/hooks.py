@@ -111,12 +111,15 @@ class Hooks(Calls):
         self,
         kind: TimerKind | str,
         *,
-        limit: int = 100,
+        limit: int = 1000,
         after: datetime | None = None,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
         backoff: timedelta = timedelta(seconds=30),
     ) -> Round:
-        """One round of one duty over the timers that are due, oldest first."""
+        """One round of one duty over the timers that are due, oldest first.
+
+        Timers are taken until they point at `limit` executions, at least one. Those due at `after` or before are left.
+        """
         try:
             wanted = TimerKind(kind)
         except ValueError:

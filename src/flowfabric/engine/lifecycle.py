@@ -12,6 +12,7 @@ import asyncpg
 from flowfabric._postgres import create_call, rows
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.calls import (
+    Batch,
     Calls,
     Fences,
     by_place,
@@ -231,7 +232,7 @@ class Lifecycle(Calls):
                 await self._fetch(
                     "select flowfabric.sleep($1, 'work', $2, null)",
                     self._instance,
-                    int(left * 1000) + 1000,
+                    int(min(left, _POLL) * 1000) + 250,
                     repeatable=True,
                 )
                 woken.clear()
@@ -255,19 +256,27 @@ class Lifecycle(Calls):
     ) -> list[Renewed | FlowFabricError]:
         """Keep up to 1,000 leases in one call; one verdict per lease."""
         check_batch(authorities, "authorities")
-        if not authorities:
-            return []
         ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
-        fences = Fences(authorities)
-        ttls = [
-            ttl if ttl is not None else a.lease_ttl // timedelta(milliseconds=1) if type(a) is Handle else None
-            for a in authorities
-        ]
+
+        def prepare(held: Sequence[Handle | Fence]) -> tuple[Fences, list[int | None]]:
+            return Fences(held), [
+                ttl if ttl is not None else check_duration(a.lease_ttl, "lease_ttl") if type(a) is Handle else None
+                for a in held
+            ]
+
+        batch = Batch(authorities, prepare)
+        if batch.is_empty:
+            return batch.verdicts([])
+        fences, ttls = batch.ready
         found = await self._fetch(_RENEW, *fences.columns, ttls, repeatable=True)
-        return [
-            Renewed(row["at"], row["lease_epoch"]) if row["code"] == "ok" else raised(row, fences.execution_id(place))
-            for place, row in enumerate(by_place(found, len(authorities)))
-        ]
+        return batch.verdicts(
+            [
+                Renewed(row["at"], row["lease_epoch"])
+                if row["code"] == "ok"
+                else raised(row, fences.execution_id(place))
+                for place, row in enumerate(by_place(found, len(ttls)))
+            ]
+        )
 
     async def progress(
         self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
@@ -302,11 +311,10 @@ class Lifecycle(Calls):
     async def _complete(
         self, items: Sequence[tuple[Any, bytes | None, str | None]], *, operator: bool
     ) -> list[Completed | FlowFabricError]:
-        if not items:
-            return []
-        fences = Fences([item[0] for item in items])
-        results = [optional_bytes(item[1], "result") for item in items]
-        encodings = [None if item[2] is None else check_text(item[2], "result_encoding") for item in items]
+        batch = Batch(items, _checked_completions)
+        if batch.is_empty:
+            return batch.verdicts([])
+        fences, results, encodings = batch.ready
         found = await self._fetch(
             _COMPLETE,
             *fences.columns,
@@ -324,7 +332,7 @@ class Lifecycle(Calls):
             if row["ordinal"] and row["code"] != "replayed":
                 place = row["ordinal"] - 1
                 answers[place] = raised(row, fences.execution_id(place))
-        return answers
+        return batch.verdicts(answers)
 
     async def fail(
         self,
@@ -341,7 +349,16 @@ class Lifecycle(Calls):
         """
         answer = (
             await self._fail(
-                [(authority, reason, failure_class, category, retry_policy)], operator=is_override(authority)
+                [
+                    Failure(
+                        authority=authority,  # type: ignore[arg-type]  # an operator fails one at a time
+                        reason=reason,
+                        failure_class=failure_class,
+                        category=category,
+                        retry_policy=retry_policy,
+                    )
+                ],
+                operator=is_override(authority),
             )
         )[0]
         if isinstance(answer, FlowFabricError):
@@ -351,35 +368,18 @@ class Lifecycle(Calls):
     async def fail_many(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
         """Report up to 1,000 failures in one call; one verdict per item."""
         check_batch(items)
-        for item in items:
-            if not isinstance(item, Failure):
-                raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
-        return await self._fail(
-            [(i.authority, i.reason, i.failure_class, i.category, i.retry_policy) for i in items],
-            operator=False,
-        )
+        return await self._fail(items, operator=False)
 
     async def _fail(
-        self, items: Sequence[tuple[Any, str, str | None, str | None, Any]], *, operator: bool
+        self, items: Sequence[Failure], *, operator: bool
     ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
-        if not items:
-            return []
-        fences = Fences([item[0] for item in items])
-        reasons = [escape_text(item[1], _MAX_FAILURE_BYTES) for item in items]
-        classified = [classify(item[3], item[2]) for item in items]
-        policies = [retry_policy_to_json(item[4]) for item in items]
-        found = await self._fetch(
-            _FAIL,
-            *fences.columns,
-            reasons,
-            [failure_class.value for failure_class, _ in classified],
-            [escape_text(category, 256) for _, category in classified],
-            policies,
-            operator,
-            repeatable=not operator,
-        )
+        batch = Batch(items, _checked_failures)
         answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
-        for place, row in enumerate(by_place(found, len(items))):
+        if batch.is_empty:
+            return batch.verdicts(answers)
+        fences, columns = batch.ready
+        found = await self._fetch(_FAIL, *fences.columns, *columns, operator, repeatable=not operator)
+        for place, row in enumerate(by_place(found, len(fences.ids))):
             execution_id = fences.execution_id(place)
             if row["code"] not in ("ok", "replayed"):
                 answers.append(raised(row, execution_id))
@@ -388,7 +388,7 @@ class Lifecycle(Calls):
                 answers.append(RetryScheduled(execution_id, row["at"], following))
             else:
                 answers.append(TerminalFailed(execution_id))
-        return answers
+        return batch.verdicts(answers)
 
     async def _pause(
         self, call: str, authority: Authority, until: datetime | timedelta | None = None
@@ -437,3 +437,26 @@ class Lifecycle(Calls):
 
 def _target(authority: Authority) -> ExecutionId:
     return authority.execution_id
+
+
+def _checked_completions(
+    items: Sequence[tuple[Any, Any, Any]],
+) -> tuple[Fences, list[bytes | None], list[str | None]]:
+    return (
+        Fences([item[0] for item in items]),
+        [optional_bytes(item[1], "result") for item in items],
+        [None if item[2] is None else check_text(item[2], "result_encoding") for item in items],
+    )
+
+
+def _checked_failures(items: Sequence[Failure]) -> tuple[Fences, tuple[list[Any], ...]]:
+    for item in items:
+        if not isinstance(item, Failure):
+            raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
+    classified = [classify(item.category, item.failure_class) for item in items]
+    return Fences([item.authority for item in items]), (
+        [escape_text(item.reason, _MAX_FAILURE_BYTES) for item in items],
+        [failure_class.value for failure_class, _ in classified],
+        [escape_text(category, 256) for _, category in classified],
+        [retry_policy_to_json(item.retry_policy) for item in items],
+    )

@@ -90,7 +90,8 @@ class Service(Calls):
         check_int(max_size, "max_size", max(min_size, 1), 10_000)
         check_duration(command_timeout, "command_timeout")
         check_duration(reconnect_for, "reconnect_for", least_ms=0)
-        chosen = dsn or settings.load().dsn
+        # An argument wins over the environment: a data directory means the server in it.
+        chosen = dsn or (settings.load().dsn if data_dir is None else None)
         server = None
         if chosen is None:
             server = await _start_embedded(None if data_dir is None else Path(data_dir))
@@ -116,13 +117,21 @@ class Service(Calls):
         return engine
 
     async def close(self) -> None:
-        """Give everything back; the embedded server stops when its last user has left."""
-        if self._listener is not None:
-            await self._listener.close()
-        await self._database.close()
-        if self._embedded is not None:
-            server, self._embedded = self._embedded, None
-            await asyncio.to_thread(server.release)
+        """Stop the duties and give everything back; the embedded server stops when its last user has left."""
+        try:
+            for background in list(self._background):
+                await background.stop()
+        finally:
+            try:
+                if self._listener is not None:
+                    await self._listener.close()
+            finally:
+                try:
+                    await self._database.close()
+                finally:
+                    if self._embedded is not None:
+                        server, self._embedded = self._embedded, None
+                        await asyncio.to_thread(server.release)
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,8 +154,8 @@ class Service(Calls):
     async def prepare(self) -> Prepared:
         """Boot preparation, safe every time: registers the configured lanes."""
         lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
-        await self._fetch("select flowfabric.register_lanes($1)", lanes, repeatable=True)
-        return Prepared()
+        row = await self._row("select flowfabric.register_lanes($1) as made", lanes, repeatable=True)
+        return Prepared(f"registered {row['made']} lanes" if row["made"] else None)
 
     async def ping(self) -> None:
         """One round trip; `TransportError` when the database does not answer."""
@@ -192,7 +201,13 @@ async def _start_embedded(data_dir: Path | None) -> Any:
         from flowfabric._postgres import embedded  # noqa: PLC0415 - not importable on every platform, seldom needed
     except ImportError as error:
         raise TransportError("other", f"no embedded server on this platform ({error}); set FLOWFABRIC_DSN") from error
-    return await asyncio.to_thread(embedded.start, data_dir)
+    starting = asyncio.ensure_future(asyncio.to_thread(embedded.start, data_dir))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # The thread goes on; what it starts belongs to nobody.
+        starting.add_done_callback(lambda done: None if done.exception() else done.result().release())
+        raise
 
 
 async def _open(dsn: str) -> asyncpg.Connection[Any]:

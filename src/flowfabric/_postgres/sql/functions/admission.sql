@@ -6,7 +6,9 @@
 -- Answers  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
 create or replace function flowfabric.block(p_partition integer, p_id uuid, p_reason text, p_detail text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_now timestamptz;
     v_code text;
@@ -15,6 +17,8 @@ begin
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     v_code := case
+        when p_reason not in ('waiting_for_budget', 'waiting_for_quota', 'waiting_for_capable_worker',
+                              'paused_by_operator', 'paused_by_policy') then 'invalid_blocking_reason'
         when e.id is null then 'not_found'
         when e.completed_at is not null then 'execution_not_active'
         when e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker'
@@ -47,7 +51,9 @@ $$;
 -- Answers  ok, not_found or execution_not_eligible.
 create or replace function flowfabric.unblock(p_partition integer, p_id uuid, p_expected text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_now timestamptz;
     v_code text;

@@ -23,6 +23,8 @@ $$;
 -- read_events: committed events behind a number, in the one order, none missing
 --
 -- p_family is lease, completion, operator or null for all.
+-- Answers  the events, then one row with nothing but the number up to which the log was looked through, unless the page
+--          is full.
 create or replace function flowfabric.read_events(
     p_family text, p_after bigint, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
@@ -34,6 +36,7 @@ language plpgsql volatile security definer set search_path = flowfabric, pg_temp
 declare
     v_upto bigint;
     v_announced bigint;
+    v_found integer;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
@@ -55,5 +58,10 @@ begin
       and (p_namespace is null or e.namespace = p_namespace)
       and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false))
     order by e.seq limit p_limit;
+    get diagnostics v_found = row_count;
+    if v_found < p_limit then
+        seq := greatest(least(v_upto, v_announced), p_after);
+        return next;
+    end if;
 end;
 $$;

@@ -51,7 +51,9 @@ $$;
 
 -- verify_grant: ok, or exactly one reason why a grant key is worth nothing.
 create or replace function flowfabric.verify_grant(p_partition integer, p_id uuid, p_key text) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_part text[] := regexp_match(
@@ -102,7 +104,9 @@ create or replace function flowfabric.issue_claim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text)
 returns table (code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz, lane text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_lane text;
@@ -155,7 +159,9 @@ returns table (
     namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
     tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
     replays integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -227,7 +233,9 @@ create or replace function flowfabric.issue_reclaim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text, p_max_reclaims bigint)
 returns table (code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz, lane text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_lane text;
@@ -295,7 +303,9 @@ returns table (
     namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
     tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
     replays integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -30,8 +30,12 @@ begin
                                            coalesce(v_id, '00000000-0000-0000-0000-000000000000'))
     order by r.rank, r.created_at, r.id limit 1;
     if found then
+        v_rank := v_first.rank; v_created := v_first.created_at; v_id := v_first.id;
+    end if;
+    -- An empty route keeps the lowest of its positions, which is as good as any, and loses the others.
+    if v_rank is not null then
         delete from flowfabric.ready_floor f where f.route = p_route;
-        insert into flowfabric.ready_floor values (p_route, v_first.rank, v_first.created_at, v_first.id);
+        insert into flowfabric.ready_floor values (p_route, v_rank, v_created, v_id);
     end if;
 end;
 $$;

@@ -81,7 +81,7 @@ begin
             attempt_timeout_at = p_now + coalesce(
                 flowfabric.ms(p_timeout_ms),
                 case when e.pending = 'interrupted' and e.lease_lost is null then e.attempt_timeout_left
-                     else flowfabric.ms((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint) end),
+                     else flowfabric.ms(nullif((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint, 0)) end),
             transitioned_at = p_now, mutated_at = p_now
         from unnest(p_tids) with ordinality as u (tid, ord)
         where e.ctid = u.tid
