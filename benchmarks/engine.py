@@ -179,8 +179,8 @@ class DrainWithStored:
 
     async def run(self) -> Sample:
         queue = self._queue or await self._prepare()
-        await queue.fill(self.sizes.jobs)
         await self.server.settle()
+        await queue.fill(self.sizes.jobs)
         with Stolen() as stolen:
             seconds = await queue.drain()
         return Sample({self.name: self.sizes.jobs / seconds}, stolen.share)
@@ -222,6 +222,7 @@ class DrainPinned:
         holder: asyncpg.Connection | None = None
         try:
             await queue.prepare()
+            await self.server.settle()
             begun = time.monotonic()
             if self.pinned:
                 holder = await asyncpg.connect(dsn)
@@ -230,7 +231,6 @@ class DrainPinned:
             await queue.fill(self.sizes.pinned_jobs)
             if self.pinned:
                 await asyncio.sleep(max(0.0, self.sizes.held_seconds - (time.monotonic() - begun)))
-            await self.server.settle()
             with Stolen() as stolen:
                 seconds = await queue.drain()
             if holder is not None:

@@ -115,8 +115,9 @@ class Drain:
         contestant = self.contestant(await self.server.create_database(database))
         try:
             await contestant.prepare()
-            await contestant.fill(self.jobs)
+            # Before the fill: a queue's rows are written and drained between two checkpoints, not across one.
             await self.server.settle()
+            await contestant.fill(self.jobs)
             with Stolen() as stolen:
                 seconds = await contestant.drain()
         finally:

@@ -209,7 +209,7 @@ class Duplicate(Struct, frozen=True):
     execution_id: ExecutionId
 
 
-class Claimed(Struct, frozen=True, kw_only=True):
+class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     """A lease, and what is needed to do the work."""
 
     handle: Handle
@@ -252,7 +252,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     retry_policy: Any = None
 
 
-class Renewed(Struct, frozen=True):
+class Renewed(Struct, frozen=True, gc=False):
     expires_at: datetime
     lease_epoch: int
 

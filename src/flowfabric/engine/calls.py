@@ -111,6 +111,11 @@ class Fences:
     def columns(self) -> tuple[list[Any], ...]:
         return (self.partitions, self.ids, self.leases, self.epochs, self.attempts, self.indexes)
 
+    @property
+    def first(self) -> tuple[Any, ...]:
+        """The columns of a call for one."""
+        return tuple(column[0] for column in self.columns)
+
     def execution_id(self, place: int) -> ExecutionId:
         return ExecutionId.of(self.partitions[place], self.ids[place])
 

@@ -287,7 +287,7 @@ class Lifecycle(Calls):
         if message is not None:
             check_text(message, "message", 64 * 1024)
         fences = Fences([authority])
-        row = await self._row(_PROGRESS, *(column[0] for column in fences.columns), percent, message, repeatable=True)
+        row = await self._row(_PROGRESS, *fences.first, percent, message, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
 
@@ -395,7 +395,7 @@ class Lifecycle(Calls):
     ) -> asyncpg.Record:
         fences = Fences([authority])
         at, ms = instant(until, "delay_until")
-        row = await self._row(_PAUSE, call, *(column[0] for column in fences.columns), at, ms, is_override(authority))
+        row = await self._row(_PAUSE, call, *fences.first, at, ms, is_override(authority))
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         return row

@@ -17,7 +17,8 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
-    v_seed text := gen_random_uuid()::text;   -- one draw per call, the ids derive from it: each draw is a system call
+    -- One draw per call: each is a system call. The ids of the call are its first 23 digits and a number.
+    v_seed text := substr(replace(gen_random_uuid()::text, '-', ''), 1, 23);
 begin
     if p_had_attempts then
         -- The attempt that a new one replaces becomes history.
@@ -41,7 +42,7 @@ begin
         update flowfabric.execution e
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
             lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
-            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], md5(v_seed || 'l' || u.ord)::uuid),
+            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
             worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
             lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = v_expires,
             started_at = coalesce(e.started_at, p_now),
@@ -57,7 +58,7 @@ begin
                             then e.attempts else e.attempts + 1 end,
             reclaims = case when e.lease_lost is null then e.reclaims else e.reclaims + 1 end,
             attempt_id = case when e.pending = 'interrupted' and e.lease_lost is null
-                              then e.attempt_id else coalesce(p_attempt[u.ord], md5(v_seed || 'a' || u.ord)::uuid) end,
+                              then e.attempt_id else coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid) end,
             attempt_type = case when e.lease_lost is not null then 'reclaim' when e.pending = 'interrupted'
                                 then e.attempt_type when e.pending = 'first' then 'initial' else e.pending end,
             attempt_started_at = case when e.pending = 'interrupted' and e.lease_lost is null
@@ -88,7 +89,7 @@ begin
         returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
                   e.lease_id, e.epoch, e.lease_expires_at, e.worker_id, e.worker_instance_id, e.namespace, e.flow_id,
                   e.priority, e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-                  e.retries, e.reclaims, e.replays, u.ord as item
+                  e.retries, e.reclaims, e.replays
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
@@ -118,7 +119,6 @@ begin
            s.attempt_index, s.attempt_id, s.attempt_type, s.lease_id, s.epoch, s.lease_expires_at, r.lane, r.kind,
            s.namespace, s.flow_id, s.priority, s.created_at, s.payload, s.payload_encoding, s.tags, s.deadline_at,
            s.attempt_timeout_at, s.retries, s.reclaims, s.replays
-    from started s join flowfabric.route r on r.id = s.route
-    order by s.item;
+    from started s join flowfabric.route r on r.id = s.route;   -- in the order of the places given
 end;
 $$;
