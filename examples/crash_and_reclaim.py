@@ -190,7 +190,7 @@ async def report(
     summary.add_row("rate", f"{finished / seconds:.0f} executions/s over {seconds:.1f} s ({WORK} s of sleep in each)")
     summary.add_row("audit", "\n".join(map(str, violations)) or "nothing wrong")
     console.print(summary)
-    return finished == EXECUTIONS and not violations
+    return finished == EXECUTIONS and bool(reclaimed) and not violations
 
 
 if __name__ == "__main__":

@@ -462,3 +462,33 @@ async def test_a_conflict_that_does_not_go_away_is_told_as_such(
         await plain_engine.complete(claimed.handle)
     await sql.execute("drop trigger conflict on flowfabric.execution")
     await plain_engine.complete(claimed.handle)
+
+
+async def test_closing_an_engine_stops_its_duties(database: str) -> None:
+    engine = await ff.Engine.connect(database)
+    duties = ff.Duties(engine)
+    await duties.__aenter__()
+    await engine.close()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("duty ")]
+
+
+async def test_a_data_directory_given_wins_over_the_environments_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLOWFABRIC_DSN", "postgresql://nobody@127.0.0.1:1/nothing")
+    async with await ff.Engine.connect(data_dir=tmp_path / "data") as engine:
+        await engine.ping()
+    assert (tmp_path / "data").is_dir()
+
+
+async def test_errors_of_a_pool_that_opens_lazily_are_ours(server: str) -> None:
+    with pytest.raises(ff.ConnectionFailed):
+        await ff.Engine.connect(in_database(server, "no_such_database"), min_size=0)
+
+
+async def test_a_stricter_default_isolation_is_not_inherited(database: str, sql: asyncpg.Connection[Any]) -> None:
+    name = await sql.fetchval("select current_database()")
+    await sql.execute(f"alter database {name} set default_transaction_isolation = 'serializable'")
+    async with await ff.Engine.connect(database) as engine:
+        row = await engine._row("select current_setting('transaction_isolation') as level")
+        assert row["level"] == "read committed"

@@ -251,3 +251,21 @@ async def test_a_migration_that_waited_sees_what_the_other_did_whatever_the_sess
 def test_the_steps_are_numbered_without_gaps() -> None:
     assert [step.number for step in steps()] == list(range(1, SCHEMA_VERSION + 1))
     assert not [step.name for step in steps() if "flowfabric.now()" in step.sql], "a step never calls our functions"
+
+
+async def test_functions_of_another_build_are_told_and_replaced_whole(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("update flowfabric.build set functions = 'another'")
+    await sql.execute("create function flowfabric.left_behind() returns int language sql as 'select 1'")
+    with pytest.raises(ff.ConnectionFailed, match="flowfabric migrate"):
+        await ff.Engine.connect(database)
+    await migrate_database(database)
+    async with await ff.Engine.connect(database):
+        pass
+    assert await sql.fetchval("select to_regproc('flowfabric.left_behind')") is None
+
+
+async def test_a_worker_role_that_was_dropped_is_passed_over(database: str, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
+    await migrate_database(database)

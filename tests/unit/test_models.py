@@ -162,7 +162,7 @@ def test_only_the_kind_of_a_new_execution_is_required() -> None:
 
 
 def test_a_cursor_begins_at_the_beginning_and_a_page_without_one_is_the_last() -> None:
-    assert EventCursor() == EventCursor(0, 0)
+    assert EventCursor() == EventCursor(0)
     assert Page(()).next_cursor is None
 
 

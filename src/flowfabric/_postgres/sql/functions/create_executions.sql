@@ -110,7 +110,11 @@ begin
                              order by u.ord)
             into v_code from unnest(p_id, p_route_no) with ordinality as u (id, no, ord);
         end if;
-        perform flowfabric.hold_routes(array_remove(v_routes, null));
+        if cardinality(v_routes) = 1 and v_routes[1] is not null then
+            perform pg_advisory_xact_lock_shared(708301, v_routes[1]);   -- as hold_routes does, without the call
+        else
+            perform flowfabric.hold_routes(array_remove(v_routes, null));
+        end if;
 
         while v_made is null loop
             if not p_id_given then
@@ -141,7 +145,10 @@ begin
 
         if v_made > 0 then
             -- Rows created now lie behind every floor, unless they outrank it.
-            select 9000 - least(greatest(coalesce(max(p), 0), 0), 9000) into v_rank from unnest(p_priority) p;
+            v_rank := 9000;
+            if p_priority is not null then
+                select 9000 - least(greatest(max(p), 0), 9000) into v_rank from unnest(p_priority) p;
+            end if;
             if current_setting('transaction_isolation') <> 'read committed'
                or exists (select from flowfabric.ready_floor f
                           where f.route = any (v_routes) and (f.rank, f.created_at) >= (v_rank, v_now)) then
@@ -151,7 +158,9 @@ begin
                 from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
                 where v_code is null or v_code[u.ord] is null;
             end if;
-            perform flowfabric.wake_workers();
+            if exists (select from flowfabric.sleeper w where w.topic = 'work' and w.until > clock_timestamp()) then
+                perform flowfabric.wake_workers();
+            end if;
         end if;
         if p_delay_until is not null or p_delay_ms is not null then
             perform flowfabric.set_timers('delay', array_agg(e.partition), array_agg(e.id), array_agg(e.delay_until))

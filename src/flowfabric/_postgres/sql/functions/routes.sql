@@ -7,12 +7,18 @@ create or replace function flowfabric.resolve_routes(
 language plpgsql as $$
 declare
     v_routes integer[];
+    v_new boolean;
 begin
-    select array_agg(r.id order by u.ord) into v_routes
-    from unnest(p_lanes, p_kinds, p_capabilities) with ordinality as u (lane, kind, capabilities, ord)
-    left join flowfabric.route r on r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities);
+    for v_try in 1 .. 2 loop
+        select array_agg(case when l.state in ('active', 'paused') then r.id end order by u.ord),
+               coalesce(bool_or(u.lane is not null and (l.name is null or (r.id is null and l.state in ('active', 'paused')))),
+                        false)
+        into v_routes, v_new
+        from unnest(p_lanes, p_kinds, p_capabilities) with ordinality as u (lane, kind, capabilities, ord)
+        left join flowfabric.lane l on l.name = u.lane
+        left join flowfabric.route r on r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities);
+        exit when not v_new or v_try = 2;
 
-    if array_position(v_routes, null) is not null then
         insert into flowfabric.lane (name, registered_at, registered_by)
         select distinct u.lane, p_now, 'create_execution' from unnest(p_lanes) u (lane)
         where u.lane is not null and not exists (select from flowfabric.lane l where l.name = u.lane)
@@ -27,12 +33,7 @@ begin
                           where r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities))
         order by u.lane, u.kind, md5(u.capabilities)
         on conflict do nothing;
-    end if;
-
-    select array_agg(case when l.state in ('active', 'paused') then r.id end order by u.ord) into v_routes
-    from unnest(p_lanes, p_kinds, p_capabilities) with ordinality as u (lane, kind, capabilities, ord)
-    left join flowfabric.route r on r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities)
-    left join flowfabric.lane l on l.name = u.lane;
+    end loop;
     return v_routes;
 end;
 $$;
