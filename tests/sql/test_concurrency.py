@@ -450,16 +450,14 @@ class Counting:
         self.refusals = 0
         engine._database._pool = self  # type: ignore[assignment]
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Any]:
-        async with self._pool.acquire() as connection:
-            try:
-                if self._refuses:
-                    raise asyncpg.SerializationError("could not serialize access due to concurrent update")
-                yield connection
-            except asyncpg.SerializationError:
-                self.refusals += 1
-                raise
+    async def fetch(self, statement: str, args: Any) -> Any:
+        try:
+            if self._refuses:
+                raise asyncpg.SerializationError("could not serialize access due to concurrent update")
+            return await self._pool.fetch(statement, args)
+        except asyncpg.SerializationError:
+            self.refusals += 1
+            raise
 
     def give_back(self, engine: ff.Engine) -> None:
         engine._database._pool = self._pool

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
 from flowfabric.errors import (
     Bug,
@@ -44,7 +45,7 @@ _SERIALIZATION_TRIES = 3
 class Database:
     """A pool of connections to one database with our schema in it."""
 
-    def __init__(self, pool: asyncpg.Pool[Any], target: str, reconnect_for: float) -> None:
+    def __init__(self, pool: Connections, target: str, reconnect_for: float) -> None:
         self._pool = pool
         self._reconnect_for = reconnect_for
         self.target = target
@@ -64,19 +65,23 @@ class Database:
     ) -> Database:
         """Open the pool and check server and schema. `ConnectionFailed` names what is wrong."""
         target = describe(dsn)
-        try:
-            pool = await asyncpg.create_pool(
+
+        async def open_one() -> asyncpg.Connection[Any]:
+            connection = await asyncpg.connect(
                 dsn,
-                min_size=min_size,
-                max_size=max_size,
                 command_timeout=command_timeout,
                 statement_cache_size=100 if prepared_statements else 0,
-                max_inactive_connection_lifetime=0,
-                # Behind a transaction-pooling proxy a setting would be left on somebody else's connection.
-                init=_read_committed if prepared_statements else None,
-                reset=_no_reset,
                 server_settings={"application_name": "flowfabric"},
             )
+            if prepared_statements:
+                # What a call finds locked it waits for and then sees as it is; a stricter default would refuse it
+                # instead. Behind a transaction-pooling proxy the setting would be left on somebody else's connection.
+                await connection.execute("set default_transaction_isolation = 'read committed'")
+            return connection
+
+        pool = Connections(open_one, max_size)
+        try:
+            await pool.fill(min_size)
         except FlowFabricError:
             raise
         except Exception as error:
@@ -134,10 +139,7 @@ class Database:
         self.flow_partitions = row["flow_partitions"]
 
     async def close(self) -> None:
-        try:
-            await asyncio.wait_for(self._pool.close(), timeout=10)
-        except TimeoutError:
-            self._pool.terminate()
+        await self._pool.close()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
@@ -152,12 +154,7 @@ class Database:
         pause = 0.05
         while True:
             try:
-                async with self._pool.acquire() as connection:
-                    try:
-                        return list(await connection.fetch(sql, *args))
-                    except asyncpg.InternalClientError:
-                        connection.terminate()  # or the pool would hand it out again
-                        raise
+                return await self._pool.fetch(sql, args)
             except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
                 conflicts += 1
                 if conflicts >= _SERIALIZATION_TRIES:
@@ -169,21 +166,12 @@ class Database:
             except _LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now
-                if not repeatable or now - lost_since >= self._reconnect_for or self._pool.is_closing():
+                if not repeatable or now - lost_since >= self._reconnect_for or self._pool.is_closing:
                     raise translate(error, self.target) from error
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads reconnects
                 pause = min(pause * 2, 1.0)
             except asyncpg.PostgresError as error:
                 raise translate(error, self.target) from error
-
-
-async def _read_committed(connection: asyncpg.Connection[Any]) -> None:
-    """What a call finds locked it waits for and then sees as it is: a stricter default would refuse it instead."""
-    await connection.execute("set default_transaction_isolation = 'read committed'")
-
-
-async def _no_reset(_connection: object) -> None:
-    """Our calls leave nothing behind on a connection, so giving it back costs no round trip."""
 
 
 def describe(dsn: str) -> str:
