@@ -102,13 +102,7 @@ class Database:
 
     async def _check(self) -> None:
         async with self.connection() as connection:
-            server = connection.get_server_version()
-            if (server.major, server.minor) < (MINIMUM_SERVER // 10_000, 0):
-                raise ConnectionFailed(
-                    "server_too_old",
-                    f"PostgreSQL {server.major} is too old, 15 or newer is needed",
-                    target=self.target,
-                )
+            check_server(connection, self.target)
             try:
                 row = await connection.fetchrow(
                     "select schema_version, functions, flow_partitions from flowfabric.deployment_info()"
@@ -174,6 +168,15 @@ class Database:
                 raise translate(error, self.target) from error
 
 
+def check_server(connection: asyncpg.Connection[Any], target: str) -> None:
+    """Refuse a server that lacks what the functions are written in."""
+    server = connection.get_server_version()
+    if (server.major, server.minor) < (MINIMUM_SERVER // 10_000, 0):
+        raise ConnectionFailed(
+            "server_too_old", f"PostgreSQL {server.major} is too old, 15 or newer is needed", target=target
+        )
+
+
 def describe(dsn: str) -> str:
     """The address in a DSN, without user, password and options: fit for messages."""
     try:
@@ -198,7 +201,7 @@ def connection_failed(error: Exception, target: str) -> ConnectionFailed:
             kind = "missing_privileges"
         case _:
             kind = "unreachable"
-    detail = "" if kind == "wrong_password" else str(error) or type(error).__name__
+    detail = "" if isinstance(error, asyncpg.InvalidPasswordError) else str(error) or type(error).__name__
     return ConnectionFailed(kind, detail, target=target)
 
 

@@ -14,7 +14,7 @@ import asyncpg
 from flowfabric import settings
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
-from flowfabric._postgres.pool import Database, connection_failed, describe, translate
+from flowfabric._postgres.pool import Database, check_server, connection_failed, describe, translate
 from flowfabric.engine.calls import Calls, check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
 from flowfabric.ids import check_lane
@@ -223,6 +223,7 @@ async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> M
     """Bring the schema of a database up to date; safe to run from many processes at once."""
     connection = await _open(dsn)
     try:
+        check_server(connection, describe(dsn))
         return await migrate(connection, worker_roles=worker_roles)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error, describe(dsn)) from error

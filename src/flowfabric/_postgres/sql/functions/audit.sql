@@ -128,7 +128,8 @@ begin
                      flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention) as own_at
               from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)) o
         left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
-        where o.own_at is not null and (p.due_at is null or p.due_at > o.own_at)
+        -- A retention that was shortened since applies to what ends from then on.
+        where o.own_at is not null and (p.due_at is null or (p.due_at > o.own_at and o.kind <> 'retention'))
         -- attempts: no gaps, the counter counts them, at most the latest is open
         union all
         select 'attempt_history', e.partition, e.id, e.attempts || ' counted' from e
