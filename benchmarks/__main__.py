@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -29,10 +30,15 @@ from benchmarks.harness import (
     table,
     write_json,
 )
+from benchmarks.peers.absurd import AbsurdSteps
+from benchmarks.peers.dbos import DbosSteps
 from benchmarks.peers.pgqueuer import Pgqueuer
+from benchmarks.peers.pgqueuer import batch_submitters as pgqueuer_submitters
 from benchmarks.peers.procrastinate import Procrastinate
+from benchmarks.raw_tasks import RawTasks, Way
 from benchmarks.server import Server, running_server
 from benchmarks.stolen import load
+from benchmarks.workers import IdleLatency, SubmitMany, WorkersDrain
 
 
 def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
@@ -42,8 +48,8 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             [
                 Drain(server, "engine", lambda dsn: EngineQueue(dsn, sizes), sizes.jobs),
                 Drain(server, "floor", lambda dsn: Floor(dsn, sizes), sizes.jobs),
-                Drain(server, "pgqueuer", lambda dsn: Pgqueuer(dsn, sizes), sizes.jobs),
-                Drain(server, "procrastinate", lambda dsn: Procrastinate(dsn, sizes), sizes.slow_jobs),
+                WorkersDrain(server, "pgqueuer.drain", lambda dsn: Pgqueuer(dsn, sizes), sizes.jobs),
+                WorkersDrain(server, "procrastinate.drain", lambda dsn: Procrastinate(dsn, sizes), sizes.slow_jobs),
             ],
             sizes.repetitions,
         ),
@@ -59,6 +65,45 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
         Group(
             [DrainPinned(server, sizes, False, console), DrainPinned(server, sizes, True, console)],
             sizes.long_repetitions,
+        ),
+        *task_groups(server, sizes),
+    ]
+
+
+def task_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """The same for whole workers: every contestant's is a process, or two, of its own."""
+
+    def pgqueuer(dsn: str) -> Pgqueuer:
+        return Pgqueuer(dsn, sizes)
+
+    def raw(way: Way) -> Callable[[str], RawTasks]:
+        return lambda dsn: RawTasks(dsn, sizes, way)
+
+    return [
+        *(
+            Group([WorkersDrain(server, f"pgqueuer.drain{n}", pgqueuer, sizes.jobs, n)], sizes.repetitions)
+            for n in (1, 2)
+        ),
+        Group(
+            [
+                WorkersDrain(server, "absurd.steps", AbsurdSteps, sizes.slow_step_runs),
+                WorkersDrain(server, "absurd.steps_threads", lambda dsn: AbsurdSteps(dsn, 4), sizes.slow_step_runs),
+                WorkersDrain(server, "dbos.steps", DbosSteps, sizes.slow_step_runs),
+                WorkersDrain(server, "raw.steps_shared", raw("shared"), sizes.step_runs),
+                WorkersDrain(server, "raw.steps_alone", raw("alone"), sizes.slow_step_runs),
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [
+                IdleLatency(server, "raw.latency", raw("wake"), sizes.waits),
+                IdleLatency(server, "pgqueuer.latency", pgqueuer, sizes.waits),
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [SubmitMany(server, "pgqueuer.submit_many", lambda dsn: pgqueuer_submitters(dsn, sizes), sizes.jobs)],
+            sizes.repetitions,
         ),
     ]
 

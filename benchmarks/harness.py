@@ -31,6 +31,9 @@ class Sizes:
     jobs: int = 20_000
     slow_jobs: int = 2_000
     single_calls: int = 3_000
+    step_runs: int = 2_000
+    slow_step_runs: int = 300
+    waits: int = 300
     payload_bytes: int = 200
     connections: int = 2
     stored: int = 1_000_000
@@ -43,6 +46,7 @@ class Sizes:
         return (
             f"{self.jobs:,} jobs of {self.payload_bytes} bytes ({self.slow_jobs:,} for slow peers), "
             f"{self.connections} connections, {self.single_calls:,} single calls, {self.stored:,} stored, "
+            f"{self.step_runs:,} runs of 5 steps ({self.slow_step_runs:,} for slow peers), {self.waits:,} waits, "
             f"{self.pinned_jobs:,} jobs in {self.held_seconds} s of held transaction, "
             f"medians of {self.repetitions} ({self.long_repetitions} where it takes long)"
         )
@@ -52,6 +56,9 @@ FULL = Sizes()
 QUICK = Sizes(
     slow_jobs=300,
     single_calls=1_000,
+    step_runs=1_000,
+    slow_step_runs=100,
+    waits=100,
     stored=50_000,
     pinned_jobs=20_000,
     held_seconds=10,
@@ -170,7 +177,7 @@ async def run_group(group: Group, results: Results, console: Console) -> None:
 
 
 def _tell(console: Console, repetition: str, sample: Sample) -> None:
-    figures = "  ".join(f"{name} {value:,.1f}" for name, value in sample.figures.items())
+    figures = "  ".join(f"{name} {_number(value)}" for name, value in sample.figures.items())
     console.print(f"repetition {repetition}: {figures}  stolen {sample.stolen:.1%}", highlight=False)
 
 
@@ -227,7 +234,10 @@ def _ratio(results: Results, metric: Metric) -> float | None:
 
 
 def _shown(results: Results, series: str) -> str:
-    if not results.has(series):
-        return "-"
-    value = results.median(series)
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    return _number(results.median(series)) if results.has(series) else "-"
+
+
+def _number(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"

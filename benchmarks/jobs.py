@@ -6,6 +6,8 @@ import os
 import time
 from uuid import UUID
 
+STEPS = ("first", "second", "third", "fourth", "fifth")
+
 
 def payload(size: int) -> bytes:
     """Random, so that nothing on the way can compress it."""

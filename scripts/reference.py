@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: engine, records, errors and command line.
+"""Writes the reference pages from the code: engine, records and errors. The command line has `cli_reference.py`.
 
     python scripts/reference.py           write docs/reference/
     python scripts/reference.py --check   change nothing; exit 1 and name the pages that differ
@@ -17,10 +17,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
-import typer.main
 
 import flowfabric as ff
-from flowfabric import _duties, cli, errors, ids, models, policies, state
+from flowfabric import _duties, errors, ids, models, policies, state
 from flowfabric.engine import hooks, reads
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -123,34 +122,6 @@ def errors_page() -> str:
             f" | `{row.code}` | {'yes' if row.wire_retryable else 'no'} |"
         )
     return _page(lines)
-
-
-def cli_page() -> str:
-    """The program, its commands and their options."""
-    program: Any = typer.main.get_command(cli.app)
-    _, _, codes = (inspect.getdoc(cli) or "").partition("Exit codes:")
-    lines = [
-        "# Command line",
-        "",
-        WRITTEN_BY,
-        "",
-        f"`flowfabric`: {_line(program.help)} Exit codes:{_paragraphs(codes) and ' ' + _paragraphs(codes)}",
-        "",
-        *_options(program),
-    ]
-    for name, command in sorted(program.commands.items()):
-        lines += [f"## flowfabric {name}", "", _paragraphs(command.help), "", *_options(command)]
-    return _page(lines)
-
-
-def _options(command: Any) -> list[str]:
-    lines = ["| option | meaning |", "|---|---|"]
-    for option in command.params:
-        names = ", ".join(f"`{name}`" for name in option.opts)
-        argument = "" if option.is_flag else f" {option.metavar or 'TEXT'}"
-        many = " May be given several times." if option.multiple else ""
-        lines.append(f"| {names}{argument} | {_line(option.help)}{many} |")
-    return [*lines, ""]
 
 
 def _raised_as(family: str, kind: str) -> str:
@@ -261,7 +232,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "engine.md": engine_page,
     "records.md": records_page,
     "errors.md": errors_page,
-    "cli.md": cli_page,
 }
 
 

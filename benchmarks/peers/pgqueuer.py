@@ -1,10 +1,12 @@
-"""pgqueuer: AsyncpgDriver, uvloop, batch_size 100, jobs enqueued in batches."""
+"""pgqueuer: AsyncpgDriver, uvloop, batch_size 100, jobs enqueued in batches of 1,000."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import asyncpg
 import uvloop
@@ -13,71 +15,100 @@ from pgqueuer.models import Job
 from pgqueuer.qm import QueueManager
 from pgqueuer.queries import Queries
 
-from benchmarks.harness import Sizes, check_all_done
+from benchmarks.harness import Sizes
 from benchmarks.jobs import payload
-from benchmarks.peers import drain_in_a_process
+from benchmarks.processes import Board, Starter
 
 _BATCH = 100
 _FILL_BATCH = 1_000
-_COUNT_DONE = "select count(*) from pgqueuer_log where status = 'successful'"
 
 
 class Pgqueuer:
+    program = "benchmarks.peers.pgqueuer"
+    # A finished job leaves the queue for the log when its status is flushed.
+    any_undone = "select exists (select from pgqueuer)::int"
+    count_done = "select count(*) from pgqueuer_log where status = 'successful'"
+
     def __init__(self, dsn: str, sizes: Sizes) -> None:
         self._dsn = dsn
         self._sizes = sizes
-        self._jobs = 0
-        self._connection: asyncpg.Connection | None = None
+
+    def arguments(self, jobs: int) -> Sequence[str]:
+        return ()
 
     async def prepare(self) -> None:
-        self._connection = await asyncpg.connect(self._dsn)
-        await Queries(AsyncpgDriver(self._connection)).install()
+        connection = await asyncpg.connect(self._dsn)
+        await Queries(AsyncpgDriver(connection)).install()
+        await connection.close()
 
     async def fill(self, jobs: int) -> None:
-        assert self._connection is not None
-        queries = Queries(AsyncpgDriver(self._connection))
-        body = payload(self._sizes.payload_bytes)
+        submitter = await _BatchSubmitter.connect(self._dsn, self._sizes)
         for start in range(0, jobs, _FILL_BATCH):
-            size = min(_FILL_BATCH, jobs - start)
-            await queries.enqueue(["noop"] * size, [body] * size, [0] * size)
-        self._jobs = jobs
+            await submitter.submit(min(_FILL_BATCH, jobs - start))
+        await submitter.close()
 
-    async def drain(self) -> float:
-        assert self._connection is not None
-        seconds = await drain_in_a_process("benchmarks.peers.pgqueuer", self._dsn, self._jobs)
-        check_all_done(await self._connection.fetchval(_COUNT_DONE), self._jobs)
-        return seconds
+    async def submitter(self) -> _StampSubmitter:
+        return _StampSubmitter(await asyncpg.connect(self._dsn))
+
+
+class _StampSubmitter:
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+        self._queries = Queries(AsyncpgDriver(connection))
+
+    async def submit(self, number: int) -> None:
+        await self._queries.enqueue("stamp", str(number).encode())
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
+        await self._connection.close()
 
 
-async def _worker(dsn: str, jobs: int) -> float:
-    watcher = await asyncpg.connect(dsn)
-    manager = QueueManager(Queries(AsyncpgDriver(await asyncpg.connect(dsn))))
+class _BatchSubmitter:
+    def __init__(self, connection: asyncpg.Connection, body: bytes) -> None:
+        self._connection = connection
+        self._queries = Queries(AsyncpgDriver(connection))
+        self._body = body
+
+    @classmethod
+    async def connect(cls, dsn: str, sizes: Sizes) -> _BatchSubmitter:
+        return cls(await asyncpg.connect(dsn), payload(sizes.payload_bytes))
+
+    async def submit(self, jobs: int) -> None:
+        await self._queries.enqueue(["noop"] * jobs, [self._body] * jobs, [0] * jobs)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def batch_submitters(dsn: str, sizes: Sizes) -> Sequence[_BatchSubmitter]:
+    await Pgqueuer(dsn, sizes).prepare()
+    return [await _BatchSubmitter.connect(dsn, sizes) for _ in range(sizes.connections)]
+
+
+async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
+    connection = await asyncpg.connect(dsn)
+    manager = QueueManager(Queries(AsyncpgDriver(connection)))
     ran = 0
-    all_ran = asyncio.Event()
 
     @manager.entrypoint("noop")
     async def noop(job: Job) -> None:
         nonlocal ran
         ran += 1
-        if ran == jobs:
-            all_ran.set()
+        board[slot] = ran
 
-    started = time.perf_counter()
+    @manager.entrypoint("stamp")
+    async def stamp(job: Job) -> None:
+        board[int(job.payload or b"0")] = time.perf_counter_ns()
+
+    await starter.go()
     running = asyncio.create_task(manager.run(batch_size=_BATCH))
-    await all_ran.wait()
-    # A finished job leaves the queue when its status is flushed.
-    while await watcher.fetchval("select exists (select from pgqueuer)"):
-        await asyncio.sleep(0.002)
-    seconds = time.perf_counter() - started
+    await starter.stopped()
     manager.shutdown.set()
     await running
-    await watcher.close()
-    return seconds
+    await connection.close()
 
 
 if __name__ == "__main__":
-    print(uvloop.run(_worker(sys.argv[1], int(sys.argv[2]))))
+    _starter = Starter()
+    uvloop.run(_worker(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3])))
+    _starter.finish()

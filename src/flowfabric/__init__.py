@@ -1,6 +1,9 @@
 """Durable execution for Python on plain Postgres."""
 
 from flowfabric._duties import Duties
+from flowfabric.app import App, Task
+from flowfabric.client import AsyncClient, Run, Submission
+from flowfabric.contexts import Context, SyncContext
 from flowfabric.engine import Engine
 from flowfabric.errors import (
     Bug,
@@ -10,14 +13,21 @@ from flowfabric.errors import (
     Corruption,
     ExecutionNotActive,
     FlowFabricError,
+    Interrupted,
     InvalidInput,
     LeaseLost,
     NotFound,
+    Purged,
+    Reject,
     ResourceExhausted,
     RetriesExhausted,
+    RetryLater,
     StateError,
+    StepFailed,
+    StepsChanged,
     StreamBackpressure,
     StreamDisconnected,
+    TaskFailed,
     TimedOut,
     TransportError,
     Unavailable,
@@ -37,6 +47,7 @@ from flowfabric.models import (
     Operator,
     ScannerFilter,
 )
+from flowfabric.options import Options
 from flowfabric.policies import (
     ExecutionPolicy,
     Exponential,
@@ -48,15 +59,19 @@ from flowfabric.policies import (
     TimeoutPolicy,
 )
 from flowfabric.state import State
+from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "App",
+    "AsyncClient",
     "Bug",
     "Completion",
     "Conflict",
     "ConnectionFailed",
     "Contention",
+    "Context",
     "Corruption",
     "Created",
     "Duplicate",
@@ -73,25 +88,38 @@ __all__ = [
     "Fixed",
     "FlowFabricError",
     "Handle",
+    "Interrupted",
     "InvalidInput",
     "LaneState",
     "LeaseLost",
     "NewExecution",
     "NotFound",
     "Operator",
+    "Options",
+    "Purged",
+    "Reject",
     "ResourceExhausted",
     "RetriesExhausted",
+    "RetryLater",
     "RetryPolicy",
     "RoutingRequirements",
+    "Run",
     "ScannerFilter",
     "State",
     "StateError",
+    "StepFailed",
+    "StepsChanged",
     "StreamBackpressure",
     "StreamDisconnected",
     "StreamPolicy",
+    "Submission",
+    "SyncContext",
+    "Task",
+    "TaskFailed",
     "TimedOut",
     "TimeoutPolicy",
     "TransportError",
     "Unavailable",
     "ValidationFailed",
+    "Worker",
 ]

@@ -17,8 +17,15 @@
     +-- Unavailable              this deployment does not offer the operation
     +-- ResourceExhausted        a pool is full: wait and try again
     +-- TimedOut                 an operation of ours took too long
+    +-- TaskFailed               the execution whose result was asked for ended without one
+    |   +-- Purged               it is not stored any more
+    +-- StepFailed               a durable step failed in an earlier run of the handler
+    +-- StepsChanged             the code no longer does what it did when the execution began
     +-- StreamDisconnected       resubscribe from the cursor
     +-- StreamBackpressure       the stream skipped ahead: re-read
+
+Beside the tree: `RetryLater` and `Reject`, which handlers raise to say what shall happen to them, and `Interrupted`,
+which is no `Exception`, so that a handler's `except Exception` lets it pass.
 
 A family is one class; `kind` says which case of it. A subclass exists only where a caller does something
 different. `TAXONOMY` holds one row per (family, kind); class, HTTP status and wire code are read from it and
@@ -29,6 +36,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
@@ -105,7 +113,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         "conflict",
         "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
         " waitpoint_already_exists budget_attach_conflict quota_attach_conflict rotation_conflict"
-        " active_attempt_exists",
+        " active_attempt_exists duplicate_submission",
         "terminal",
         409,
     ),
@@ -158,6 +166,9 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
     *_rows("resource_exhausted", "resource_exhausted", "retryable", 429),
+    *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
+    *_rows("task", "purged", "terminal", 410),
+    *_rows("step", "step_failed steps_changed", "terminal", 409),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
     *_rows("stream_disconnected", "stream_disconnected", "terminal", 500),
     *_rows("stream_backpressure", "stream_backpressure", "informational", 500),
@@ -187,6 +198,9 @@ _SPECIAL: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         ("validation", "invalid_input"): "InvalidInput",
         ("validation", "corruption"): "Corruption",
         ("contention", "execution_not_active"): "ExecutionNotActive",
+        ("task", "purged"): "Purged",
+        ("step", "step_failed"): "StepFailed",
+        ("step", "steps_changed"): "StepsChanged",
         ("contention", "retry_exhausted"): "RetriesExhausted",
         **{("state", kind): "LeaseLost" for kind in LEASE_LOST_KINDS},
         **{("transport", kind): "ConnectionFailed" for kind in CONNECTION_KINDS},
@@ -472,6 +486,88 @@ class TimedOut(FlowFabricError):
         self.op = op
         self.elapsed_ms = elapsed_ms
         super().__init__("timed_out", detail or f"{op} did not finish within {elapsed_ms} ms")
+
+
+class TaskFailed(FlowFabricError):
+    """The execution whose result was asked for ended without one. `kind` is the state it ended in.
+
+    `error_type`, `message` and `traceback` are those of the exception that ended it, as text, where there was one.
+    """
+
+    family = "task"
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str = "",
+        *,
+        execution_id: str | None = None,
+        category: str | None = None,
+        error_type: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        self.category = category
+        self.error_type = error_type
+        self.message = detail
+        self.traceback = traceback
+        super().__init__(kind, detail, execution_id=execution_id)
+
+    def _message(self) -> str:
+        what = f"{self.error_type}: {self.detail}" if self.error_type else self.detail
+        message = f"execution {self.execution_id} {self.kind}" if self.execution_id else self.kind
+        return f"{message}: {what}" if what else message
+
+
+class Purged(TaskFailed):
+    """The execution is not stored: its retention is over, or it was deleted (or never was in this database)."""
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__("purged", "not stored any more; its retention is over", execution_id=execution_id)
+
+    def _message(self) -> str:
+        return f"execution {self.execution_id} was purged: {self.detail}"
+
+
+class StepFailed(FlowFabricError):
+    """A durable step failed earlier in this run and its own exception cannot be made again."""
+
+    family = "step"
+
+    def __init__(self, step: str, error_type: str, message: str) -> None:
+        self.step = step
+        self.error_type = error_type
+        self.message = message
+        super().__init__("step_failed", f"step {step!r}: {error_type}: {message}")
+
+
+class StepsChanged(FlowFabricError):
+    """What is remembered of an execution does not fit the handler's code any more."""
+
+    family = "step"
+
+    def __init__(self, detail: str, *, execution_id: str | None = None) -> None:
+        super().__init__("steps_changed", detail, execution_id=execution_id)
+
+
+class RetryLater(Exception):
+    """Raised by a handler: not now, try again. `after` is how long to wait; without it the retry policy decides."""
+
+    def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class Reject(Exception):
+    """Raised by a handler: this will never work. The execution fails and is not retried."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Interrupted(BaseException):
+    """Unwinds a handler in a thread that shall stop: it lost its lease, was cancelled, or waits without a worker."""
 
 
 class StreamDisconnected(FlowFabricError):

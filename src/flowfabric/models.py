@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -250,6 +250,92 @@ class Failure(Struct, frozen=True, kw_only=True):
     failure_class: str | None = None
     category: str | None = None
     retry_policy: Any = None
+
+
+StepKind: TypeAlias = Literal["step", "now", "sleep", "submit"]
+
+
+class NewStep(Struct, frozen=True, kw_only=True, gc=False):
+    """One thing a handler did, to be remembered: `n` counts how often it used the name before in this run."""
+
+    name: str
+    n: int = 0
+    kind: StepKind = "step"
+    result: bytes | None = None
+    encoding: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+    pause: timedelta | None = None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step as it is remembered. `error` is set when it failed; `at` is the time of a `now`, the end of a `sleep`."""
+
+    execution_id: ExecutionId
+    generation: int
+    name: str
+    n: int
+    kind: StepKind
+    run: int
+    attempt_index: int
+    result: bytes | None
+    encoding: str | None
+    error: dict[str, Any] | None
+    at: datetime | None
+    child_id: ExecutionId | None
+    seconds: float | None
+    recorded_at: datetime
+
+
+class Parked(Struct, frozen=True):
+    """`parked` is False when there was nothing to wait for: `because` says `ended` or `due`, and the lease is kept."""
+
+    execution_id: ExecutionId
+    parked: bool
+    because: str | None = None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How an execution ended; `state` is None when it is not stored (any more)."""
+
+    state: State | None
+    result: bytes | None = None
+    result_encoding: str | None = None
+    failure_reason: str | None = None
+    failure_category: str | None = None
+    cancellation_reason: str | None = None
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """Recurring work as it is stored."""
+
+    name: str
+    kind: str
+    timing: dict[str, Any]
+    catch_up: str
+    options: dict[str, Any]
+    paused: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_execution_id: ExecutionId | None
+    created_at: datetime
+    updated_at: datetime
+    payload: bytes
+    payload_encoding: str | None = None
+
+
+class DueSchedule(Struct, frozen=True, kw_only=True):
+    """A schedule that should have fired, with the database's time."""
+
+    name: str
+    kind: str
+    timing: dict[str, Any]
+    catch_up: str
+    payload: bytes
+    payload_encoding: str | None
+    options: dict[str, Any]
+    due_at: datetime
+    now: datetime
 
 
 class Renewed(Struct, frozen=True, gc=False):
@@ -596,6 +682,15 @@ class Event(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     revoked_by: str | None = None
     details: dict[str, Any] | None = None
+
+
+class EventCounts(Struct, frozen=True, kw_only=True):
+    """How many events of each family and sort there were, up to `cursor`, from where the next count goes on."""
+
+    cursor: EventCursor
+    lease: dict[str, int]
+    completion: dict[str, int]
+    operator: dict[str, int]
 
 
 class ScannerFilter(Struct, frozen=True, kw_only=True):

@@ -33,8 +33,18 @@ from flowfabric.ids import (
     required_capabilities,
 )
 
-Duration: TypeAlias = timedelta | int | float
-"""A span of time; a plain number is seconds."""
+Duration: TypeAlias = timedelta | int | float | str
+"""A span of time; a plain number is seconds, a text is like "90s", "1h 30m" or "2 days"."""
+
+_UNITS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800),
+}
+_SPAN: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*,?")
 
 DEFAULT_DEDUP_WINDOW_MS: Final = 86_400_000
 # A century. Longer spans are mistakes (a timestamp taken for a duration), and would overflow a timestamp.
@@ -94,12 +104,34 @@ def classify(category: str | None, failure_class: str | None = None) -> tuple[Fa
 def _as_timedelta(value: object, field: str) -> timedelta:
     if isinstance(value, timedelta):
         return value
+    if isinstance(value, str):
+        value = _seconds_in(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
         except (OverflowError, ValueError):
             pass
-    raise InvalidInput(f"not a duration: {value!a}", field=field, allowed="a timedelta or a number of seconds")
+    raise InvalidInput(
+        f"not a duration: {value!a}", field=field, allowed='a timedelta, a number of seconds, or text like "2 days"'
+    )
+
+
+def _seconds_in(text: str) -> float | str:
+    """The seconds a text stands for; the text itself when it stands for none."""
+    total, at = 0.0, 0
+    lowered = text.strip().lower()
+    while at < len(lowered):
+        part = _SPAN.match(lowered, at)
+        if part is None or part[2] not in _UNITS:
+            return text
+        total += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    return total if lowered else text
+
+
+def duration(value: Duration, field: str) -> timedelta:
+    """A span of time from any of its forms; `InvalidInput` names the field."""
+    return _as_timedelta(value, field)
 
 
 def _as_tuple(value: object, _field: str) -> object:
@@ -232,9 +264,6 @@ class ExecutionPolicy(_Value, frozen=True, kw_only=True):
     max_signals_per_execution: int = 10_000
 
 
-PolicyInput: TypeAlias = ExecutionPolicy | Mapping[str, Any] | str | bytes | None
-
-
 class Derived(Struct, frozen=True, kw_only=True):
     """What the engine keeps beside the stored policy when an execution is created."""
 
@@ -244,6 +273,16 @@ class Derived(Struct, frozen=True, kw_only=True):
     delay_until_ms: int | None = None
     execution_deadline_ms: int | None = None
     dedup_window_ms: int = DEFAULT_DEDUP_WINDOW_MS
+
+
+class FrozenPolicy(Struct, frozen=True):
+    """A policy that was checked before: the text that is stored and what the engine keeps beside it."""
+
+    text: str
+    derived: Derived
+
+
+PolicyInput: TypeAlias = ExecutionPolicy | FrozenPolicy | Mapping[str, Any] | str | bytes | None
 
 
 # Where the JSON name is not the attribute's.
@@ -547,6 +586,8 @@ def freeze_policy(policy: PolicyInput) -> tuple[str | None, Derived]:
     """
     if policy is None:
         return None, _NOTHING
+    if type(policy) is FrozenPolicy:
+        return policy.text, policy.derived
     if isinstance(policy, ExecutionPolicy):
         try:
             hash(policy)

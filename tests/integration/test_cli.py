@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
 import flowfabric as ff
 from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric.cli import app
 from tests.integration.test_connection import SECRET, a_role, as_user
 from tests.support import submit
 
@@ -29,6 +36,38 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
     assert "Traceback" not in done.stderr
     return done
+
+
+PROGRAM = str(Path(sys.executable).with_name("flowfabric"))
+PATIENCE = 60.0
+
+
+class Answer:
+    """What a command said, run in this process."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+        assert "Traceback" not in err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def __repr__(self) -> str:
+        return f"{self.code}: {self.out!r} {self.err!r}"
+
+
+async def call(*arguments: str, dsn: str | None = None, answer: str = "", code: int = 0) -> Answer:
+    """Run a command in this process, in a thread because it has an event loop of its own."""
+    given = [*arguments, *(("--dsn", dsn) if dsn else ())]
+    done = await asyncio.to_thread(CliRunner().invoke, app, given, input=answer, env={"NO_COLOR": "1"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    said = Answer(done.exit_code, done.stdout, done.stderr)
+    assert said.code == code, said
+    return said
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> str:
@@ -126,6 +165,134 @@ def test_an_embedded_server_that_cannot_start_is_one_line(tmp_path: Path) -> Non
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     assert str(in_the_way) in failed(run("migrate", FLOWFABRIC_DATA_DIR=str(in_the_way)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [(["shw"], "'show'"), (["lanes", "puase"], "'pause'"), (["ls", "--stat", "failed"], "--state")],
+)
+def test_a_mistyped_word_is_answered_with_the_right_one(arguments: list[str], suggestion: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert suggestion in done.stderr
+
+
+async def test_a_failure_is_one_line_without_a_password(database: str) -> None:
+    address = as_user(database, "nobody_of_that_name", SECRET)
+    for arguments in (["ls"], ["show", "x"], ["lanes"], ["top", "--once"], ["cancel", "--state", "waiting", "-y"]):
+        failed(run(*arguments, "--dsn", address))
+        failed(run(*arguments, FLOWFABRIC_DSN=address))
+
+
+def test_a_wrong_address_is_told_without_its_secret() -> None:
+    for address in (f"mysql://u:{SECRET}@h/d", f"postgresql://u:{SECRET}@[bad/d", f"password={SECRET} host=/nowhere"):
+        for arguments in (["ls"], ["db", "url"], ["db", "dump"], ["doctor"]):
+            done = run(*arguments, "--dsn", address)
+            assert done.returncode == 2, done
+            assert SECRET not in done.stdout + done.stderr
+
+
+async def test_a_reader_that_leaves_early_is_no_error(plain_engine: ff.Engine, database: str) -> None:
+    await plain_engine.create_many([ff.NewExecution(execution_kind="test") for _ in range(1000)])
+    shell = f"{PROGRAM} ls --all --quiet --dsn '{database}' | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+async def test_ctrl_c_ends_a_command_quietly(database: str) -> None:
+    watching = subprocess.Popen(
+        [PROGRAM, "top", "--json", "--interval", "100ms", "--dsn", database],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["lanes"] == []
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=PATIENCE)
+    assert (watching.returncode, err) == (130, "")
+
+
+def on_a_terminal(*arguments: str, answers: str = "", columns: int = 120, **environment: str) -> tuple[int, str]:
+    """The program as somebody at a terminal sees it: exit code and everything that appeared."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWFABRIC_", "NO_COLOR"))}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(PROGRAM, [PROGRAM, *arguments], {**clean, "TERM": "xterm", "COLUMNS": str(columns), **environment})
+    if answers:
+        os.write(terminal, answers.encode())
+    seen = b""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:
+            break  # the other side is gone
+        if not part:
+            break
+        seen += part
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+
+
+async def test_a_terminal_gets_colours_and_whole_ids(engine: ff.Engine, database: str) -> None:
+    execution_id = await submit(engine)
+    await engine.cancel(ff.Operator(execution_id), "no")
+    for columns in (40, 80, 200):
+        code, seen = on_a_terminal("ls", "--dsn", database, columns=columns)
+        assert code == 0, seen
+        assert execution_id in seen
+        assert ("\x1b[33mcancelled" in seen) == (columns > 80), "no room for columns means no colours either"
+    assert "\x1b" not in (await call("ls", dsn=database)).out
+
+
+async def test_a_question_is_asked_and_no_means_no(engine: ff.Engine, database: str) -> None:
+    execution_id = await submit(engine)
+    code, seen = on_a_terminal("cancel", "--kind", "test", "--dsn", database, answers="n\n")
+    assert code == 1
+    assert "cancel 1 execution?" in seen
+    assert await engine.read_execution_state(execution_id) is ff.State.WAITING
+    code, seen = on_a_terminal("cancel", "--kind", "test", "--dsn", database, answers="y\n")
+    assert code == 0
+    assert await engine.read_execution_state(execution_id) is ff.State.CANCELLED
+
+
+def test_the_help_is_pretty_on_a_terminal_and_plain_in_a_pipe() -> None:
+    assert "\u2500" in on_a_terminal("--help")[1]
+    plain = run("--help").stdout
+    assert plain.isascii()
+    for command in ("ls", "show", "doctor", "db"):
+        assert f"\n  {command} " in plain
+    assert "Exit codes: 0 done" in plain
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_be_taught_the_commands(shell: str) -> None:
+    done = run("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0, done
+    assert "flowfabric" in done.stdout
+
+
+async def test_states_and_lanes_are_completed(engine: ff.Engine, database: str) -> None:
+    await engine.set_lane_state("mail", "active")
+    await engine.set_lane_state("maintenance", "active")
+    await engine.set_lane_state("other", "active")
+
+    def complete(line: str, **environment: str) -> set[str]:
+        done = run(
+            _FLOWFABRIC_COMPLETE="complete_bash",
+            COMP_WORDS=line,
+            COMP_CWORD=str(len(line.split(" ")) - 1),
+            **environment,
+        )
+        return set(done.stdout.split())
+
+    assert complete("flowfabric sh") == {"show"}
+    assert complete("flowfabric ls --state fa") == {"failed"}
+    assert complete("flowfabric lanes pause ma", FLOWFABRIC_DSN=database) == {"mail", "maintenance"}
+    assert complete("flowfabric ls --lane ma", FLOWFABRIC_DSN=f"{database}_gone") == set()
+    assert complete("flowfabric ls --lane ma") == set(), "no server is started for a completion"
 
 
 def test_an_unknown_option_is_refused() -> None:

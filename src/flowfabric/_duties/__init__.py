@@ -16,6 +16,7 @@ from flowfabric._duties.timers import (
     DelayedPromotion,
     ExecutionDeadline,
     LeaseExpiry,
+    ParkedPromotion,
     Retention,
     TimerDuty,
 )
@@ -27,6 +28,7 @@ __all__ = ["ALL", "Audit", "Duties", "Duty", "LeaseExpiry", "TimerDuty"]
 ALL: tuple[type[Duty], ...] = (
     LeaseExpiry,
     DelayedPromotion,
+    ParkedPromotion,
     AttemptTimeout,
     ExecutionDeadline,
     Retention,

@@ -1,4 +1,4 @@
-"""The five duties that act when a time has come: one mechanism, five effects."""
+"""The duties that act when a time has come: one mechanism for all of them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,14 @@ class DelayedPromotion(TimerDuty):
 
     name = "delayed_promoter"
     kind = TimerKind.DELAY
+    interval = timedelta(milliseconds=750)
+
+
+class ParkedPromotion(TimerDuty):
+    """Wakes parked executions that whoever ended the awaited one found in somebody else's hands."""
+
+    name = "parked_promoter"
+    kind = TimerKind.PARKED
     interval = timedelta(milliseconds=750)
 
 

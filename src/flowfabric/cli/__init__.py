@@ -1,6 +1,6 @@
-"""The command line. One module per command group; this one holds what they share: the program and its errors.
+"""The command line. One module per command group; this one only puts them together.
 
-Exit codes: 0 done, 1 the answer to a question was no, 2 it could not be done, with one line on stderr that says why.
+Modules load what they need when their command runs, so that help and completion are quick.
 """
 
 from __future__ import annotations
@@ -11,19 +11,48 @@ from typing import Annotated
 import typer
 
 import flowfabric
-from flowfabric.cli import migrate
-from flowfabric.errors import FlowFabricError
+from flowfabric.cli import control, db, doctor, erase, failures, lanes, ls, migrate, schedules, show, submit, top, wait
+from flowfabric.cli._program import EXIT_CODES, Program, show_help
 
 __all__ = ["app", "main"]
 
+# Boxes and colours for a terminal, plain text for everything else.
+_MARKUP = "rich" if sys.stdout is not None and sys.stdout.isatty() else None
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
+
 app = typer.Typer(
     name="flowfabric",
+    cls=Program,
     help="Durable execution on plain Postgres.",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=_EPILOG,
+    invoke_without_command=True,
+    add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=_MARKUP,  # type: ignore[arg-type]  # a literal, seen as text
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("migrate")(migrate.migrate)
+
+_WORK = "Work"
+_LOOK = "Look"
+_CHANGE = "Change"
+_SERVE = "Set up and serve"
+
+app.command("submit", rich_help_panel=_WORK)(submit.submit)
+app.command("wait", rich_help_panel=_WORK)(wait.wait)
+app.command("ls", rich_help_panel=_LOOK)(ls.ls)
+app.command("show", rich_help_panel=_LOOK)(show.show)
+app.command("failures", rich_help_panel=_LOOK)(failures.failures)
+app.command("top", rich_help_panel=_LOOK)(top.top)
+app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
+app.command("replay", rich_help_panel=_CHANGE)(control.replay)
+app.command("priority", rich_help_panel=_CHANGE)(control.priority)
+app.command("delete", rich_help_panel=_CHANGE)(erase.delete)
+app.command("redact", rich_help_panel=_CHANGE)(erase.redact)
+app.add_typer(lanes.app, name="lanes", rich_help_panel=_CHANGE)
+app.add_typer(schedules.app, name="schedules", rich_help_panel=_CHANGE)
+app.command("migrate", rich_help_panel=_SERVE)(migrate.migrate)
+app.add_typer(db.app, name="db", rich_help_panel=_SERVE)
+app.command("doctor", rich_help_panel=_SERVE)(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:
@@ -34,17 +63,16 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _program(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Durable execution on plain Postgres."""
+    if ctx.invoked_subcommand is None:
+        show_help(ctx)
 
 
 def main() -> None:
     """Run the program with the arguments of this process."""
-    try:
-        app()
-    except FlowFabricError as error:
-        typer.echo(f"flowfabric: {' '.join(str(error).split())}", err=True)
-        sys.exit(2)
+    app()

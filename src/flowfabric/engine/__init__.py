@@ -13,10 +13,12 @@ from flowfabric.engine.hooks import Hooks
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.lifecycle import Lifecycle
 from flowfabric.engine.reads import Reads
+from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
+from flowfabric.engine.steps import Steps
 
 __all__ = ["Engine"]
 
 
-class Engine(Lifecycle, Grants, Control, Reads, Lanes, Events, Hooks, Service):
+class Engine(Lifecycle, Steps, Grants, Control, Reads, Lanes, Schedules, Events, Hooks, Service):
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

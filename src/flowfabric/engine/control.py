@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from flowfabric.engine.calls import Calls, check_int, check_limit, parse_execution, parse_partition, raised
-from flowfabric.errors import InvalidInput, ValidationFailed
+from flowfabric.engine.calls import (
+    Calls,
+    by_place,
+    check_batch,
+    check_int,
+    check_limit,
+    parse_execution,
+    parse_partition,
+    raised,
+)
+from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.ids import (
     ExecutionId,
     LeaseId,
@@ -16,7 +26,7 @@ from flowfabric.ids import (
     escape_text,
     parse_uuid,
 )
-from flowfabric.models import AlreadySatisfied, Blocked, Changed, Rejected, Replayed, Revoked
+from flowfabric.models import AlreadySatisfied, Blocked, Cancelled, Changed, Rejected, Replayed, Revoked
 from flowfabric.state import State
 
 _VERDICT = "select ordinal, code, detail, state, lease_epoch, attempt_id, at from"
@@ -32,7 +42,7 @@ BLOCKING_REASONS = frozenset(
 
 
 class Control(Calls):
-    """revoke_lease, replay_execution, change_priority, block and unblock."""
+    """revoke_lease, replay, cancel_many, delete, redact, change_priority, block and unblock."""
 
     async def revoke_lease(
         self,
@@ -73,6 +83,59 @@ class Control(Calls):
         if row["code"] != "ok":
             raise raised(row, target)
         return Replayed(target, State(row["state"]))
+
+    async def replay_many(
+        self, execution_ids: Sequence[ExecutionId], *, reason: str | None = None, requested_by: str | None = None
+    ) -> list[Replayed | FlowFabricError]:
+        """Replay up to 1,000 ended executions in one call; one verdict per execution."""
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution(one) for one in execution_ids]
+        found = await self._fetch(
+            f"{_VERDICT} flowfabric.replay($1, $2, $3, $4)",
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            None if reason is None else escape_text(reason, 4096),
+            None if requested_by is None else check_text(requested_by, "requested_by"),
+        )
+        return [
+            Replayed(target, State(row["state"])) if row["code"] == "ok" else raised(row, target)
+            for target, row in zip(targets, by_place(found, len(targets)), strict=True)
+        ]
+
+    async def cancel_many(self, execution_ids: Sequence[ExecutionId], reason: str) -> list[Cancelled | FlowFabricError]:
+        """Cancel up to 1,000 executions as an operator in one call; one verdict per execution."""
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution(one) for one in execution_ids]
+        nothing: list[None] = [None] * len(targets)
+        found = await self._fetch(
+            f"{_VERDICT} flowfabric.cancel($1, $2, $3, $4, $5, $6, false, 'operator_override', $7)",
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            escape_text(reason, 4096),
+            repeatable=True,
+        )
+        return [
+            Cancelled(target) if row["code"] == "ok" else raised(row, target)
+            for target, row in zip(targets, by_place(found, len(targets)), strict=True)
+        ]
+
+    async def delete_execution(self, execution_id: ExecutionId) -> None:
+        """Forget an ended execution and everything it owns, now. Its events live out their own time."""
+        await self._erase("flowfabric.delete_execution($1, $2)", execution_id)
+
+    async def redact_execution(self, execution_id: ExecutionId) -> None:
+        """Remove what the user put into an ended execution (payload, result, texts); its history stays."""
+        await self._erase("flowfabric.redact_execution($1, $2)", execution_id)
+
+    async def _erase(self, call: str, execution_id: ExecutionId) -> None:
+        target = parse_execution(execution_id)
+        row = await self._row(f"{_VERDICT} {call}", target.partition, target.uuid)
+        if row["code"] != "ok":
+            raise raised(row, target)
 
     async def change_priority(
         self, execution_id: ExecutionId, new_priority: int, *, lane_id: str | None = None

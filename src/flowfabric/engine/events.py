@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from flowfabric._postgres import rows
-from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit
+from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit, parse_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.models import Event, EventCursor, Page, ScannerFilter
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator")
 
 
 class Events(Calls):
-    """read_events."""
+    """read_events, list_events, count_events."""
 
     async def read_events(
         self,
@@ -47,3 +48,32 @@ class Events(Calls):
         items = [rows.event(row) for row in found if row["occurred_at"] is not None]
         # What a filter passed over need not be looked at again.
         return Page(items, EventCursor(found[-1]["seq"]) if found else start)
+
+    async def list_events(self, execution_id: ExecutionId) -> list[Event]:
+        """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id."""
+        target = parse_execution(execution_id)
+        found = await self._fetch(
+            "select * from flowfabric.list_events($1, $2)", target.partition, target.uuid, repeatable=True
+        )
+        return [rows.event(row) for row in found]
+
+    async def count_events(self, after: EventCursor | None = None) -> EventCounts:
+        """How many events of each sort stand behind `after`; without it nothing is counted, only the end is told."""
+        if after is not None:
+            if not isinstance(after, EventCursor):
+                raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
+            check_int(after.position, "after", 0, 2**63 - 1)
+        found = await self._fetch(
+            "select seq, lease_type, outcome, operator_type, n from flowfabric.count_events($1)",
+            None if after is None else after.position,
+            repeatable=True,
+        )
+        leases: dict[str, int] = {}
+        outcomes: dict[str, int] = {}
+        operator: dict[str, int] = {}
+        for row in found[:-1]:
+            outcome = "failed" if row["outcome"] == "failure" else row["outcome"]
+            for word, counts in ((row["lease_type"], leases), (outcome, outcomes), (row["operator_type"], operator)):
+                if word is not None:
+                    counts[word] = counts.get(word, 0) + row["n"]
+        return EventCounts(cursor=EventCursor(found[-1]["seq"]), lease=leases, completion=outcomes, operator=operator)

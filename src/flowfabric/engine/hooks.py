@@ -28,6 +28,7 @@ class TimerKind(StrEnum):
     ATTEMPT = "attempt"
     DEADLINE = "deadline"
     DELAY = "delay"
+    PARKED = "parked"
     RETENTION = "retention"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -62,6 +63,7 @@ LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
 _MAX_FAILURE_BYTES = 256 * 1024
 _CLAIM = f"select {rows.CLAIMED} from flowfabric.claim($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
+_CLAIM_LANES = f"select {rows.CLAIMED} from flowfabric.claim_lanes($1, $2, $3, $4, $5, $6, $7, $8)"  # noqa: S608
 _RENEW = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.renew($1, $2, $3, $4, $5, $6, $7)"
 )
@@ -213,36 +215,96 @@ class Lifecycle(Calls):
             check_duration(max_wait, "max_wait", least_ms=0)
         found = await self._fetch(_CLAIM, *args, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(args, max_wait)
+            found = await self._claim_within(_CLAIM, args, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
-    async def _claim_within(self, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
+    async def claim_lanes(
+        self,
+        shares: Mapping[str, int],
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` executions of several lanes in one call.
+
+        Each lane first gives up to its share; what is still free is filled from the lanes in the order given.
+        """
+        if not shares:
+            raise InvalidInput("no lane named", field="shares", allowed="at least one lane")
+        args = (
+            [check_lane(lane, "shares") for lane in shares],
+            [check_int(share, "shares", 0, 1000) for share in shares.values()],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            list(worker_capabilities(capabilities)) if capabilities else [],
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            check_int(limit, "limit", 1, 1000),
+        )
+        if max_wait is not None:
+            check_duration(max_wait, "max_wait", least_ms=0)
+        found = await self._fetch(_CLAIM_LANES, *args, repeatable=True)
+        if not found and max_wait:
+            found = await self._claim_within(_CLAIM_LANES, args, max_wait)
+        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+
+    async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
         loop = asyncio.get_running_loop()
         until = loop.time() + max_wait.total_seconds()
         if self._listener is None:
             while (left := until - loop.time()) > 0:
                 await asyncio.sleep(min(left, _POLL))
-                if found := await self._fetch(_CLAIM, *args, repeatable=True):
+                if found := await self._fetch(sql, *args, repeatable=True):
                     return found
             return []
         with self._listener.topic("work") as woken:
             await self._listener.listening(min(max_wait.total_seconds(), 1.0))
             while (left := until - loop.time()) > 0:
                 # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
+                pause = min(left, _POLL)
                 await self._fetch(
                     "select flowfabric.sleep($1, 'work', $2, null)",
                     self._instance,
-                    int(min(left, _POLL) * 1000) + 250,
+                    int(pause * 1000) + 250,
                     repeatable=True,
                 )
                 woken.clear()
-                if found := await self._fetch(_CLAIM, *args, repeatable=True):
+                if found := await self._fetch(sql, *args, repeatable=True):
                     return found
-                try:
-                    await asyncio.wait_for(woken.wait(), min(left, _POLL))
-                except TimeoutError:
-                    continue
-            return await self._fetch(_CLAIM, *args, repeatable=True)
+                awake = loop.time() + pause
+                while (pause := awake - loop.time()) > 0:
+                    try:
+                        await asyncio.wait_for(woken.wait(), pause)
+                    except TimeoutError:
+                        break
+                    # The announcement still stands: look at once.
+                    woken.clear()
+                    if found := await self._fetch(sql, *args, repeatable=True):
+                        return found
+            return await self._fetch(sql, *args, repeatable=True)
+
+    @contextlib.contextmanager
+    def work_wakeups(self) -> Iterator[asyncio.Event | None]:
+        """An event that is set when work may have come, while `sleep_for_work` holds; None without notifications."""
+        if self._listener is None:
+            yield None
+            return
+        with self._listener.topic("work") as woken:
+            yield woken
+
+    async def sleep_for_work(self, at_most: timedelta) -> None:
+        """Announce that this process waits for work, so that whoever submits some wakes it. Look once more after it."""
+        await self._fetch(
+            "select flowfabric.sleep($1, 'work', $2, null)",
+            self._instance,
+            check_duration(at_most, "at_most"),
+            repeatable=True,
+        )
 
     async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
         """Keep the lease for its time to live from now, or for `lease_ttl`."""

@@ -66,6 +66,7 @@ class Service(Calls):
 
     _embedded: Any = None
     _dsn: str = ""
+    _owns_listener: bool = True
 
     @classmethod
     async def connect(
@@ -79,12 +80,14 @@ class Service(Calls):
         reconnect_for: timedelta = timedelta(seconds=15),
         notifications: bool = True,
         prepared_statements: bool = True,
+        listener: Listener | None = None,
     ) -> Self:
         """Connect to a deployment.
 
         Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which is then
         started and migrated by itself. A database of yours is never migrated here: the error says what to run.
-        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy. `listener` is that of
+        another engine of this process, to be shared.
         """
         check_int(min_size, "min_size", 0, 10_000)
         check_int(max_size, "max_size", max(min_size, 1), 10_000)
@@ -111,7 +114,8 @@ class Service(Calls):
             if server is not None:
                 await asyncio.to_thread(server.release)
             raise
-        engine = cls(database, Listener(chosen) if notifications else None)
+        engine = cls(database, (listener or Listener(chosen)) if notifications else None)
+        engine._owns_listener = listener is None
         engine._embedded = server
         engine._dsn = chosen
         return engine
@@ -123,7 +127,7 @@ class Service(Calls):
                 await background.stop()
         finally:
             try:
-                if self._listener is not None:
+                if self._listener is not None and self._owns_listener:
                     await self._listener.close()
             finally:
                 try:
@@ -145,6 +149,11 @@ class Service(Calls):
     def target(self) -> str:
         """The address of the database, without user and password."""
         return self._database.target
+
+    @property
+    def listener(self) -> Listener | None:
+        """Who hears notifications for this engine, to be shared with another of the same process."""
+        return self._listener
 
     @property
     def dsn(self) -> str:

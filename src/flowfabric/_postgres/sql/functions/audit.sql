@@ -7,10 +7,10 @@ returns table (rule text, partition integer, id uuid, detail text)
 language plpgsql stable security definer set search_path = flowfabric, pg_temp set jit = off as $$
 #variable_conflict use_column
 declare
-    v_retention interval;
+    v_deployment flowfabric.deployment;
     v_now timestamptz := flowfabric.now();
 begin
-    select d.retention into v_retention from flowfabric.deployment d;
+    select d.* into v_deployment from flowfabric.deployment d;
 
     return query
     with e as (
@@ -125,7 +125,7 @@ begin
         union all
         select 'timer_' || o.kind, o.partition, o.id, o.own_at::text
         from (select k.kind, e.partition, e.id,
-                     flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_retention) as own_at
+                     flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_deployment) as own_at
               from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)) o
         left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
         -- A retention that was shortened since applies to what ends from then on.
@@ -171,6 +171,24 @@ begin
         select 'retries_counted', e.partition, e.id, e.retries::text from e
         where e.retries <> (select count(*) from flowfabric.attempts_of(e.partition, e.id) a
                             where a.disposition = 'retry_scheduled')
+        -- what waits for nothing but another execution is waited for by a row; no row is without an owner
+        union all
+        select 'parked_for_ever', e.partition, e.id, null from e
+        where e.state = 'delayed' and e.delay_until >= flowfabric.far_date()
+          and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.child_partition
+                          and c.id = w.child_id and c.completed_at is null
+                          where w.partition = e.partition and w.id = e.id)
+          and not exists (select from pointed p where p.kind = 'parked' and p.partition = e.partition and p.id = e.id)
+        union all
+        select 'waiter_orphan', w.partition, w.id, null from flowfabric.waiter w
+        left join flowfabric.execution x on x.partition = w.partition and x.id = w.id
+        left join flowfabric.execution c on c.partition = w.child_partition and c.id = w.child_id
+        where (p_partition is null or w.partition = p_partition)
+          and (x.id is null or x.completed_at is not null or c.id is null or c.completed_at is not null)
+        union all
+        select 'step_orphan', s.partition, s.id, s.name from flowfabric.step s
+        left join flowfabric.execution x on x.partition = s.partition and x.id = s.id
+        where (p_partition is null or s.partition = p_partition) and (x.id is null or s.generation > x.generation)
         -- grants
         union all
         select 'grant_state', g.partition, g.id, g.kind from flowfabric.claim_grant g

@@ -6,11 +6,7 @@
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order, whatever is guessed.
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
-returns table (
-    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
-    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
-    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
-    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer)
+returns setof flowfabric.claimed
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off

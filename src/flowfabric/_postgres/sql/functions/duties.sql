@@ -2,17 +2,25 @@
 -- and what is done (act).
 
 -- own_time: when this execution is really due for a kind of timer; null when it no longer is.
-create or replace function flowfabric.own_time(p_kind text, e flowfabric.execution, p_retention interval)
+create or replace function flowfabric.own_time(p_kind text, e flowfabric.execution, d flowfabric.deployment)
 returns timestamptz
 language sql immutable as $$
     select case p_kind
         when 'lease' then case when e.state = 'active' and e.lease_lost is null then e.lease_expires_at end
         when 'attempt' then case when e.state = 'active' then e.attempt_timeout_at end
         when 'deadline' then case when e.completed_at is null then e.deadline_at end
-        when 'delay' then case when e.state = 'delayed' then e.delay_until end
-        when 'retention' then e.completed_at + coalesce(
-            flowfabric.ms((e.policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint), p_retention)
+        when 'delay' then case when e.state = 'delayed' and e.delay_until < flowfabric.far_date() then e.delay_until end
+        when 'parked' then case when e.state = 'delayed' and e.blocking_reason = 'waiting_for_delay'
+                                     and e.pending = 'interrupted' then timestamptz '-infinity' end
+        when 'retention' then e.completed_at + flowfabric.retention_of(e.state, e.policy, d)
     end
+$$;
+
+-- retention_of: how long an ended execution is kept.
+create or replace function flowfabric.retention_of(p_state text, p_policy jsonb, d flowfabric.deployment) returns interval
+language sql immutable as $$
+    select coalesce(flowfabric.ms((p_policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint),
+                    case when p_state in ('failed', 'expired') then d.failure_retention else d.retention end)
 $$;
 
 -- due_executions: take due timers, lock what they point at, give out what is really due and set the rest again.
@@ -66,7 +74,7 @@ begin
     end if;
 
     with locked as materialized (
-        select e.partition, e.id, u.due, flowfabric.own_time(p_kind, e, d.retention) as own,
+        select e.partition, e.id, u.due, flowfabric.own_time(p_kind, e, d) as own,
                (p_namespace is null or e.namespace = p_namespace)
                and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false)) as ours
         from unnest(v_partitions, v_ids, v_due) as u (partition, id, due)
@@ -112,7 +120,7 @@ begin
         when 'lease' then perform flowfabric.mark_expired(p_partition, p_id, p_now);
         when 'attempt' then perform flowfabric.time_out_attempts(p_partition, p_id, p_now);
         when 'deadline' then perform flowfabric.pass_deadlines(p_partition, p_id, p_now);
-        when 'delay' then perform flowfabric.promote(p_partition, p_id, p_now);
+        when 'delay', 'parked' then perform flowfabric.promote(p_partition, p_id, p_now);
         when 'retention' then perform flowfabric.purge(p_partition, p_id);
     end case;
 end;
@@ -174,7 +182,7 @@ declare
 begin
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
-    select flowfabric.own_time(p_kind, e, d.retention) into v_own from flowfabric.deployment d;
+    select flowfabric.own_time(p_kind, e, d) into v_own from flowfabric.deployment d;
     code := case when e.id is null then 'not_found'
                  when v_own is null then 'not_applicable'
                  when v_own > v_now then 'not_yet_due' else 'done' end;
@@ -199,6 +207,7 @@ begin
     into v_delay
     from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+    perform flowfabric.tell_holders(p_partition, p_id);
     perform flowfabric.schedule_retries(
         array_agg(u.partition), array_agg(u.id), array_agg('attempt_timeout'::text), array_agg('timeout'::text),
         array_agg(u.delay), 'expired:attempt_timeout', 'reconciler', p_now)
@@ -243,6 +252,8 @@ language plpgsql as $$
 begin
     delete from flowfabric.attempt a using unnest(p_partition, p_id) as u (partition, id)
     where a.partition = u.partition and a.id = u.id;
+    delete from flowfabric.step s using unnest(p_partition, p_id) as u (partition, id)
+    where s.partition = u.partition and s.id = u.id;
     delete from flowfabric.tag t
     using (select e.partition, e.id, e.created_at, flowfabric.tag_digest(k.key, k.value) as digest
            from unnest(p_partition, p_id) as u (partition, id)
@@ -276,6 +287,9 @@ begin
         select x.ctid as tid from flowfabric.claim_grant x where x.expires_at <= v_now
         order by x.expires_at limit p_limit for update skip locked) old
     where g.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    delete from flowfabric.watch w where w.until < clock_timestamp() - interval '1 minute';
     get diagnostics v_n = row_count;
     return v_sum + v_n + flowfabric.trim_events(v_now);
 end;

@@ -18,6 +18,9 @@ declare
     v_slot smallint := flowfabric.open_log(p_now);
 begin
     if p_tids is null then
+        if p_lease_reason is distinct from 'completed' then
+            perform flowfabric.tell_holders(p_partition, p_id);
+        end if;
         select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord),
                array_agg(e.ctid order by u.ord)
         into v_leased, v_tids
@@ -70,9 +73,14 @@ begin
     insert into flowfabric.timer (kind, due_at, partitions, ids)
     select 'retention', r.due, array_agg(r.partition), array_agg(r.id)
     from (select e.partition, e.id,
-                 p_now + coalesce(flowfabric.ms((e.policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint),
-                                  d.retention) as due
+                 p_now + flowfabric.retention_of(p_state, e.policy, d) as due
           from ended e, flowfabric.deployment d) r
     group by r.due;
+    if exists (select from flowfabric.waiter) then
+        perform flowfabric.wake_parents(p_partition, p_id, p_now);
+    end if;
+    if exists (select from flowfabric.watch) then
+        perform flowfabric.tell_watchers(p_partition, p_id);
+    end if;
 end;
 $$;

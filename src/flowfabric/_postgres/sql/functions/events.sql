@@ -20,6 +20,24 @@ begin
 end;
 $$;
 
+-- log_end: the number up to which the log is complete: nothing can appear below it any more.
+--
+-- The order of the two looks matters, and what is read with the answer must be read by a younger statement.
+create or replace function flowfabric.log_end() returns bigint
+language plpgsql volatile as $$
+declare
+    v_upto bigint;
+    v_announced bigint;
+begin
+    select n.last_value into v_upto from flowfabric.event_number n;
+    select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
+    from pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
+      and l.database = (select d.oid from pg_database d where d.datname = current_database());
+    return least(v_upto, v_announced);
+end;
+$$;
+
 -- read_events: committed events behind a number, in the one order, none missing
 --
 -- p_family is lease, completion, operator or null for all.
@@ -35,24 +53,18 @@ language plpgsql volatile security definer set search_path = flowfabric, pg_temp
 #variable_conflict use_column
 declare
     v_upto bigint;
-    v_announced bigint;
     v_found integer;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
     end if;
-    select n.last_value into v_upto from flowfabric.event_number n;
-    select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
-    from pg_locks l
-    where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
-      and l.database = (select d.oid from pg_database d where d.datname = current_database());
-    -- This statement's snapshot is younger than both looks.
+    v_upto := flowfabric.log_end();
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
            e.operator_type, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
            e.worker_instance_id, e.reason, e.revoked_by, e.details
     from flowfabric.event e
-    where e.seq > p_after and e.seq <= least(v_upto, v_announced)
+    where e.seq > p_after and e.seq <= v_upto
       and case p_family when 'lease' then e.lease_type is not null when 'completion' then e.outcome is not null
                         when 'operator' then e.operator_type is not null else true end
       and (p_namespace is null or e.namespace = p_namespace)
@@ -60,7 +72,7 @@ begin
     order by e.seq limit p_limit;
     get diagnostics v_found = row_count;
     if v_found < p_limit then
-        seq := greatest(least(v_upto, v_announced), p_after);
+        seq := greatest(v_upto, p_after);
         return next;
     end if;
 end;

@@ -13,6 +13,10 @@ $$;
 create or replace function flowfabric.ms(p_ms double precision) returns interval
 language sql immutable as $$ select p_ms * interval '1 millisecond' $$;
 
+-- far_date: a time that never comes; what waits until then waits for something else.
+create or replace function flowfabric.far_date() returns timestamptz
+language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
+
 -- The segment of the event ring that a moment belongs to: eight segments, each a quarter of the retention.
 create or replace function flowfabric.event_slot(p_at timestamptz) returns smallint
 language sql stable as $$

@@ -1,7 +1,8 @@
 -- pause: active -> delayed or waiting, the same attempt to be continued later
 --
--- Three calls of a lease holder that give the lease back without ending the attempt:
+-- Calls of a lease holder that give the lease back without ending the attempt:
 --   delay          until a time
+--   park           until a time, if one is given, or until somebody wakes it (see park.sql)
 --   wait_children  until dependencies are satisfied; while none is unsatisfied it may be claimed at once
 --   release        for another worker, at once
 -- Locks    the execution.
@@ -18,9 +19,9 @@ declare
     v_ok integer[];
     v_slot smallint;
     v_until timestamptz;
-    v_state text := case p_call when 'delay' then 'delayed' else 'waiting' end;
+    v_state text := case when p_call in ('delay', 'park') then 'delayed' else 'waiting' end;
 begin
-    if p_call not in ('delay', 'wait_children', 'release') then
+    if p_call not in ('delay', 'park', 'wait_children', 'release') then
         raise exception 'unknown call %', p_call using errcode = 'FF001';
     end if;
     select l.at, l.ok into v_now, v_ok
@@ -33,13 +34,16 @@ begin
         return;
     end if;
     v_slot := flowfabric.open_log(v_now);
-    v_until := case when p_call = 'delay' then coalesce(p_delay_until, v_now + flowfabric.ms(p_delay_ms)) end;
+    v_until := case when v_state = 'delayed'
+                    then coalesce(p_delay_until, v_now + flowfabric.ms(p_delay_ms), flowfabric.far_date()) end;
     with paused as (
         update flowfabric.execution e
         set state = v_state, pending = 'interrupted', delay_until = v_until,
-            blocking_reason = case when p_call = 'delay' then 'waiting_for_delay' else 'waiting_for_worker' end,
-            blocking_detail = case when p_call = 'delay' then 'delayed until '
-                || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
+            blocking_reason = case when v_state = 'delayed' then 'waiting_for_delay' else 'waiting_for_worker' end,
+            blocking_detail = case
+                when v_until < flowfabric.far_date() then 'delayed until '
+                    || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                when v_state = 'delayed' then 'waiting for another execution' end,
             attempt_lifecycle = 'suspended', attempt_suspended_at = v_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - v_now, interval '1 millisecond') end,
@@ -52,10 +56,10 @@ begin
          attempt_index, worker_id, worker_instance_id, reason, revoked_by)
     select v_slot, v_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
            p.attempt_id, p.attempt_index, p.worker_id, p.worker_instance_id,
-           case p_call when 'delay' then 'worker_delay' when 'release' then 'worker_release'
+           case p_call when 'delay' then 'worker_delay' when 'park' then 'worker_park' when 'release' then 'worker_release'
                        else 'waiting_children' end, 'backend'
     from paused p;
-    if p_call = 'delay' then
+    if v_state = 'delayed' then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
     else
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);

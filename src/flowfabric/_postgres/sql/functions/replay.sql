@@ -39,7 +39,8 @@ begin
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',
-                replays = e.replays + 1, completed_at = null, result = null, result_encoding = null,
+                replays = e.replays + 1, completed_at = null,
+                generation = e.generation + case when e.state = 'completed' then 1 else 0 end, result = null, result_encoding = null,
                 failure_reason = null, failure_category = null, cancellation_reason = null, cancelled_by = null,
                 progress_pct = null, progress_message = null, progress_updated_at = null, deadline_at = null,
                 pending_replay_reason = p_reason, pending_replay_requested_by = p_requested_by,

@@ -43,6 +43,7 @@ begin
     values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
             e.lease_id, e.epoch, e.attempt_id, e.attempt_index, e.worker_id, e.worker_instance_id, p_reason, 'operator');
     perform flowfabric.offer_lost(array[p_partition], array[p_id]);
+    perform flowfabric.tell_holders(array[p_partition], array[p_id]);
     return query select 1, 'ok', e.lease_id::text, 'active', e.epoch, e.attempt_id, v_now;
 end;
 $$;

@@ -7,11 +7,7 @@ create or replace function flowfabric.start_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
     p_had_attempts boolean, p_now timestamptz)
-returns table (
-    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
-    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
-    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
-    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer)
+returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
 declare

@@ -1,0 +1,68 @@
+"""Everything the app stores is encrypted: arguments, results and steps. Keys can be changed at any time.
+
+`PAYLOAD_KEYS` lists the keys as `id:base64`, separated by commas. The first one writes, the others still read:
+to change keys put a new one in front, and drop an old one when nothing written with it is kept any more.
+"""
+
+import asyncio
+import base64
+import os
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+import flowfabric as ff
+
+NONCE_BYTES = 12
+
+
+class AesGcm:
+    """A codec that encrypts and authenticates with one key. The key's id is part of the name kept beside the data."""
+
+    def __init__(self, key_id: str, key: bytes) -> None:
+        self.name = f"aes-gcm-{key_id}"
+        self._cipher = AESGCM(key)
+
+    def encode(self, data: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)  # never the same twice under one key
+        return nonce + self._cipher.encrypt(nonce, data, self.name.encode())
+
+    def decode(self, data: bytes) -> bytes:
+        return self._cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], self.name.encode())
+
+
+def codecs_from_environment() -> list[AesGcm]:
+    listed = os.environ.get("PAYLOAD_KEYS")
+    if not listed:  # good for a demonstration: nobody can read the data once this process has ended
+        return [AesGcm("demo", AESGCM.generate_key(bit_length=256))]
+    pairs = (entry.split(":", 1) for entry in listed.split(","))
+    return [AesGcm(key_id, base64.b64decode(key)) for key_id, key in pairs]
+
+
+newest, *older = codecs_from_environment()
+app = ff.App(codecs=[newest], also_read=older)
+
+
+@app.task
+async def triage(patient: str, temperature: float) -> str:
+    return f"{patient}: {'see a doctor' if temperature > 38 else 'rest'}"
+
+
+async def main() -> None:
+    async with app, ff.Worker(app):
+        run = await triage.submit("Ada", 38.5)
+        print("result:", await run.result())
+
+        engine = (await app.client()).engine
+        arguments = await engine.read_execution_context(run.execution_id)
+        result = await engine.read_result(run.execution_id)
+        assert result is not None
+        for what, data, encoding in (
+            ("arguments", arguments.input_payload, arguments.payload_encoding),
+            ("result", result.payload, result.encoding),
+        ):
+            assert data is not None
+            print(f"stored {what}: {len(data)} bytes of {encoding},", "readable" if b"Ada" in data else "unreadable")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,78 @@
+-- Forgetting one execution, or what it carried.
+
+-- delete_execution: forget an ended execution and everything it owns, now.
+--
+-- Locks    the execution.
+-- Answers  ok, not_found, or execution_not_terminal.
+create or replace function flowfabric.delete_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    e flowfabric.execution;
+    v_code text;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for update;
+    v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal' else 'ok' end;
+    if v_code = 'ok' then
+        perform flowfabric.purge(array[p_partition], array[p_id]);
+    end if;
+    return query select 1, v_code, null::text, e.state, e.epoch, e.attempt_id, null::timestamptz;
+end;
+$$;
+
+-- redact_execution: keep an ended execution and its history, without what the user put into it.
+--
+-- Payload, result, step results, failure texts, messages and reasons go; names, states and times stay.
+-- Locks    the execution.
+-- Answers  ok, not_found, or execution_not_terminal.
+create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    e flowfabric.execution;
+    v_code text;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal' else 'ok' end;
+    if v_code = 'ok' then
+        update flowfabric.execution x
+        set payload = '', result = case when x.result is null then null else ''::bytea end,
+            payload_encoding = 'redacted', result_encoding = case when x.result is null then x.result_encoding else 'redacted' end,
+            failure_reason = case when x.failure_reason is null then null else '[redacted]' end,
+            attempt_failure_reason = case when x.attempt_failure_reason is null then null else '[redacted]' end,
+            retry_reason = case when x.retry_reason is null then null else '[redacted]' end,
+            cancellation_reason = case when x.cancellation_reason is null then null else '[redacted]' end,
+            progress_message = null, mutated_at = flowfabric.now()
+        where x.partition = p_partition and x.id = p_id;
+        update flowfabric.attempt a
+        set failure_reason = case when a.failure_reason is null then null else '[redacted]' end,
+            retry_reason = case when a.retry_reason is null then null else '[redacted]' end
+        where a.partition = p_partition and a.id = p_id;
+        update flowfabric.step s
+        set result = case when s.result is null then null else ''::bytea end,
+            encoding = case when s.result is null then s.encoding else 'redacted' end,
+            error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
+        where s.partition = p_partition and s.id = p_id;
+    end if;
+    return query select 1, v_code, null::text, e.state, e.epoch, e.attempt_id, null::timestamptz;
+end;
+$$;
+
+-- free_key: let the idempotency key of an execution that ended without success be used again.
+--
+-- Locks    the execution.
+-- Answers  whether the key is free now, also when somebody else freed it.
+create or replace function flowfabric.free_key(p_partition integer, p_id uuid) returns boolean
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    e flowfabric.execution;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    if e.id is not null and e.state not in ('failed', 'cancelled', 'expired', 'skipped') then
+        return false;
+    end if;
+    delete from flowfabric.idempotency i
+    where i.partition = p_partition and i.id = p_id
+      and (e.id is null or (i.key = e.idempotency_key and i.namespace = e.namespace
+                            and i.scope = coalesce(e.flow_id, '00000000-0000-0000-0000-000000000000'::uuid)));
+    return true;
+end;
+$$;

@@ -1,0 +1,134 @@
+-- Waiting for other executions without holding a worker.
+
+-- park: active -> delayed until a time or until one of some executions ends
+--
+-- Called by the worker that holds the lease. No time means: only their end.
+-- Locks    the execution and those it waits for, by partition and id, all at once: whatever ends one of them comes
+--          before (and is seen here) or after (and finds the waiter rows).
+-- Answers  one verdict: ok; ok with detail 'ended' or 'due' when there is nothing to wait for (the lease is kept);
+--          or the reason it was refused.
+create or replace function flowfabric.park(
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
+    p_until timestamptz, p_child_partition integer[], p_child_id uuid[])
+returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+declare
+    v_detail text;
+begin
+    perform 1 from unnest(p_child_partition || p_partition, p_child_id || p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    order by e.partition, e.id for no key update of e;
+    v_detail := case
+        when exists (select from unnest(p_child_partition, p_child_id) as u (partition, id)
+                     left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+                     where e.id is null or e.completed_at is not null) then 'ended'
+        when p_until <= flowfabric.now() then 'due' end;
+    if v_detail is not null and exists (
+            select from flowfabric.holds_lease(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index)) then
+        return query select 1, 'ok', v_detail, 'active', null::bigint, null::uuid, flowfabric.now();
+        return;
+    end if;
+    return query
+    select v.* from flowfabric.pause('park', p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_until, null, false) v;
+    if exists (select from flowfabric.execution e where e.partition = p_partition and e.id = p_id and e.state = 'delayed'
+               and e.lease_id = p_lease) then
+        delete from flowfabric.waiter w where w.partition = p_partition and w.id = p_id;
+        insert into flowfabric.waiter (partition, id, child_partition, child_id)
+        select distinct p_partition, p_id, u.partition, u.id from unnest(p_child_partition, p_child_id) as u (partition, id);
+    end if;
+end;
+$$;
+
+-- wake_parents: executions ended; whoever is parked until then goes on.
+--
+-- Called by end_executions, under its locks. Never waits: a parked execution that is in somebody's hands gets a timer.
+create or replace function flowfabric.wake_parents(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_partitions integer[]; v_ids uuid[];
+    v_free_partitions integer[]; v_free_ids uuid[];
+    v_late_partitions integer[]; v_late_ids uuid[];
+begin
+    delete from flowfabric.waiter w using unnest(p_partition, p_id) as u (partition, id)
+    where w.partition = u.partition and w.id = u.id;
+    with consumed as (
+        delete from flowfabric.waiter w using unnest(p_partition, p_id) as u (partition, id)
+        where w.child_partition = u.partition and w.child_id = u.id
+        returning w.partition, w.id
+    )
+    select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
+    from (select distinct c.partition, c.id from consumed c) d;
+    if v_ids is null then
+        return;
+    end if;
+    with free as materialized (
+        select e.partition, e.id, e.state from unnest(v_partitions, v_ids) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        order by e.partition, e.id for no key update of e skip locked
+    )
+    select array_agg(f.partition) filter (where f.state = 'delayed'), array_agg(f.id) filter (where f.state = 'delayed'),
+           (select array_agg(u.partition) from unnest(v_partitions, v_ids) as u (partition, id)
+            where (u.partition, u.id) not in (select x.partition, x.id from free x)),
+           (select array_agg(u.id) from unnest(v_partitions, v_ids) as u (partition, id)
+            where (u.partition, u.id) not in (select x.partition, x.id from free x))
+    into v_free_partitions, v_free_ids, v_late_partitions, v_late_ids
+    from free f;
+    if v_free_ids is not null then
+        perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
+    end if;
+    if v_late_ids is not null then
+        perform flowfabric.set_timers('parked', v_late_partitions, v_late_ids, array_fill(p_now, array[cardinality(v_late_ids)]));
+    end if;
+end;
+$$;
+
+-- watch: tell this process when one of these executions ends.
+create or replace function flowfabric.watch(p_instance uuid, p_ms bigint, p_partition integer[], p_id uuid[]) returns void
+language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+    insert into flowfabric.watch as w (partition, id, instance, until)
+    select distinct u.partition, u.id, p_instance, clock_timestamp() + flowfabric.ms(p_ms)
+    from unnest(p_partition, p_id) as u (partition, id)
+    on conflict (partition, id, instance) do update set until = excluded.until
+$$;
+
+-- unwatch: never mind.
+create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
+language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+    delete from flowfabric.watch w using unnest(p_partition, p_id) as u (partition, id)
+    where w.partition = u.partition and w.id = u.id and w.instance = p_instance
+$$;
+
+-- tell_watchers: executions ended; one notification per process that watches any of them.
+create or replace function flowfabric.tell_watchers(p_partition integer[], p_id uuid[]) returns void
+language sql volatile as $$
+    with told as (
+        delete from flowfabric.watch w using unnest(p_partition, p_id) as u (partition, id)
+        where w.partition = u.partition and w.id = u.id
+        returning w.instance, w.until
+    )
+    select pg_notify('flowfabric', 'ended ' || d.instance)
+    from (select distinct t.instance from told t where t.until > clock_timestamp()) d
+$$;
+
+-- tell_holders: leases were taken away by somebody else; one notification per worker that held any of them.
+create or replace function flowfabric.tell_holders(p_partition integer[], p_id uuid[]) returns void
+language sql volatile as $$
+    select pg_notify('flowfabric', 'lost ' || d.worker_instance_id)
+    from (select distinct e.worker_instance_id from unnest(p_partition, p_id) as u (partition, id)
+          join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+          where e.state = 'active') d
+$$;
+
+-- read_outcomes: how executions ended; no row for those that have not. A missing one has no state.
+create or replace function flowfabric.read_outcomes(p_partition integer[], p_id uuid[])
+returns table (ordinal integer, state text, result bytea, result_encoding text, failure_reason text,
+               failure_category text, cancellation_reason text)
+language sql stable security definer set search_path = flowfabric, pg_temp
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+    select u.ord::integer, e.state, e.result, e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason
+    from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+    left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    where e.id is null or e.completed_at is not null
+$$;

@@ -1,0 +1,391 @@
+"""The app: a place for tasks and schedules, and the way to a database.
+
+    app = ff.App()
+
+    @app.task(retry=ff.RetryPolicy(max_retries=5))
+    async def publish(ctx: ff.Context, draft_id: int) -> str: ...
+
+    run = await publish.submit(42)
+    print(await run.result())
+
+What runs the tasks is a worker; this module only knows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+
+from msgspec import Struct
+
+from flowfabric import timing as timings
+from flowfabric.client.client import AsyncClient, new_submission
+from flowfabric.client.run import Run, connectors
+from flowfabric.contexts import Context, SyncContext
+from flowfabric.contracts import Codec, Codecs, Signature
+from flowfabric.engine import Engine
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import check_text
+from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
+from flowfabric.options import OPTION_NAMES, Options
+from flowfabric.policies import Duration, duration
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Pool = Literal["thread", "process"]
+CatchUp = Literal["skip", "one", "all"]
+StepsRule = Literal["strict", "lenient"]
+
+
+class Task(Generic[P, R]):
+    """A function that can be submitted. Calling it runs it here and now, as the plain function it is."""
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        options: Options,
+        pool: Pool,
+        permanent: tuple[type[Exception], ...],
+        steps: StepsRule,
+    ) -> None:
+        self.app = app
+        self.function = function
+        self.name = name
+        self.defaults = options.checked()
+        self.pool: Pool = pool
+        self.permanent = permanent
+        self.steps: StepsRule = steps
+        self.signature = Signature.of(function, context_types=(Context, SyncContext))
+        self.parameter_names = frozenset(each.name for each in self.signature.parameters)
+        if pool not in ("thread", "process"):
+            raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
+        if pool == "process" and (self.signature.is_async or self.signature.context_param is not None):
+            raise InvalidInput(
+                f"{name} is {'async' if self.signature.is_async else 'given a context'}",
+                field="pool",
+                allowed="a plain function without a context can run in a process",
+            )
+        if steps not in ("strict", "lenient"):
+            raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
+        for attribute in ("__module__", "__qualname__", "__doc__", "__name__"):
+            if hasattr(function, attribute):
+                setattr(self, attribute, getattr(function, attribute))
+        self.__wrapped__ = function
+
+    @property
+    def codecs(self) -> Codecs:
+        """Those of the app."""
+        return self.app.codecs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain function."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """The same task with other options: `publish.options(priority=5).submit(42)`."""
+        unknown = set(options) - OPTION_NAMES
+        if unknown:
+            raise InvalidInput(
+                f"unknown option {min(unknown)!r}", field="options", allowed=", ".join(sorted(OPTION_NAMES))
+            )
+        changed: Task[P, R] = object.__new__(Task)
+        changed.__dict__.update(self.__dict__)
+        changed.defaults = self.defaults.merged(Options(**options)).checked()
+        return changed
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submit the task with these arguments. Inside a running task it is submitted once, however often that runs.
+
+        Keywords that name an option and no parameter of the task are options, as in
+        `publish.submit(42, idempotency_key="draft-42")`; `options()` does the same in a way type checkers follow.
+        """
+        client = await self.app.client()
+        return await client.send(new_submission(self, args, kwargs))
+
+    async def submit_many(self, arguments: Iterable[Any]) -> list[Run[R]]:
+        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument."""
+        client = await self.app.client()
+        return await client.submit_many(self, arguments)
+
+    def run(self, execution_id: str) -> Run[R]:
+        """A handle on an execution of this task, from its id."""
+        from flowfabric.ids import ExecutionId  # noqa: PLC0415
+
+        return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
+
+
+class ScheduleSpec(Struct, frozen=True, kw_only=True):
+    """A schedule as the code declares it; stored when a worker of the app starts."""
+
+    name: str
+    task: Task[Any, Any]
+    timing: timings.Cron | timings.Every
+    catch_up: CatchUp
+    submission: Any
+
+
+class App:
+    """Tasks, schedules and the database they run on.
+
+    Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that a Postgres that starts by itself.
+    `codecs` are applied to everything the app stores (arguments, results, steps); `also_read` are retired ones.
+    `namespace`, `lane` and other options given here are the defaults of all its tasks.
+    `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        name: str = "app",
+        data_dir: Path | str | None = None,
+        codecs: Sequence[Codec] = (),
+        also_read: Sequence[Codec] = (),
+        middleware: Sequence[Middleware] = (),
+        notifications: bool = True,
+        prepared_statements: bool = True,
+        connections: int = 10,
+        **options: Any,
+    ) -> None:
+        self.dsn = dsn
+        self.name = check_text(name, "name")
+        self.data_dir = data_dir
+        self.codecs = Codecs(codecs, also_read=also_read)
+        self.middleware = check_middlewares(middleware)
+        self.notifications = notifications
+        self.prepared_statements = prepared_statements
+        self.connections = connections
+        unknown = set(options) - OPTION_NAMES
+        if unknown:
+            raise InvalidInput(
+                f"unknown option {min(unknown)!r}", field="options", allowed=", ".join(sorted(OPTION_NAMES))
+            )
+        self.defaults = Options(**options).checked()
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self.declared: dict[str, ScheduleSpec] = {}
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
+        self._mutex = threading.Lock()
+        connectors[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.tasks)} tasks>"
+
+    # Tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        pool: Pool = "thread",
+        permanent: Sequence[type[Exception]] = (),
+        steps: StepsRule = "strict",
+        **options: Any,
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        pool: Pool = "thread",
+        permanent: Sequence[type[Exception]] = (),
+        steps: StepsRule = "strict",
+        **options: Any,
+    ) -> Any:
+        """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
+
+        `name` is what is stored (default: the function's name); keep it when the function moves. `pool="process"` runs
+        a plain function in a process of its own. `permanent` are exceptions that no retry can help. `steps="lenient"`
+        allows an execution to end without the steps an earlier run of it had done. Everything else is in `Options`.
+        """
+
+        def decorate(fn: Callable[..., Any]) -> Task[Any, Any]:
+            unknown = set(options) - OPTION_NAMES
+            if unknown:
+                raise InvalidInput(
+                    f"unknown option {min(unknown)!r}",
+                    field="options",
+                    allowed=", ".join(sorted(OPTION_NAMES | {"name", "pool", "permanent", "steps"})),
+                )
+            chosen = check_text(fn.__name__ if name is None else name, "name")
+            if not chosen:
+                raise InvalidInput("empty", field="name", allowed="a non-empty text")
+            made: Task[Any, Any] = Task(
+                self,
+                fn,
+                name=chosen,
+                options=self.defaults.merged(Options(**options)),
+                pool=pool,
+                permanent=tuple(permanent),
+                steps=steps,
+            )
+            before = self.tasks.get(chosen)
+            if before is not None and before.function.__qualname__ != fn.__qualname__:
+                raise InvalidInput(
+                    f"{chosen!r} is already the task {before.function.__qualname__}",
+                    field="name",
+                    allowed="one task per name",
+                )
+            self.tasks[chosen] = made
+            return made
+
+        return decorate if function is None else decorate(function)
+
+    def find_task(self, name: str) -> Task[Any, Any] | None:
+        """The task of that name."""
+        return self.tasks.get(name)
+
+    # Schedules
+
+    def schedule(
+        self,
+        task: Task[Any, Any],
+        *args: Any,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec:
+        """Submit a task again and again: by a cron expression in a time zone, or every so often.
+
+        The worker stores it when it starts; `catch_up` says what happens to times that passed while no worker ran:
+        they are skipped, made up by one, or all made up. `name` defaults to the task's name.
+        """
+        chosen = check_text(task.name if name is None else name, "name")
+        if not chosen:
+            raise InvalidInput("empty", field="name", allowed="a non-empty text")
+        if catch_up not in ("skip", "one", "all"):
+            raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
+        if chosen in self.declared:
+            raise InvalidInput(f"{chosen!r} is declared twice", field="name", allowed="one schedule per name")
+        submission = new_submission(task, args, kwargs)
+        submission.item()  # a wrong argument fails here, not when it fires
+        spec = ScheduleSpec(
+            name=chosen,
+            task=task,
+            timing=timings.parse_timing(cron, None if every is None else duration(every, "every"), timezone),
+            catch_up=catch_up,
+            submission=submission,
+        )
+        self.declared[chosen] = spec
+        return spec
+
+    # The database
+
+    async def open_engine(self, **settings: Any) -> Engine:
+        """A new engine of this app's database, through the middleware that is around engine calls."""
+        engine = await Engine.connect(
+            self.dsn,
+            data_dir=self.data_dir,
+            **{
+                "max_size": self.connections,
+                "notifications": self.notifications,
+                "prepared_statements": self.prepared_statements,
+                **settings,
+            },
+        )
+        return layer(engine, self.middleware) if overriding(self.middleware, "call") else engine
+
+    async def client(self) -> AsyncClient:
+        """The client of this event loop, connected when it is first needed and closed when the loop ends."""
+        loop = asyncio.get_running_loop()
+        shared = self._clients.get(loop)
+        if shared is None:
+            shared = self._clients[loop] = _Shared(self)
+        if shared.client is not None:
+            return shared.client
+        return await shared.connect()
+
+    def adopt(self, client: AsyncClient) -> None:
+        """Let a client that somebody else opened and closes be the one of this event loop."""
+        loop = asyncio.get_running_loop()
+        shared = self._clients[loop] = _Shared(self)
+        shared.client = client
+
+    def forget(self) -> None:
+        """Undo `adopt`."""
+        self._clients.pop(asyncio.get_running_loop(), None)
+
+    async def close(self) -> None:
+        """Close the client of this event loop."""
+        shared = self._clients.pop(asyncio.get_running_loop(), None)
+        if shared is not None:
+            await shared.close()
+
+    async def __aenter__(self) -> Self:
+        await self.client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Shared:
+    """The one client of an event loop."""
+
+    def __init__(self, app: App) -> None:
+        self._app = weakref.ref(app)
+        self.client: AsyncClient | None = None
+        self._connecting = asyncio.Lock()
+        self._lifetime: AsyncGenerator[AsyncClient, None] | None = None
+
+    async def connect(self) -> AsyncClient:
+        async with self._connecting:
+            if self.client is None:
+                # An async generator is what a loop closes by itself when it ends.
+                self._lifetime = self._live()
+                self.client = await anext(self._lifetime)
+        return self.client
+
+    async def _live(self) -> AsyncGenerator[AsyncClient, None]:
+        app = self._app()
+        assert app is not None
+        client = AsyncClient(await app.open_engine(), app)
+        try:
+            yield client
+        finally:
+            self.client = None
+            await client.close()
+
+    async def close(self) -> None:
+        if self._lifetime is not None:
+            await self._lifetime.aclose()
+
+
+class _Decorator:
+    """What `@app.task(...)` gives: a decorator that keeps the function's types."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        raise NotImplementedError

@@ -1,0 +1,154 @@
+"""The same change to many executions: those named, or all that match a filter, in chunks and with progress."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flowfabric.cli import _output
+from flowfabric.cli._database import ask, missing, resolve
+from flowfabric.cli._options import Filter
+from flowfabric.cli._program import NO, confirm, tell
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+    from flowfabric.ids import ExecutionId
+
+Change = Callable[["Engine", Sequence["ExecutionId"]], Awaitable[Sequence[Any]]]
+_CHUNK = 500
+# Beyond this many matches the question says "more than".
+_COUNTED = 100_000
+
+
+@dataclass
+class _Tally:
+    done: int = 0
+    refused: list[FlowFabricError] = field(default_factory=list)
+
+    def add(self, verdicts: Sequence[Any]) -> None:
+        for verdict in verdicts:
+            if isinstance(verdict, FlowFabricError):
+                self.refused.append(verdict)
+            else:
+                self.done += 1
+
+
+def change(
+    ids: list[str] | None, wanted: Filter, what: Change, *, verb: str, participle: str, yes: bool, json: bool,
+    dsn: str | None,
+) -> None:  # fmt: skip
+    """Do it to the executions named, or after a question to all that match."""
+    if bool(ids) == bool(wanted):
+        problem = "both ids and a filter" if ids else "neither an id nor a filter"
+        raise InvalidInput(problem, field="ID", allowed=f"ids, or a filter such as --state: what to {verb}")
+
+    async def work(engine: Engine) -> _Tally | None:
+        if ids:
+            return await _named(engine, ids, what)
+        return await _matching(engine, wanted, what, verb=verb, yes=yes)
+
+    tally = ask(dsn, work)
+    if tally is None:
+        return
+    if json:
+        _output.document(
+            {
+                participle: tally.done,
+                "refused": [{"execution_id": e.execution_id, "kind": e.kind, "problem": str(e)} for e in tally.refused],
+            }
+        )
+    elif ids and len(ids) == 1 and tally.refused:
+        raise typer.Exit(tell(tally.refused[0]))
+    else:
+        _output.say(f"{tally.done} {participle}")
+        for problem, count in Counter(_without_id(error) for error in tally.refused).most_common(10):
+            _output.note(f"{count} refused: {_output.printable(problem)}")
+    if tally.refused:
+        raise typer.Exit(NO)
+
+
+def _without_id(error: FlowFabricError) -> str:
+    return error.kind if error.execution_id is not None and error.execution_id in str(error) else str(error)
+
+
+async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:
+    tally = _Tally()
+    targets = []
+    for text in ids:
+        try:
+            targets.append(await resolve(engine, text))
+        except NotFound as error:
+            tally.refused.append(error)
+    for start in range(0, len(targets), _CHUNK):
+        verdicts = list(await what(engine, targets[start : start + _CHUNK]))
+        for place, verdict in enumerate(verdicts):
+            if isinstance(verdict, NotFound):
+                verdicts[place] = await missing(engine, targets[start + place])
+        tally.add(verdicts)
+    return tally
+
+
+async def _matching(engine: Engine, wanted: Filter, what: Change, *, verb: str, yes: bool) -> _Tally | None:
+    # What is created from now on was not asked about.
+    now = datetime.fromtimestamp(await engine.server_time_ms() / 1000 + 0.001, UTC)
+    until = min(now, wanted.arguments.get("created_before", now))
+    wanted = Filter({**wanted.arguments, "created_before": until})
+    count = 0
+    async for page in wanted.pages(engine):
+        count += len(page.items)
+        if count > _COUNTED:
+            break
+    if count == 0:
+        _output.note("no execution matches")
+        return _Tally()
+    is_more = count > _COUNTED
+    shown = f"more than {_COUNTED:,}" if is_more else f"{count:,}"
+    confirm(f"{verb} {shown} execution{'' if count == 1 else 's'}?", yes=yes)
+    tally = _Tally()
+    with _Progress(verb, None if is_more else count) as progress:
+        async for page in wanted.pages(engine, size=_CHUNK):
+            if page.items:
+                tally.add(await what(engine, [one.execution_id for one in page.items]))
+                progress.advance(len(page.items))
+    return tally
+
+
+class _Progress:
+    """A bar on standard error, where somebody sees it."""
+
+    def __init__(self, verb: str, total: int | None) -> None:
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.progress import (  # noqa: PLC0415 - slow to import
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                console=_output.console(stderr=True),
+            )  # fmt: skip
+            self._task = self._bar.add_task(verb, total=total)
+
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task, count)

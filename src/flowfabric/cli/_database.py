@@ -1,0 +1,144 @@
+"""How commands reach the database, and how they find the execution that a person means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from flowfabric import settings
+from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
+from flowfabric.ids import ExecutionId, parse_uuid, partition_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from flowfabric.engine import Engine
+
+_Answer = TypeVar("_Answer")
+_CONNECTIONS = 8
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# More partitions than this are not looked through for an id that does not name its own.
+_MOST_PARTITIONS = 4096
+
+
+def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifications: bool = False) -> _Answer:
+    """Connect, do the work, leave. Works behind a transaction-pooling proxy too."""
+
+    async def asked() -> _Answer:
+        from flowfabric.engine import Engine  # noqa: PLC0415 - only commands that ask need it
+
+        async with await Engine.connect(
+            dsn, max_size=_CONNECTIONS, notifications=notifications, prepared_statements=False
+        ) as engine:
+            return await work(engine)
+
+    return asyncio.run(asked())
+
+
+@contextlib.contextmanager
+def address(dsn: str | None) -> Iterator[str]:
+    """The DSN given or of the environment; else that of the embedded server, held while it is used."""
+    if chosen := dsn or settings.load().dsn:
+        yield chosen
+        return
+    server = embedded().start()
+    try:
+        yield server.dsn
+    finally:
+        server.release()
+
+
+def is_embedded(dsn: str | None) -> bool:
+    """Whether a command without further ado means the embedded server."""
+    return not (dsn or settings.load().dsn)
+
+
+def embedded() -> Any:
+    """The module of the embedded server, where there can be one."""
+    try:
+        from flowfabric._postgres import embedded as module  # noqa: PLC0415 - not importable on every platform
+    except ImportError as error:
+        raise ConnectionFailed(
+            "unreachable", f"no embedded server on this platform ({error}); give --dsn or set FLOWFABRIC_DSN"
+        ) from error
+    return module
+
+
+def split_password(dsn: str) -> tuple[str, str | None]:
+    """A DSN without its password, and the password."""
+    problem = "not a URL such as postgresql://user@host/database"
+    try:
+        parts = urlsplit(dsn)
+        if parts.scheme not in ("postgres", "postgresql"):
+            raise ConnectionFailed("unreachable", problem)
+    except ValueError:
+        raise ConnectionFailed("unreachable", problem) from None
+    who, at, where = parts.netloc.rpartition("@")
+    user, colon, in_netloc = who.partition(":")
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    in_query = next((value for name, value in query if name == "password"), None)
+    rest = urlencode([pair for pair in query if pair[0] != "password"], quote_via=quote, safe="/:")
+    bare = urlunsplit(parts._replace(netloc=f"{user}{at}{where}", query=rest))
+    if not parts.netloc:
+        # urlunsplit leaves the empty authority out, which Postgres needs.
+        bare = bare.replace(f"{parts.scheme}:/", f"{parts.scheme}:///", 1) if "://" not in bare else bare
+    return bare, in_query if in_query is not None else unquote(in_netloc) if colon else None
+
+
+async def resolve(engine: Engine, text: str) -> ExecutionId:
+    """The execution that an id names: the whole id, or its uuid alone. `NotFound` says what is near."""
+    given = text.strip()
+    if _UUID.fullmatch(given):
+        found = await _locate(engine, parse_uuid(given))
+        if found is None:
+            raise NotFound("execution", given, detail="`flowfabric ls` lists what there is")
+        return found
+    if re.fullmatch(r"[0-9a-fA-F]{4,}[0-9a-fA-F-]*", given):
+        raise InvalidInput(
+            "a part of an id", field="ID", allowed="the whole uuid, or {fp:N}:<uuid> as `flowfabric ls` shows it"
+        )
+    return ExecutionId.parse(given, "ID")
+
+
+async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
+    """The error for an id that nothing bears, naming the one with the same uuid if there is one."""
+    near = await _locate(engine, execution_id.uuid)
+    return NotFound(
+        "execution", execution_id, detail=f"did you mean {near}?" if near else "`flowfabric ls` lists what there is"
+    )
+
+
+async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
+    """The execution with this uuid, wherever it lives: an execution of its own is looked for where it should be."""
+    count = engine._database.flow_partitions
+    likely = ExecutionId.of(partition_of(uuid.bytes, count), uuid)
+    if await engine.read_execution_state(likely) is not None:
+        return likely
+    if count > _MOST_PARTITIONS:
+        raise InvalidInput("the uuid alone does not say where to look", field="ID", allowed="{fp:N}:<uuid>")
+    others = [ExecutionId.of(partition, uuid) for partition in range(count)]
+    states = await asyncio.gather(*(engine.read_execution_state(other) for other in others))
+    return next((other for other, state in zip(others, states, strict=True) if state is not None), None)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?` when something known looks like it, else nothing."""
+    found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(found)}?" if found else ""
+
+
+async def lane_names(engine: Engine) -> list[str]:
+    """Every lane, by name."""
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_lanes(cursor=cursor, limit=1000)
+        names += [lane.lane_id for lane in page.items]
+        if page.next_cursor is None:
+            return names
+        cursor = page.next_cursor

@@ -1,0 +1,272 @@
+"""What commands print: tables and words for people, JSON for programs.
+
+A terminal gets colours and borders. A pipe gets plain columns of any width, so that nothing is cut and every line can
+be searched. Text that came from elsewhere (failures, names, messages) cannot move the cursor or change colours.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flowfabric.contracts import Codecs
+
+# A last column narrower than this is not worth folding.
+_LEAST_LAST_COLUMN = 16
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "expired": "red",
+    "cancelled": "yellow",
+    "skipped": "yellow",
+    "active": "cyan",
+    "suspended": "magenta",
+    "paused": "yellow",
+    "draining": "yellow",
+    "disabled": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "problem": "red",
+}
+
+
+def say(text: str = "") -> None:
+    """A line on standard output."""
+    print(text)
+
+
+def note(text: str) -> None:
+    """A line on standard error: for people who watch, not part of the answer."""
+    print(text, file=sys.stderr)
+
+
+def document(value: Any) -> None:
+    """One JSON document: laid out on a terminal, on one line for a program."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(to_json(value), ensure_ascii=False, indent=indent))
+
+
+def line(value: Any) -> None:
+    """One item of a stream as one line of JSON, sent at once."""
+    print(json.dumps(to_json(value), ensure_ascii=False), flush=True)
+
+
+def to_json(value: Any) -> Any:
+    """Any value of ours as JSON: times in ISO 8601, durations in seconds under a name that says so."""
+    match value:
+        case msgspec.Struct():
+            return {
+                name + ("_seconds" if _is_duration(field) else ""): to_json(getattr(value, name))
+                for name, field in _fields(type(value)).items()
+            }
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Enum():
+            return value.value
+        case UUID() | Path():
+            return str(value)
+        case bytes():
+            return _bytes(value)
+        case dict():
+            return {str(key): to_json(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [to_json(item) for item in value]
+        case _:
+            return value
+
+
+def _fields(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+def _is_duration(annotation: Any) -> bool:
+    return annotation is timedelta or timedelta in getattr(annotation, "__args__", ())
+
+
+def _bytes(data: bytes) -> Any:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None = None) -> Any:
+    """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
+    if data is None or encoding == "redacted":
+        return None
+    if codecs is not None:
+        data, encoding = codecs.open(data, encoding), None
+    if encoding in (None, "", "json"):
+        try:
+            return json.loads(data)
+        except ValueError:
+            pass
+    return _bytes(data)
+
+
+def printable(text: object) -> str:
+    """Text that does nothing to a terminal but appear; line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def first_line(text: str | None) -> str:
+    """The first line that says something."""
+    return next((found.strip() for found in (text or "").splitlines() if found.strip()), "")
+
+
+def failure_line(text: str | None) -> str:
+    """What a failure says in one line: of a traceback the one that names the exception, else the first."""
+    lines = [found for found in (text or "").splitlines() if found.strip()]
+    if lines and lines[0].startswith("Traceback "):
+        frames = [place for place, found in enumerate(lines) if found[0].isspace()]
+        lines = lines[frames[-1] + 1 :] or lines if frames else lines
+    return lines[0].strip() if lines else ""
+
+
+def when(moment: datetime | None) -> str:
+    """A time for people: of this machine's time zone, to the second."""
+    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(span: timedelta | None) -> str:
+    """A duration for people: two units at most."""
+    if span is None:
+        return ""
+    seconds = span.total_seconds()
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{round(seconds * 1000)} ms"
+    if seconds < 60:
+        return f"{sign}{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{sign}{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{sign}{whole} s"
+
+
+def seconds(number: float) -> str:
+    """A number of seconds for people."""
+    return duration(timedelta(seconds=number))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where rich output goes; a pipe has room for everything and no colours."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, not needed for JSON
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 10_000
+    return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns for people. Where they do not fit, the last one is folded; the others are never cut."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    terminal = console()
+    widths = [max(len(row[place]) for row in (headers, *cells)) for place in range(len(headers))]
+    left = terminal.width - sum(width + 2 for width in widths[:-1])
+    if not sys.stdout.isatty() or left < min(widths[-1], _LEAST_LAST_COLUMN):
+        print_plain(headers, cells)
+    else:
+        terminal.print(rich_table(headers, cells))
+
+
+def rich_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+    """The same for a terminal, as a part of something larger."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    cells = [[_cell(value) for value in row] for row in rows]
+    for place, header in enumerate(headers):
+        is_last = place == len(headers) - 1
+        is_number = any(row[place] for row in cells) and all(re.fullmatch(r"-?[\d.,]*", row[place]) for row in cells)
+        made.add_column(
+            header,
+            justify="right" if is_number else "left",
+            no_wrap=not is_last,
+            overflow="fold" if is_last else "crop",
+        )
+    for row in cells:
+        made.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return made
+
+
+def print_plain(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Columns without any decoration."""
+    widths = [max(len(row[place]) for row in (headers, *cells)) for place in range(len(headers))]
+    for row in (headers, *cells):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def pairs(items: Iterable[tuple[str, object]]) -> None:
+    """Names and values, one per line; what has no value is left out."""
+    shown = [(name, _cell(value)) for name, value in items if value not in (None, "", {}, [], ())]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        styled(f"{name.ljust(width)}  ", value)
+
+
+def styled(before: str, word: str) -> None:
+    """A line that ends in a word with a colour of its own, where there are colours."""
+    style = _STYLES.get(word)
+    if style is None or not sys.stdout.isatty():
+        print(before + word)
+        return
+    from rich.text import Text  # noqa: PLC0415
+
+    console().print(Text(before).append(word, style=style))
+
+
+def heading(text: str) -> None:
+    """The title of a part of the output."""
+    if sys.stdout.isatty():
+        from rich.text import Text  # noqa: PLC0415
+
+        console().print(Text(f"\n{text}", style="bold"))
+    else:
+        print(f"\n{text}")
+
+
+def block(text: str) -> None:
+    """Several lines, indented, as they are."""
+    for one in printable(text).rstrip("\n").splitlines():
+        print(f"  {one}".rstrip())
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case Enum():
+            return str(value.value)
+        case datetime():
+            return when(value)
+        case timedelta():
+            return duration(value)
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:,.1f}"
+        case int():
+            return str(value)
+        case _:
+            return " ".join(printable(value).split("\n"))

@@ -1,0 +1,108 @@
+"""`flowfabric lanes`: how the lanes stand, and what they do with work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _completion, _output
+from flowfabric.cli._database import ask, lane_names, near
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.errors import NotFound
+from flowfabric.models import LaneState
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+    from flowfabric.models import LaneStats
+
+app = typer.Typer(help="Show lanes; pause, drain, disable or resume them.", invoke_without_command=True)
+
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="LANE...", help="The lanes.", autocompletion=_completion.lanes, show_default=False),
+]
+Chosen = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[LANE]...", help="Only these.", autocompletion=_completion.lanes, show_default=False),
+]
+HEADERS = ("LANE", "STATE", "READY", "OLDEST", "DELAYED", "RUNNING")
+
+
+@app.callback()
+def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+    """Show lanes; pause, drain, disable or resume them. Without a command: stats."""
+    if ctx.invoked_subcommand is None:
+        stats(json=json, dsn=dsn)
+
+
+@app.command()
+def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
+    """What waits in each lane, since when, and what runs."""
+
+    async def work(engine: Engine) -> None:
+        found = await engine.lane_stats(lanes or None)
+        known = {one.lane_id for one in found}
+        for lane in lanes or ():
+            if lane not in known:
+                raise await _unknown(engine, lane)
+        if json:
+            _output.document({"lanes": found})
+        else:
+            _output.table(HEADERS, [row(one) for one in found])
+
+    ask(dsn, work)
+
+
+def row(one: LaneStats) -> tuple[Any, ...]:
+    """A lane as a line of the table."""
+    return (one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.running)
+
+
+@app.command()
+def pause(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+    """Take work, give none out."""
+    _set(lanes, LaneState.PAUSED, json=json, dsn=dsn)
+
+
+@app.command()
+def resume(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+    """Take work and give it out."""
+    _set(lanes, LaneState.ACTIVE, json=json, dsn=dsn)
+
+
+@app.command()
+def drain(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+    """Give out what there is, take no more."""
+    _set(lanes, LaneState.DRAINING, json=json, dsn=dsn)
+
+
+@app.command()
+def disable(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+    """Neither take work nor give it out."""
+    _set(lanes, LaneState.DISABLED, json=json, dsn=dsn)
+
+
+def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> None:
+    async def work(engine: Engine) -> None:
+        known = await lane_names(engine)
+        for lane in lanes:
+            # The engine would make a lane of a typing error.
+            if lane not in known:
+                raise await _unknown(engine, lane)
+        changed = []
+        for lane in lanes:
+            before = await engine.set_lane_state(lane, state)
+            changed.append({"lane_id": lane, "before": before, "state": state})
+            if not json:
+                _output.say(f"{lane} is {state}" + ("" if before is not state else " as before"))
+        if json:
+            _output.document({"lanes": changed})
+
+    ask(dsn, work)
+
+
+async def _unknown(engine: Engine, lane: str) -> NotFound:
+    known = await lane_names(engine)
+    hint = near(lane, known) or (f"there are {', '.join(known[:10])}" if known else "there is none yet")
+    return NotFound("lane", _output.printable(lane), detail=hint)

@@ -1,0 +1,131 @@
+"""`flowfabric schedules`: recurring work: see it, pause it, run it now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _completion, _output
+from flowfabric.cli._database import ask, near
+from flowfabric.cli._options import Dsn, Json, Yes
+from flowfabric.cli._program import confirm
+from flowfabric.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from flowfabric.engine import Engine
+    from flowfabric.models import Schedule
+
+app = typer.Typer(help="Show schedules; pause, resume, delete or run them.", invoke_without_command=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The schedule.", autocompletion=_completion.schedules, show_default=False),
+]
+
+
+@app.callback()
+def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+    """Show schedules; pause, resume, delete or run them. Without a command: list."""
+    if ctx.invoked_subcommand is None:
+        list_(json=json, dsn=dsn)
+
+
+@app.command("list")
+def list_(json: Json = False, dsn: Dsn = None) -> None:
+    """All schedules, when they fire next and what they made last."""
+
+    async def work(engine: Engine) -> None:
+        found = await _all(engine)
+        if json:
+            _output.document({"schedules": found})
+        elif found:
+            _output.table(
+                ["NAME", "KIND", "TIMING", "CATCH UP", "STATE", "NEXT", "LAST", "ID"],
+                [
+                    (
+                        one.name, one.kind, timing(one.timing), one.catch_up, "paused" if one.paused else "active",
+                        None if one.paused else one.next_at, one.last_at, one.last_execution_id,
+                    )
+                    for one in found
+                ],
+            )  # fmt: skip
+        else:
+            _output.note("there is no schedule")
+
+    ask(dsn, work)
+
+
+def timing(value: dict[str, Any]) -> str:
+    """When it fires, in a few words."""
+    return " ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+
+
+@app.command()
+def pause(name: Name, json: Json = False, dsn: Dsn = None) -> None:
+    """Let it fire no more until it is resumed."""
+    _change(name, lambda engine: engine.pause_schedule, "paused", json=json, dsn=dsn)
+
+
+@app.command()
+def resume(name: Name, json: Json = False, dsn: Dsn = None) -> None:
+    """Let it fire again; what it missed is caught up as it is set to."""
+    _change(name, lambda engine: engine.resume_schedule, "active", json=json, dsn=dsn)
+
+
+@app.command()
+def delete(name: Name, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
+    """Forget it. What it has made stays."""
+    _change(name, lambda engine: engine.delete_schedule, "deleted", json=json, dsn=dsn, yes=yes, ask_first=True)
+
+
+def _change(
+    name: str,
+    choose: Callable[[Engine], Callable[[str], Awaitable[None]]],
+    state: str,
+    *,
+    json: bool,
+    dsn: str | None,
+    yes: bool = False,
+    ask_first: bool = False,
+) -> None:
+    async def work(engine: Engine) -> None:
+        await _existing(engine, name)
+        if ask_first:
+            confirm(f"delete schedule {_output.printable(name)}?", yes=yes)
+        try:
+            await choose(engine)(name)
+        except NotFound:
+            raise await _unknown(engine, name) from None
+        if json:
+            _output.document({"name": name, "state": state})
+        else:
+            _output.say(f"{_output.printable(name)} is {state}")
+
+    ask(dsn, work)
+
+
+async def _all(engine: Engine) -> list[Schedule]:
+    found: list[Schedule] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_schedules(cursor=cursor, limit=1000)
+        found += page.items
+        if page.next_cursor is None:
+            return found
+        cursor = page.next_cursor
+
+
+async def _existing(engine: Engine, name: str) -> Schedule:
+    found = await engine.read_schedule(name)
+    if found is None:
+        raise await _unknown(engine, name)
+    return found
+
+
+async def _unknown(engine: Engine, name: str) -> NotFound:
+    known = [one.name for one in await _all(engine)]
+    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there is none")
+    return NotFound("schedule", _output.printable(name), detail=hint)

@@ -1,0 +1,164 @@
+"""`flowfabric submit`: hand a task its arguments, from the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json as _json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _output
+from flowfabric.cli._database import near
+from flowfabric.cli._loading import AppName, load_app
+from flowfabric.cli._options import Dsn, Json, parse_duration, parse_moment, parse_pair
+from flowfabric.cli.wait import Timeout, until_ended
+from flowfabric.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from flowfabric.app import App, Task
+    from flowfabric.contracts import Parameter
+
+
+def submit(
+    app: AppName,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ARGUMENT]...",
+            help="VALUE or NAME=VALUE; JSON, or text where it is not JSON or a text is wanted.",
+            show_default=False,
+        ),
+    ] = None,
+    lane: Annotated[
+        str | None, typer.Option("--lane", "-l", metavar="LANE", help="In this lane.", show_default=False)
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", "-p", metavar="N", help="From 0 to 9000.", show_default=False)
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option("--delay", metavar="DURATION", help="Not before so much time has passed.", show_default=False),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Not before then (ISO 8601).", show_default=False)
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option("--deadline", metavar="DURATION", help="Expire unless ended by then.", show_default=False),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            help="Idempotency key: the same key again is the same execution.",
+            show_default=False,
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="In this namespace.", show_default=False)
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="With this tag.", show_default=False)
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end, as `flowfabric wait` does.")] = False,
+    timeout: Timeout = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Submit a task and print the execution's id. Wrong arguments are refused before anything is stored."""
+    options: dict[str, Any] = {
+        "lane": lane,
+        "priority": priority,
+        "delay": None if delay is None else parse_duration(delay, "--delay"),
+        "at": None if at is None else parse_moment(at, "--at"),
+        "deadline": None if deadline is None else parse_duration(deadline, "--deadline"),
+        "idempotency_key": key,
+        "namespace": namespace,
+        "tags": dict(parse_pair(one, "--tag") for one in tag) if tag else None,
+    }
+    if timeout is not None and not wait:
+        raise InvalidInput("nothing is waited for", field="--timeout", allowed="together with --wait")
+    seconds = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
+    loaded = load_app(app)
+    if dsn is not None:
+        loaded.dsn, loaded.data_dir = dsn, None
+    chosen = _task(loaded, task).options(**{name: value for name, value in options.items() if value is not None})
+    values = read_arguments(chosen, arguments or [])
+
+    async def work() -> int:
+        async with loaded:
+            run = await chosen.submit(**values)
+            if not wait:
+                if json:
+                    _output.document({"execution_id": run.execution_id, "is_new": run.is_new})
+                else:
+                    _output.say(run.execution_id)
+                    if not run.is_new:
+                        _output.note("the key was known: this execution stood already")
+                return 0
+            if not json:
+                _output.note(run.execution_id)
+            client = await loaded.client()
+            return await until_ended(client.engine, run.execution_id, seconds, loaded.codecs, as_json=json)
+
+    code = asyncio.run(work())
+    if code:
+        raise typer.Exit(code)
+
+
+def _task(app: App, name: str) -> Task[Any, Any]:
+    found = app.find_task(name)
+    if found is None:
+        known = sorted(app.tasks)
+        hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "the app has none")
+        raise NotFound("task", _output.printable(name), detail=hint)
+    return found
+
+
+def read_arguments(task: Task[Any, Any], texts: list[str]) -> dict[str, Any]:
+    """The arguments by name, as Python values of the types the task asks for."""
+    parameters = task.signature.parameters
+    by_name = {one.name: one for one in parameters}
+    open_places = [one for one in parameters if not one.is_keyword_only]
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name in by_name:
+            parameter = by_name[name]
+        elif open_places:
+            parameter, value = open_places.pop(0), text
+        else:
+            hint = near(name, by_name) if equals else ""
+            signature = ", ".join(f"{one.name}: {one.annotation}" for one in parameters) or "no arguments"
+            raise InvalidInput(f"{text!r} has no place", field=task.name, allowed=hint or signature)
+        if parameter.name in given:
+            raise InvalidInput("is given twice", field=parameter.name, allowed="once")
+        open_places = [one for one in open_places if one is not parameter]
+        given[parameter.name] = _value(parameter, value)
+    return given
+
+
+def _value(parameter: Parameter, text: str) -> Any:
+    """The value a text stands for: as JSON if that fits, else as the text itself."""
+    from flowfabric.contracts import CannotDecode  # noqa: PLC0415
+
+    what = f"argument {parameter.name!r}"
+    problem: CannotDecode | None = None
+    for attempt in (text, _json.dumps(text)):
+        try:
+            return parameter.type.decode(attempt.encode(), what=what)
+        except CannotDecode as error:
+            problem = problem or error if _is_json(text) else error
+    assert problem is not None
+    raise InvalidInput(problem.problem, field=parameter.name, allowed=parameter.annotation)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""`flowfabric wait`: until an execution has ended, and what came of it."""
+
+from __future__ import annotations
+
+import json as _json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _output
+from flowfabric.cli._database import ask, missing, resolve
+from flowfabric.cli._loading import AppOption, load_app
+from flowfabric.cli._options import Dsn, Id, Json, parse_duration
+from flowfabric.cli._program import NO, TIMEOUT
+from flowfabric.state import State
+
+if TYPE_CHECKING:
+    from flowfabric.contracts import Codecs
+    from flowfabric.engine import Engine
+    from flowfabric.ids import ExecutionId
+    from flowfabric.models import Outcome
+
+Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="DURATION", help="How long at most (30s, 5m); exit 3 then.", show_default=False),
+]
+
+
+def wait(execution: Id, timeout: Timeout = None, app: AppOption = None, json: Json = False, dsn: Dsn = None) -> None:
+    """Wait until an execution has ended and print its result. Exit 1 unless it completed, 3 when it took too long."""
+    seconds = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
+    codecs = None if app is None else load_app(app).codecs
+
+    async def work(engine: Engine) -> int:
+        target = await resolve(engine, execution)
+        return await until_ended(engine, target, seconds, codecs, as_json=json)
+
+    code = ask(dsn, work, notifications=True)
+    if code:
+        raise typer.Exit(code)
+
+
+async def until_ended(
+    engine: Engine, target: ExecutionId, seconds: float | None, codecs: Codecs | None, *, as_json: bool
+) -> int:
+    """Wait and say what came of it; answers the exit code."""
+    from flowfabric.client.outcomes import Outcomes  # noqa: PLC0415
+
+    outcomes = Outcomes(engine)
+    try:
+        outcome = await outcomes.wait(target, seconds)
+    except TimeoutError:
+        state = await engine.read_execution_state(target)
+        if as_json:
+            _output.document({"execution_id": target, "public_state": state, "is_ended": False})
+        else:
+            _output.note(f"flowfabric: {target} has not ended in time; it is {state}")
+        return TIMEOUT
+    finally:
+        await outcomes.close()
+    if outcome.state is None:
+        raise await missing(engine, target)
+    if as_json:
+        _output.document(_as_json(target, outcome, codecs))
+    elif outcome.state is State.COMPLETED:
+        if outcome.result is not None:
+            value = _output.payload(outcome.result, outcome.result_encoding, codecs)
+            _output.say(_output.printable(value if isinstance(value, str) else _json.dumps(value, ensure_ascii=False)))
+    else:
+        why = _output.failure_line(outcome.failure_reason or outcome.cancellation_reason)
+        _output.note(f"flowfabric: {target} ended as {outcome.state}" + (f": {_output.printable(why)}" if why else ""))
+    return 0 if outcome.state is State.COMPLETED else NO
+
+
+def _as_json(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> dict[str, Any]:
+    return {
+        "execution_id": target,
+        "public_state": outcome.state,
+        "is_ended": True,
+        "result": _output.payload(outcome.result, outcome.result_encoding, codecs),
+        "failure_reason": outcome.failure_reason,
+        "failure_category": outcome.failure_category,
+        "cancellation_reason": outcome.cancellation_reason,
+    }

@@ -1,0 +1,7 @@
+"""Clients: submit work, look at it, wait for it, change it."""
+
+from flowfabric.client.client import AsyncClient
+from flowfabric.client.run import Run
+from flowfabric.client.submission import Submission
+
+__all__ = ["AsyncClient", "Run", "Submission"]

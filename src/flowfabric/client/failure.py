@@ -1,0 +1,78 @@
+"""How a failure is written down and read again: the exception's type, its message, the traceback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from flowfabric.contracts import Codecs, ValueType
+from flowfabric.errors import Purged, TaskFailed
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Outcome
+from flowfabric.state import State
+
+_MARK = "\n\nTraceback (most recent call last):\n"
+_MAX_TRACEBACK = 16 * 1024
+
+
+def type_name(error: BaseException) -> str:
+    """The exception's class as text; builtin ones without their module."""
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe_failure(error: BaseException, skip: Callable[[str], bool] | None = None) -> str:
+    """The text that is stored: `type: message`, then the traceback, whose middle is cut when it is long.
+
+    `skip` says which files' frames to leave out: those of the runtime.
+    """
+    report = traceback.TracebackException.from_exception(error, capture_locals=False)
+    if skip is not None:
+        kept = [frame for frame in report.stack if not skip(frame.filename)]
+        if kept:
+            report.stack = traceback.StackSummary.from_list(kept)
+    text = "".join(report.format())
+    head = f"{type_name(error)}: {error}".rstrip(": ")
+    if len(text) > _MAX_TRACEBACK:
+        half = _MAX_TRACEBACK // 2
+        text = f"{text[:half]}\n  ... cut ...\n{text[-half:]}"
+    marked = text.partition("Traceback (most recent call last):\n")
+    return head + _MARK + marked[2] if marked[1] else head
+
+
+def parse_failure(reason: str | None) -> tuple[str | None, str, str | None]:
+    """Type, message and traceback back from the text; type and traceback are None when it was not an exception."""
+    if not reason:
+        return None, "", None
+    head, mark, trace = reason.partition(_MARK)
+    kind, colon, message = head.partition(": ")
+    is_type = bool(mark) and all(part.isidentifier() or part == "<locals>" for part in kind.split("."))
+    if not is_type:
+        return None, head, None
+    return kind, message if colon else "", (mark.lstrip("\n") + trace) if mark else None
+
+
+def task_failed(execution_id: ExecutionId, outcome: Outcome) -> TaskFailed:
+    """The exception for an execution that ended without a result."""
+    if outcome.state is None:
+        return Purged(execution_id)
+    if outcome.state is State.CANCELLED:
+        return TaskFailed("cancelled", outcome.cancellation_reason or "", execution_id=execution_id)
+    kind, message, trace = parse_failure(outcome.failure_reason)
+    return TaskFailed(
+        outcome.state.value,
+        message,
+        execution_id=execution_id,
+        category=outcome.failure_category,
+        error_type=kind,
+        traceback=trace,
+    )
+
+
+def result_of(execution_id: ExecutionId, outcome: Outcome, result: ValueType, codecs: Codecs) -> object:
+    """The value of a completed execution; `TaskFailed` for any other end."""
+    if outcome.state is not State.COMPLETED:
+        raise task_failed(execution_id, outcome)
+    if outcome.result is None:
+        return None
+    return result.decode(codecs.open(outcome.result, outcome.result_encoding))

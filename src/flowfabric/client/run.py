@@ -1,0 +1,121 @@
+"""A handle on one execution: wait for it, look at it, cancel it, run it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from flowfabric.client import current
+from flowfabric.client.failure import result_of
+from flowfabric.contracts import ValueType
+from flowfabric.errors import InvalidInput, NotFound, TimedOut
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Attempt, Execution, Outcome, Step
+from flowfabric.policies import Duration, duration
+from flowfabric.state import State
+
+if TYPE_CHECKING:
+    from flowfabric.client.client import AsyncClient, Connector
+
+R_co = TypeVar("R_co", covariant=True)
+# Where a handle that was pickled finds its way back to a database: apps by name.
+connectors: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_ANYTHING = ValueType.of(Any)
+
+
+class Run(Generic[R_co]):
+    """One execution of a task. Survives pickling; `client.run(id)` makes one from an id.
+
+    `is_new` is False when the idempotency key was known and this is the execution that stood already.
+    """
+
+    __slots__ = ("_connector", "execution_id", "is_new", "kind")
+
+    def __init__(
+        self, execution_id: ExecutionId, *, kind: str | None, connector: Connector | None, is_new: bool = True
+    ) -> None:
+        self.execution_id = execution_id
+        self.kind = kind
+        self.is_new = is_new
+        self._connector = connector
+
+    @property
+    def id(self) -> str:
+        """The execution's id."""
+        return self.execution_id
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.execution_id)!r}, kind={self.kind!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and other.execution_id == self.execution_id
+
+    def __hash__(self) -> int:
+        return hash(self.execution_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        name = None if self._connector is None else self._connector.name
+        return _revive, (str(self.execution_id), self.kind, self.is_new, name)
+
+    async def _client(self) -> AsyncClient:
+        if self._connector is None:
+            raise InvalidInput(
+                "this handle came from another process and its app is not loaded here",
+                field="run",
+                allowed="client.run(run.id)",
+            )
+        return await self._connector.client()
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
+
+        Inside a task the wait is durable: it holds no worker, and is remembered.
+        """
+        outcome = await self.outcome(timeout)
+        client = await self._client()
+        value: Any = result_of(self.execution_id, outcome, client.result_type(self.kind), client.codecs)
+        return value  # type: ignore[no-any-return]  # as the task's annotation says, which is all there is to know
+
+    async def outcome(self, timeout: Duration | None = None) -> Outcome:
+        """How the execution ended, waiting until it has; never raises for how it ended."""
+        scope = current.running.get()
+        if scope is not None and timeout is None:
+            return await scope.outcome_of(self.execution_id)
+        seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
+        client = await self._client()
+        try:
+            return await client.outcomes.wait(self.execution_id, seconds)
+        except TimeoutError:
+            raise TimedOut("result", round((seconds or 0) * 1000)) from None
+
+    async def get(self) -> Execution:
+        """Everything stored about it but payload and result; `NotFound` when it is not stored."""
+        found = await (await self._client()).engine.read_execution(self.execution_id)
+        if found is None:
+            raise NotFound("execution", self.execution_id)
+        return found
+
+    async def state(self) -> State:
+        """Where it stands."""
+        return (await self.get()).public_state
+
+    async def steps(self) -> list[Step]:
+        """What its handler is remembered to have done."""
+        return await (await self._client()).engine.read_steps([self.execution_id], all_generations=True)
+
+    async def attempts(self) -> list[Attempt]:
+        """Every attempt at it, oldest first."""
+        return await (await self._client()).engine.list_attempts(self.execution_id)
+
+    async def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """End it as cancelled, whatever it is doing. A handler that runs is stopped."""
+        await (await self._client()).cancel(self.execution_id, reason)
+
+    async def replay(self, reason: str | None = None) -> None:
+        """Run it again from the top; finished steps are kept unless it had succeeded."""
+        await (await self._client()).replay(self.execution_id, reason=reason)
+
+
+def _revive(execution_id: str, kind: str | None, is_new: bool, name: str | None) -> Run[Any]:
+    connector = None if name is None else connectors.get(name)
+    return Run(ExecutionId.parse(execution_id), kind=kind, connector=connector, is_new=is_new)

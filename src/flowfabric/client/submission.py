@@ -1,0 +1,56 @@
+"""One submission: a task, its arguments and its options, until it is a new execution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.contracts import Codecs, Signature
+from flowfabric.models import NewExecution
+from flowfabric.options import Options
+
+
+class Submittable(Protocol):
+    """What a submission needs to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def parameter_names(self) -> frozenset[str]: ...
+
+    @property
+    def defaults(self) -> Options: ...
+
+    @property
+    def codecs(self) -> Codecs: ...
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """What middleware sees and may replace on the way: which task, with which arguments and options."""
+
+    task: Submittable
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    options: Options = Options()
+
+    @property
+    def kind(self) -> str:
+        """The task's name."""
+        return self.task.name
+
+    def replace(self, **changes: Any) -> Submission:
+        """The same with other parts."""
+        return msgspec.structs.replace(self, **changes)
+
+    def item(self, creator: str = "") -> NewExecution:
+        """The new execution; `InvalidInput` names the argument or the option that is wrong."""
+        task = self.task
+        payload, encoding = task.codecs.seal(task.signature.encode(self.args, self.kwargs))
+        return self.options.item(task.name, payload, encoding, creator=creator)

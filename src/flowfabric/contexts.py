@@ -1,0 +1,277 @@
+"""What a handler is given: who it is, and what it can do durably. `Context` for async handlers, `SyncContext` else.
+
+The work behind the methods is the worker's (`Scope`); these classes are only the surface.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Claimed
+from flowfabric.policies import Duration, RetryPolicy
+
+if TYPE_CHECKING:
+    from flowfabric.client.run import Run
+    from flowfabric.client.submission import Submittable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Scope(Protocol):
+    """The running handler, as its context sees it."""
+
+    claimed: Claimed
+
+    @property
+    def is_cancelled(self) -> bool: ...
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]: ...
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        retry: RetryPolicy | None,
+        timeout: Duration | None,
+    ) -> Any: ...
+    async def sleep(self, pause: Duration) -> None: ...
+    async def now(self) -> datetime: ...
+    async def progress(self, percent: int | None, message: str | None) -> None: ...
+    async def heartbeat(self) -> None: ...
+    async def submit(self, task: Submittable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[Any]: ...
+    def step_in_thread(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        retry: RetryPolicy | None,
+    ) -> Any: ...
+    def sleep_in_thread(self, pause: Duration) -> None: ...
+    def result_in_thread(self, run: Run[Any]) -> Any: ...
+    def in_thread(self, work: Awaitable[Any]) -> Any: ...
+
+
+class _Facts:
+    """What is known about the execution and this attempt at it."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self._scope.claimed.execution_id
+
+    @property
+    def kind(self) -> str:
+        """The task's name."""
+        return self._scope.claimed.execution_kind
+
+    @property
+    def attempt_index(self) -> int:
+        """0 for the first attempt."""
+        return self._scope.claimed.handle.attempt_index
+
+    @property
+    def retry_count(self) -> int:
+        """How often it failed and was retried."""
+        return self._scope.claimed.retry_count
+
+    @property
+    def reclaim_count(self) -> int:
+        """How often a worker was lost with it."""
+        return self._scope.claimed.reclaim_count
+
+    @property
+    def replay_count(self) -> int:
+        """How often it was replayed after its end."""
+        return self._scope.claimed.replay_count
+
+    @property
+    def lane_id(self) -> str:
+        return self._scope.claimed.handle.lane_id
+
+    @property
+    def namespace(self) -> str:
+        return self._scope.claimed.namespace
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return self._scope.claimed.tags
+
+    @property
+    def priority(self) -> int:
+        return self._scope.claimed.priority
+
+    @property
+    def created_at(self) -> datetime:
+        return self._scope.claimed.created_at
+
+    @property
+    def deadline_at(self) -> datetime | None:
+        return self._scope.claimed.deadline_at
+
+    @property
+    def attempt_timeout_at(self) -> datetime | None:
+        return self._scope.claimed.attempt_timeout_at
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the handler should stop: it lost its lease, was cancelled, ran out of time, or the worker stops."""
+        return self._scope.is_cancelled
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry the execution."""
+        return self._scope.log
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.execution_id)!r}, kind={self.kind!r}, attempt={self.attempt_index})"
+
+
+class Context(_Facts):
+    """Given to an async handler that has a parameter annotated with it."""
+
+    __slots__ = ()
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[P, Awaitable[R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    async def step(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def step(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function once and remember what it returned, under this name and the count of its uses in this run.
+
+        A finished step is never run again; one that a crash interrupted is. An exception is remembered for the rest of
+        this run of the handler and forgotten when the task is retried. A plain function runs in a thread. `step_with`
+        gives a step its own retries and timeout.
+        """
+        return await self._scope.step(name, fn, args, kwargs, None, None)
+
+    def step_with(self, *, retry: RetryPolicy | None = None, timeout: Duration | None = None) -> StepWith:
+        """Steps with retries and a time limit of their own: `await ctx.step_with(timeout=5)("fetch", fetch, url)`."""
+        return StepWith(self._scope, retry, timeout)
+
+    async def sleep(self, pause: Duration) -> None:
+        """Wait durably: the worker is free meanwhile, and the time counts from the first call, not from a restart."""
+        await self._scope.sleep(pause)
+
+    async def now(self) -> datetime:
+        """The database's time, the same in every later run."""
+        return await self._scope.now()
+
+    async def progress(self, percent: int | None = None, message: str | None = None) -> None:
+        """Say how far the work is, for whoever looks at the execution."""
+        await self._scope.progress(percent, message)
+
+    async def heartbeat(self) -> None:
+        """Renew the lease now; `LeaseLost` when it is gone. The worker renews by itself, so this is seldom needed."""
+        await self._scope.heartbeat()
+
+    async def submit(self, task: Submittable, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
+        return await self._scope.submit(task, args, kwargs)
+
+
+class StepWith:
+    """`ctx.step` with retries and a timeout of its own."""
+
+    __slots__ = ("_retry", "_scope", "_timeout")
+
+    def __init__(self, scope: Scope, retry: RetryPolicy | None, timeout: Duration | None) -> None:
+        self._scope = scope
+        self._retry = retry
+        self._timeout = timeout
+
+    @overload
+    async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def __call__(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def __call__(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._scope.step(name, fn, args, kwargs, self._retry, self._timeout)
+
+
+class SyncContext(_Facts):
+    """Given to a plain handler that has a parameter annotated with it. Use it from the handler's own thread.
+
+    Where the handler has to wait without a worker, or to stop, `Interrupted` unwinds it: it is no `Exception`; let it
+    pass.
+    """
+
+    __slots__ = ()
+
+    def step(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function once, in this thread, and remember what it returned. See `Context.step`."""
+        result: R = self._scope.step_in_thread(name, fn, args, kwargs, None)
+        return result
+
+    def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
+        """Steps that are retried in place."""
+        return SyncStepWith(self._scope, retry)
+
+    def sleep(self, pause: Duration) -> None:
+        """Wait durably, without holding the thread."""
+        self._scope.sleep_in_thread(pause)
+
+    def now(self) -> datetime:
+        """The database's time, the same in every later run."""
+        found: datetime = self._scope.in_thread(self._scope.now())
+        return found
+
+    def progress(self, percent: int | None = None, message: str | None = None) -> None:
+        """Say how far the work is."""
+        self._scope.in_thread(self._scope.progress(percent, message))
+
+    def heartbeat(self) -> None:
+        """Renew the lease now; `LeaseLost` when it is gone."""
+        self._scope.in_thread(self._scope.heartbeat())
+
+    def submit(self, task: Submittable, *args: Any, **kwargs: Any) -> Child[Any]:
+        """Submit another task, once, however often this handler is run again."""
+        return Child(self._scope, self._scope.in_thread(self._scope.submit(task, args, kwargs)))
+
+
+class SyncStepWith:
+    """`ctx.step` with retries of its own."""
+
+    __slots__ = ("_retry", "_scope")
+
+    def __init__(self, scope: Scope, retry: RetryPolicy | None) -> None:
+        self._scope = scope
+        self._retry = retry
+
+    def __call__(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._scope.step_in_thread(name, fn, args, kwargs, self._retry)
+        return result
+
+
+class Child(Generic[R]):
+    """Another execution that a plain handler submitted."""
+
+    __slots__ = ("_scope", "run")
+
+    def __init__(self, scope: Scope, run: Run[R]) -> None:
+        self._scope = scope
+        self.run = run
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.run.execution_id
+
+    def result(self) -> R:
+        """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
+        result: R = self._scope.result_in_thread(self.run)
+        return result

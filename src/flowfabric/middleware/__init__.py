@@ -1,0 +1,51 @@
+"""Middleware: code of yours around submitting, around running, and around every engine call.
+
+Ships with tracing, metrics, logging, a rate limiter and a circuit breaker. A middleware sees this process alone and
+must never be what correctness across processes rests on.
+"""
+
+from __future__ import annotations
+
+from flowfabric.middleware.base import (
+    Middleware,
+    Options,
+    Run,
+    Running,
+    Submission,
+    chain_execute,
+    chain_submit,
+    check_middlewares,
+    overriding,
+)
+from flowfabric.middleware.layered import layer
+from flowfabric.middleware.limits import CircuitBreaker, CircuitOpen, RateLimit, RateLimited
+from flowfabric.middleware.logs import JsonFormatter, Logging
+from flowfabric.middleware.metrics import METRICS, MemorySink, Metrics, MetricsSink, PrometheusSink, Snapshot, Timing
+from flowfabric.middleware.tracing import Tracing
+
+__all__ = [
+    "METRICS",
+    "CircuitBreaker",
+    "CircuitOpen",
+    "JsonFormatter",
+    "Logging",
+    "MemorySink",
+    "Metrics",
+    "MetricsSink",
+    "Middleware",
+    "Options",
+    "PrometheusSink",
+    "RateLimit",
+    "RateLimited",
+    "Run",
+    "Running",
+    "Snapshot",
+    "Submission",
+    "Timing",
+    "Tracing",
+    "chain_execute",
+    "chain_submit",
+    "check_middlewares",
+    "layer",
+    "overriding",
+]

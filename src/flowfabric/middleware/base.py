@@ -1,0 +1,193 @@
+"""What a middleware is, what its hooks are given, and how several become one call.
+
+The first of a list is the outermost: it sees the call first and the answer last. A hook that is not overridden is left
+out when the chain is built, so it costs nothing. What the hooks are given is described by small protocols: the things
+themselves belong to the layers above.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
+
+from flowfabric.errors import InvalidInput, RetryLater
+from flowfabric.ids import ExecutionId
+
+Hook = Literal["submit", "execute", "call"]
+OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
+
+# Operations that only give back what this process holds: they do not ask the database, and must work without it.
+LOCAL: Final = frozenset({"close", "shutdown_prepare"})
+
+
+class Options(Protocol):
+    """The options of one submission, those of its task included."""
+
+    @property
+    def tags(self) -> Mapping[str, str] | None: ...
+
+    def replace(self, **changes: Any) -> Self: ...
+
+
+class Submission(Protocol):
+    """What is about to be submitted. It cannot be changed: pass on what `replace` gives."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def options(self) -> Options: ...
+
+    def replace(self, **changes: Any) -> Self: ...
+
+
+class Run(Protocol):
+    """What was submitted; not `is_new` when it stood already."""
+
+    @property
+    def execution_id(self) -> ExecutionId: ...
+    @property
+    def is_new(self) -> bool: ...
+
+
+class Running(Protocol):
+    """One attempt under way: the context its handler is given."""
+
+    @property
+    def execution_id(self) -> ExecutionId: ...
+    @property
+    def attempt_index(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lane_id(self) -> str: ...
+    @property
+    def tags(self) -> Mapping[str, str]: ...
+    @property
+    def created_at(self) -> datetime: ...
+    @property
+    def log(self) -> logging.Logger | logging.LoggerAdapter[Any]: ...
+
+
+class Middleware:
+    """Around submitting, around running, around every engine call. Override what you need; the others cost nothing.
+
+    A hook awaits `proceed` once, or not at all to refuse, or again to try again, and answers what its caller gets.
+    """
+
+    async def submit(self, submission: Submission, proceed: Callable[[Submission], Awaitable[Run]]) -> Run:
+        """Around one submission, before its arguments are encoded."""
+        return await proceed(submission)
+
+    async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """Around the handler of one attempt. A task that waits and is resumed passes here once more."""
+        return await proceed()
+
+    async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """Around one operation of the `Engine`; `method` is its name."""
+        return await proceed()
+
+
+def check_middlewares(value: Iterable[Middleware], field: str = "middleware") -> tuple[Middleware, ...]:
+    """The middlewares of a list, which must be nothing else."""
+    allowed = "a list of Middleware objects, the outermost first"
+    if isinstance(value, Middleware) or not isinstance(value, Iterable):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    found = tuple(value)
+    for item in found:
+        if not isinstance(item, Middleware):
+            what = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+            raise InvalidInput(f"contains {what}", field=field, allowed=allowed)
+    return found
+
+
+def overriding(middlewares: Iterable[Middleware], hook: Hook) -> list[Middleware]:
+    """Those that do something in this hook."""
+    default = getattr(Middleware, hook)
+    # The bound method is asked, not the class: an object may also decline a hook of its class.
+    return [each for each in middlewares if getattr(getattr(each, hook), "__func__", None) is not default]
+
+
+_S = TypeVar("_S", bound=Submission)
+_R = TypeVar("_R", bound=Run)
+Proceed = Callable[[], Awaitable[Any]]
+
+
+def chain_submit(
+    middlewares: Sequence[Middleware], final: Callable[[_S], Awaitable[_R]]
+) -> Callable[[_S], Awaitable[_R]]:
+    """`final` inside the `submit` hooks; `final` itself where there are none. Build once, call often."""
+    for each in reversed(overriding(middlewares, "submit") if middlewares else ()):
+        final = _around_submit(each, final)
+    return final
+
+
+def _around_submit(middleware: Middleware, proceed: Callable[[_S], Awaitable[_R]]) -> Callable[[_S], Awaitable[_R]]:
+    # A hook passes on what it was given or what that one's `replace` gave, and answers what it was answered.
+    around = cast("Callable[[_S, Callable[[_S], Awaitable[_R]]], Awaitable[_R]]", middleware.submit)
+    return lambda submission: around(submission, proceed)
+
+
+def chain_execute(middlewares: Sequence[Middleware], task: Running, final: Proceed) -> Proceed:
+    """`final` inside the `execute` hooks for one attempt; `final` itself where there are none."""
+    for each in reversed(overriding(middlewares, "execute") if middlewares else ()):
+        final = _around_execute(each, task, final)
+    return final
+
+
+def _around_execute(middleware: Middleware, task: Running, proceed: Proceed) -> Proceed:
+    return lambda: middleware.execute(task, proceed)
+
+
+def chain_call(middlewares: Sequence[Middleware], method: str, final: Proceed) -> Proceed:
+    """`final` inside the `call` hooks of all of these, which must override it."""
+    for each in reversed(middlewares):
+        final = _around_call(each, method, final)
+    return final
+
+
+def _around_call(middleware: Middleware, method: str, proceed: Proceed) -> Proceed:
+    return lambda: middleware.call(method, proceed)
+
+
+def is_resumed(task: Running) -> bool:
+    """Whether the attempt has waited and now goes on, its handler run from the top, where the context tells."""
+    return bool(getattr(task, "is_resumed", False))
+
+
+def is_parked(task: Running | None) -> bool:
+    """Whether the handler is being stopped because all it does is wait, where the context tells."""
+    return bool(getattr(task, "is_parked", False))
+
+
+def outcome_of(error: BaseException | None, task: Running | None = None) -> OutcomeWord:
+    """How a hook's `proceed` ended, in one word; `task` where it was a handler."""
+    match error:
+        case None:
+            return "ok"
+        case RetryLater():
+            return "retry"
+        case TimeoutError():
+            return "timeout"
+        case Exception():
+            return "error"
+        case _ if is_parked(task):
+            return "parked"
+        case _:
+            return "cancelled"
+
+
+def type_name(error: BaseException) -> str:
+    """The class of an error, as telemetry names it. Its text may quote what a user sent and is never shown."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def missing(name: str, library: str, extra: str) -> ImportError:
+    """What to say when the library behind a middleware is not there."""
+    return ImportError(f"{name} needs {library}; install it with: pip install flowfabric[{extra}]", name=extra)

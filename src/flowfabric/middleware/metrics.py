@@ -1,0 +1,260 @@
+"""Counts and times of submissions, executions and engine calls, and where they go.
+
+`METRICS` is every series with its labels. Labels are few and known beforehand: kinds, method names, outcomes; never an
+id. A sink that fails is reported once and never fails the work it measures.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+
+from flowfabric.errors import FlowFabricError
+from flowfabric.middleware.base import (
+    Middleware,
+    OutcomeWord,
+    Run,
+    Running,
+    Submission,
+    is_resumed,
+    missing,
+    outcome_of,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter, Histogram
+
+log = logging.getLogger("flowfabric.middleware")
+
+# Seconds. A call takes a fraction of a millisecond, an execution may take hours.
+BUCKETS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+
+
+class Metric(NamedTuple):
+    """One name and what it measures."""
+
+    type: Literal["counter", "histogram"]
+    labels: tuple[str, ...]
+    text: str
+
+
+SUBMITTED: Final = "flowfabric_submitted_total"
+EXECUTIONS: Final = "flowfabric_executions_total"
+EXECUTION_SECONDS: Final = "flowfabric_execution_seconds"
+QUEUE_SECONDS: Final = "flowfabric_queue_seconds"
+CALL_SECONDS: Final = "flowfabric_call_seconds"
+METRICS: Final[Mapping[str, Metric]] = {
+    SUBMITTED: Metric("counter", ("kind",), "Executions that were submitted; one that stood already is not counted."),
+    EXECUTIONS: Metric("counter", ("kind", "outcome"), "Runs of a handler, by how they ended."),
+    EXECUTION_SECONDS: Metric("histogram", ("kind",), "How long a handler ran."),
+    QUEUE_SECONDS: Metric("histogram", ("kind",), "From creation to the first start, a wanted delay included."),
+    CALL_SECONDS: Metric("histogram", ("method", "outcome"), "How long an engine call took, its waiting included."),
+}
+
+_CATEGORIES: Final = frozenset(
+    {"not_found", "validation", "contention", "conflict", "state", "bug", "transport", "unavailable"}
+)
+
+
+def category(error: BaseException | None) -> str:
+    """The outcome of an engine call: `ok`, the family of its error, `cancelled`, or `unknown`."""
+    if isinstance(error, FlowFabricError) and error.family in _CATEGORIES:
+        return error.family
+    outcome = outcome_of(error)
+    return outcome if outcome in ("ok", "cancelled") else "unknown"
+
+
+class MetricsSink(Protocol):
+    """Where measurements go. Called on the event loop, so it must not block."""
+
+    def count(self, name: str, labels: Mapping[str, str]) -> None:
+        """One more."""
+
+    def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
+        """It took so long."""
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """All observations of one series. `buckets` counts those that took at most so many seconds."""
+
+    count: int
+    seconds: float
+    longest: float
+    buckets: dict[float, int]
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """What a `MemorySink` has seen, by series: `flowfabric_executions_total{kind="send",outcome="ok"}`."""
+
+    counts: dict[str, int]
+    timings: dict[str, Timing]
+
+
+class _Times:
+    __slots__ = ("buckets", "longest", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.longest = 0.0
+        self.buckets = [0] * (len(BUCKETS) + 1)
+
+
+class MemorySink:
+    """Keeps totals in this process; its size depends on the number of series alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._times: dict[tuple[str, tuple[tuple[str, str], ...]], _Times] = {}
+
+    def count(self, name: str, labels: Mapping[str, str]) -> None:
+        key = name, tuple(sorted(labels.items()))
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
+        key = name, tuple(sorted(labels.items()))
+        with self._lock:
+            times = self._times.get(key)
+            if times is None:
+                times = self._times[key] = _Times()
+            times.seconds += seconds
+            times.longest = max(times.longest, seconds)
+            times.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+    def snapshot(self) -> Snapshot:
+        """The totals so far."""
+        with self._lock:
+            return Snapshot(
+                counts={_series(*key): value for key, value in self._counts.items()},
+                timings={
+                    _series(*key): Timing(
+                        count=sum(times.buckets),
+                        seconds=times.seconds,
+                        longest=times.longest,
+                        buckets=dict(zip(BUCKETS, accumulate(times.buckets), strict=False)),
+                    )
+                    for key, times in self._times.items()
+                },
+            )
+
+
+def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    pairs = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels)
+    return f"{name}{{{pairs}}}"
+
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+# Two apps of one process may report to the same registry, which holds every name once.
+_registered: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
+_registering = threading.Lock()
+
+
+class PrometheusSink:
+    """Reports to a registry of `prometheus_client`, by default the process's own; serving it is up to the program."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        try:
+            import prometheus_client  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise missing("PrometheusSink", "prometheus-client", "prometheus") from error
+        chosen = prometheus_client.REGISTRY if registry is None else registry
+        with _registering:
+            collectors = _registered.get(chosen)
+            if collectors is None:
+                collectors = {
+                    name: prometheus_client.Counter(name, metric.text, metric.labels, registry=chosen)
+                    if metric.type == "counter"
+                    else prometheus_client.Histogram(name, metric.text, metric.labels, registry=chosen, buckets=BUCKETS)
+                    for name, metric in METRICS.items()
+                }
+                _registered[chosen] = collectors
+        self._collectors = collectors
+
+    def count(self, name: str, labels: Mapping[str, str]) -> None:
+        counter: Counter = self._collectors[name]
+        counter.labels(**labels).inc()
+
+    def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
+        histogram: Histogram = self._collectors[name]
+        histogram.labels(**labels).observe(seconds)
+
+
+class Metrics(Middleware):
+    """Measures submissions, executions and engine calls; `sink` is where to, in memory unless given."""
+
+    def __init__(
+        self,
+        sink: MetricsSink | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.sink: MetricsSink = MemorySink() if sink is None else sink
+        self._clock = clock
+        self._now = now
+        self._complained = False
+
+    async def submit(self, submission: Submission, proceed: Callable[[Submission], Awaitable[Run]]) -> Run:
+        run = await proceed(submission)
+        if run.is_new:
+            self._count(SUBMITTED, kind=submission.kind)
+        return run
+
+    async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        kind = task.kind
+        # Later runs have waited for other things: a retry's backoff, a signal.
+        if task.attempt_index == 0 and not is_resumed(task):
+            # Two clocks are compared, so the difference may come out below zero.
+            self._observe(QUEUE_SECONDS, max((self._now() - task.created_at).total_seconds(), 0.0), kind=kind)
+        outcome: OutcomeWord = "ok"
+        begun = self._clock()
+        try:
+            return await proceed()
+        except BaseException as error:
+            outcome = outcome_of(error, task)
+            raise
+        finally:
+            self._observe(EXECUTION_SECONDS, self._clock() - begun, kind=kind)
+            self._count(EXECUTIONS, kind=kind, outcome=outcome)
+
+    async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        outcome = "ok"
+        begun = self._clock()
+        try:
+            return await proceed()
+        except BaseException as error:
+            outcome = category(error)
+            raise
+        finally:
+            self._observe(CALL_SECONDS, self._clock() - begun, method=method, outcome=outcome)
+
+    def _count(self, name: str, **labels: str) -> None:
+        try:
+            self.sink.count(name, labels)
+        except Exception:
+            self._complain()
+
+    def _observe(self, name: str, seconds: float, **labels: str) -> None:
+        try:
+            self.sink.observe(name, seconds, labels)
+        except Exception:
+            self._complain()
+
+    def _complain(self) -> None:
+        if not self._complained:
+            self._complained = True
+            log.exception("%s failed; its measurements are lost", type(self.sink).__name__)

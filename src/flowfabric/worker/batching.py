@@ -1,0 +1,126 @@
+"""Natural batching: whatever gathers while a call is under way goes with the next one. No delay is ever added."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from flowfabric.client.current import background
+from flowfabric.errors import FlowFabricError, TransportError
+
+log = logging.getLogger("flowfabric.worker")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+_MAX_PAUSE = 5.0
+
+
+class Batcher(Generic[Item, Answer]):
+    """Sends items in calls of up to `limit`, `lines` calls at a time.
+
+    `answered` is called with every item and its verdict, which may be an error. A call that fails because the database
+    cannot be reached is made again for as long as `keeps_trying` allows; one that fails otherwise is made again item by
+    item, so that one bad item does not take the others down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | FlowFabricError]]],
+        answered: Callable[[Item, Answer | FlowFabricError], None],
+        *,
+        limit: int = 1000,
+        lines: int = 1,
+    ) -> None:
+        self._name = name
+        self._call = call
+        self._answered = answered
+        self._limit = limit
+        self._lines = lines
+        self._busy = 0
+        self._queue: deque[Item] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closing = False
+
+    @property
+    def pending(self) -> int:
+        """How many items wait for their call."""
+        return len(self._queue)
+
+    def put(self, item: Item) -> None:
+        """Send an item with the next call."""
+        self._queue.append(item)
+        if self._busy < self._lines:
+            self._busy += 1
+            self._idle.clear()
+            task = background(self._work(), f"flowfabric {self._name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self) -> None:
+        try:
+            # What becomes ready in this turn of the loop goes along.
+            await asyncio.sleep(0)
+            while self._queue:
+                queue = self._queue
+                batch = [queue.popleft() for _ in range(min(len(queue), self._limit))]
+                await self._send(batch)
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    async def _send(self, batch: list[Item]) -> None:
+        pause = 0.05
+        while True:
+            try:
+                verdicts = await self._call(batch)
+            except TransportError as error:
+                if error.retryable and not self._is_closing:
+                    log.warning("%s: %s; trying again", self._name, error)
+                    await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
+                    pause = min(pause * 2, _MAX_PAUSE)
+                    continue
+                verdicts = await self._one_by_one(batch, error)
+            except FlowFabricError as error:
+                verdicts = await self._one_by_one(batch, error)
+            except Exception as error:
+                log.exception("%s failed", self._name)
+                verdicts = await self._one_by_one(batch, TransportError("other", f"{type(error).__name__}: {error}"))
+            for item, verdict in zip(batch, verdicts, strict=True):
+                try:
+                    self._answered(item, verdict)
+                except Exception:
+                    log.exception("%s: what follows an answer failed", self._name)
+            return
+
+    async def _one_by_one(self, batch: list[Item], error: FlowFabricError) -> list[Answer | FlowFabricError]:
+        if len(batch) == 1:
+            return [error]
+        verdicts: list[Answer | FlowFabricError] = []
+        for item in batch:
+            try:
+                verdicts.extend(await self._call([item]))
+            except FlowFabricError as refused:
+                verdicts.append(refused)
+            except Exception as failed:  # whatever it is, it is this item's answer
+                verdicts.append(TransportError("other", f"{type(failed).__name__}: {failed}"))
+        return verdicts
+
+    async def flushed(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is under way; False when that takes too long."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give up on an unreachable database: what is under way is answered with the error."""
+        self._is_closing = True

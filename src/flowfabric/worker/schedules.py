@@ -1,0 +1,117 @@
+"""The duty that fires schedules, and storing those an app declares."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from flowfabric import timing as timings
+from flowfabric._duties import Duty
+from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError
+from flowfabric.models import DueSchedule, NewExecution
+from flowfabric.policies import FrozenPolicy
+
+if TYPE_CHECKING:
+    from flowfabric.app import App, ScheduleSpec
+
+log = logging.getLogger("flowfabric.schedules")
+SCHEDULE_TAG = "schedule.name"
+_MOST_AT_ONCE = 1000
+
+
+class ScheduleDuty(Duty):
+    """Creates what schedules are due. Any number of processes may run it: one of them moves each schedule on."""
+
+    name = "schedules"
+    interval = timedelta(seconds=1)
+
+    async def run_once(self) -> int:
+        made = 0
+        for due in await self.engine.due_schedules():
+            if self.stopping.is_set():
+                break
+            try:
+                made += await fire(self.engine, due)
+            except FlowFabricError as error:
+                log.warning("schedule %s: %s", due.name, error)
+        return made
+
+    async def until_next(self) -> float:
+        left = await self.engine.until_next_schedule()
+        most = self.interval.total_seconds()
+        return most if left is None else min(max(left, 0.0), most)
+
+
+async def fire(engine: Engine, due: DueSchedule) -> int:
+    """Create what one schedule is due, unless somebody else does; answers how many were made."""
+    timing = timings.from_json(due.timing)
+    times, following = timings.missed(
+        timing,
+        due_at=due.due_at,
+        now=due.now,
+        catch_up=cast("timings.CatchUp", due.catch_up),
+        limit=_MOST_AT_ONCE,
+    )
+    made = await engine.fire_schedule(
+        due.name,
+        due.due_at,
+        next_at=following,
+        fired_at=times[-1] if times else None,
+        items=[_item(due, at) for at in times],
+    )
+    if made:
+        log.info("schedule %s fired %d time(s); next at %s", due.name, len(made), following)
+    return len(made or ())
+
+
+def _item(due: DueSchedule, at: datetime) -> NewExecution:
+    options = due.options
+    return NewExecution(
+        execution_kind=due.kind,
+        lane_id=options.get("lane_id", "default"),
+        namespace=options.get("namespace", ""),
+        input_payload=due.payload,
+        payload_encoding=due.payload_encoding,
+        priority=options.get("priority", 0),
+        creator_identity=f"schedule {due.name}",
+        tags={**options.get("tags", {}), SCHEDULE_TAG: due.name, "schedule.time": at.isoformat()},
+        policy=options.get("policy"),
+        execution_deadline_at=(
+            timedelta(milliseconds=options["deadline_ms"]) if options.get("deadline_ms") is not None else None
+        ),
+    )
+
+
+async def declare(engine: Engine, app: App) -> None:
+    """Store the schedules an app declares."""
+    for spec in app.declared.values():
+        did = await store(engine, spec)
+        if did != "unchanged":
+            log.info("schedule %s %s", spec.name, did)
+
+
+async def store(engine: Engine, spec: ScheduleSpec) -> str:
+    """Store one schedule; answers created, changed or unchanged."""
+    item: NewExecution = spec.submission.item()
+    options: dict[str, Any] = {"lane_id": item.lane_id, "namespace": item.namespace, "priority": item.priority}
+    if item.tags:
+        options["tags"] = dict(item.tags)
+    if isinstance(item.policy, FrozenPolicy):
+        options["policy"] = msgspec.json.decode(item.policy.text)
+    if isinstance(item.execution_deadline_at, timedelta):
+        options["deadline_ms"] = int(item.execution_deadline_at.total_seconds() * 1000)
+    now = datetime.fromtimestamp(await engine.server_time_ms() / 1000, tz=UTC)
+    return await engine.put_schedule(
+        spec.name,
+        kind=item.execution_kind,
+        timing=spec.timing.to_builtins(),
+        next_at=spec.timing.next_after(now),
+        catch_up=spec.catch_up,
+        payload=item.input_payload,
+        payload_encoding=item.payload_encoding,
+        options=options,
+    )

@@ -1,0 +1,189 @@
+"""What a worker does beside running handlers, in a thread and loop of its own, so that no handler can hold it up.
+
+Leases are renewed here, the duties run here, schedules fire here, and the listener hears notifications here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from flowfabric._duties import ALL, Duties
+from flowfabric.engine import Engine
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
+from flowfabric.worker.schedules import ScheduleDuty
+
+if TYPE_CHECKING:
+    from flowfabric.worker.running import Running
+    from flowfabric.worker.worker import Worker
+
+log = logging.getLogger("flowfabric.worker")
+_CHUNK = 1000
+_STALLED_AFTER = 5.0
+
+
+class Service(threading.Thread):
+    """The worker's second thread."""
+
+    def __init__(self, worker: Worker, *, duties: bool) -> None:
+        super().__init__(name="flowfabric service", daemon=True)
+        self._worker = worker
+        self._runs_duties = duties
+        self._ready = threading.Event()
+        self._stopping: asyncio.Event | None = None
+        self._error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.engine: Engine | None = None
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if not self._ready.is_set():
+                self._error = error
+                self._ready.set()
+            else:
+                log.exception("the worker's service thread ended")
+
+    async def started(self) -> Engine:
+        """Start the thread and wait until it is connected; raises what stood in the way."""
+        self.start()
+        await asyncio.to_thread(self._ready.wait)
+        if self._error is not None:
+            raise self._error
+        assert self.engine is not None
+        return self.engine
+
+    async def stopped(self, timeout: float = 15.0) -> None:
+        """Stop the thread and wait for it."""
+        loop, stopping = self.loop, self._stopping
+        if loop is not None and stopping is not None and self.is_alive():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stopping.set)
+        await asyncio.to_thread(self.join, timeout)
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        worker = self._worker
+        ttl = worker.lease_ttl.total_seconds()
+        # A call that takes longer than a third of the lease has missed its purpose.
+        patience = timedelta(seconds=max(ttl / 3, 1.0))
+        engine = await worker.app.open_engine(
+            min_size=1, max_size=4, command_timeout=patience, reconnect_for=timedelta(0)
+        )
+        async with engine:
+            self.engine = engine
+            with engine.lost_wakeups(worker.instance_id) as lost:
+                async with contextlib.AsyncExitStack() as stack:
+                    if self._runs_duties:
+                        await stack.enter_async_context(Duties(engine, (*ALL, ScheduleDuty)))
+                    self._ready.set()
+                    watching = asyncio.create_task(self._watch_the_loop())
+                    try:
+                        await self._renew_until_stopped(engine, ttl, lost)
+                    finally:
+                        watching.cancel()
+
+    # Leases
+
+    async def _renew_until_stopped(self, engine: Engine, ttl: float, lost: asyncio.Event | None) -> None:
+        assert self._stopping is not None
+        tick = min(1.0, ttl / 6)
+        while not self._stopping.is_set():
+            all_of_them = lost is not None and lost.is_set()
+            if lost is not None:
+                lost.clear()
+            try:
+                await self._renew(engine, ttl, all_of_them=all_of_them)
+            except Exception:
+                log.exception("renewing leases failed")
+            await _first_of(tick, self._stopping, lost)
+
+    async def _renew(self, engine: Engine, ttl: float, *, all_of_them: bool) -> None:
+        """Renew at a third of the lease: two lost heartbeats still leave time for a third."""
+        now = time.monotonic()
+        held = [
+            one
+            for one in list(self._worker.held.values())
+            if not one.is_lost and (all_of_them or now - one.renewed_at >= ttl / 3)
+        ]
+        for at in range(0, len(held), _CHUNK):
+            chunk = held[at : at + _CHUNK]
+            asked = time.monotonic()
+            try:
+                verdicts = await engine.renew_many([one.handle for one in chunk])
+            except FlowFabricError as error:
+                log.warning("leases could not be renewed: %s", error)
+                for one in chunk:
+                    if time.monotonic() - one.renewed_at >= ttl:
+                        self._tell(one, LeaseLost("lease_expired", "it could not be renewed in time"))
+                continue
+            for one, verdict in zip(chunk, verdicts, strict=True):
+                if isinstance(verdict, LeaseLost | ExecutionNotActive):
+                    self._tell(one, verdict)
+                elif isinstance(verdict, FlowFabricError):
+                    log.warning("the lease of %s was not renewed: %s", one.claimed.execution_id, verdict)
+                else:
+                    one.renewed_at = asked
+
+    def _tell(self, one: Running, error: FlowFabricError) -> None:
+        """A lease is gone: flag it for threads at once, tell the loop as soon as it listens."""
+        if one.handle.attempt_id not in self._worker.held:
+            return  # it ended meanwhile
+        one.is_lost = True
+        one.stop_reason = str(error)
+        one.interrupt_thread()
+        with contextlib.suppress(RuntimeError):
+            self._worker.loop.call_soon_threadsafe(self._worker.lost, one, error)
+
+    # The handlers' loop
+
+    async def _watch_the_loop(self) -> None:
+        """Say when a handler holds the loop up, and interrupt it once its lease is gone."""
+        loop, thread = self._worker.loop, self._worker.thread_id
+        while True:
+            answered = threading.Event()
+            asked = time.monotonic()
+            try:
+                loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:
+                return
+            said = False
+            while not answered.is_set():
+                await asyncio.sleep(0.1)
+                if answered.is_set():
+                    break
+                stalled = time.monotonic() - asked
+                culprit = self._worker.of_task(asyncio.current_task(loop))
+                if stalled > _STALLED_AFTER and not said:
+                    said = True
+                    frame = sys._current_frames().get(thread)
+                    where = "".join(traceback.format_stack(frame, limit=8)) if frame is not None else ""
+                    log.warning(
+                        "%s holds up the worker's event loop for %.0f s:\n%s",
+                        "something" if culprit is None else f"execution {culprit.claimed.execution_id}",
+                        stalled,
+                        where,
+                    )
+                if culprit is not None and culprit.is_lost and stalled > 1.0:
+                    culprit.interrupt_loop(thread)
+            if said:
+                log.warning("the event loop goes on after %.0f s", time.monotonic() - asked)
+            await asyncio.sleep(1.0)
+
+
+async def _first_of(seconds: float, *events: asyncio.Event | None) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,56 @@
+"""The page of the command line says what the program says, and the program says something about everything."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from flowfabric import cli
+from flowfabric.cli._program import EXIT_CODES
+from tests.docs.pages import ROOT
+
+
+def _generator() -> Any:
+    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "scripts" / "cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield f"{path} {name}", command
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path} {name}")
+
+
+COMMANDS = dict(_commands(typer.main.get_command(cli.app), "flowfabric"))
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_what_the_program_says() -> None:
+    assert _generator().page() == PAGE, "run scripts/cli_reference.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_words(name: str) -> None:
+    command = COMMANDS[name]
+    assert f"\n## {name}\n" in PAGE
+    assert command.help
+    section = PAGE.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
+    for option in command.params:
+        if option.name != "help":
+            assert option.help, option.name
+            assert all(f"`{one}`" in section for one in option.opts if one.startswith("-")), option.name
+
+
+def test_every_exit_code_is_on_the_page_and_in_the_help() -> None:
+    for code, meaning in EXIT_CODES:
+        assert f"| {code} | {meaning} |" in PAGE
+        assert f"{code} {meaning}" in (cli.app.info.epilog or "")

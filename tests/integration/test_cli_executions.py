@@ -1,0 +1,452 @@
+"""Commands that look at executions and change them, against a real database."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.ids import mint_uuid
+from flowfabric.models import NewStep
+from tests.integration.test_cli import Answer, call
+from tests.support import RETRY, Clock, claim_one, started, submit
+
+TRACEBACK = """ValueError: no \x1b[31mmoney
+
+Traceback (most recent call last):
+  File "shop.py", line 1, in pay
+ValueError: no \x1b[31mmoney"""
+
+
+async def fail(engine: ff.Engine, reason: str = "boom", **fields: Any) -> ff.ExecutionId:
+    claimed = await started(engine, **fields)
+    await engine.fail(claimed.handle, reason, failure_class="permanent")
+    return claimed.execution_id
+
+
+def ids(said: Answer) -> list[str]:
+    return said.out.split()
+
+
+# ls
+
+
+async def test_ls_shows_newest_first_in_plain_columns(engine: ff.Engine, database: str) -> None:
+    first = await submit(engine, execution_kind="report", namespace="acme")
+    second = await submit(engine, execution_kind="mail", lane_id="slow", priority=7)
+    said = await call("ls", dsn=database)
+    header, *lines = said.out.splitlines()
+    assert header.split() == ["ID", "STATE", "LANE", "KIND", "CREATED", "TOOK", "ATTEMPT", "NAMESPACE", "PRIORITY"]
+    assert [line.split()[:4] for line in lines] == [
+        [second, "waiting", "slow", "mail"],
+        [first, "waiting", "default", "report"],
+    ]
+
+
+@pytest.fixture
+async def several(engine: ff.Engine) -> dict[str, ff.ExecutionId]:
+    """One execution per way to tell it from the others."""
+    return {
+        "failed": await fail(engine),
+        "lane": await submit(engine, lane_id="slow"),
+        "kind": await submit(engine, execution_kind="mail"),
+        "namespace": await submit(engine, namespace="acme"),
+        "tag": await submit(engine, tags={"a.b": "c=d"}),
+        "delayed": await submit(engine, delay_until=timedelta(hours=1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["--state", "failed"], {"failed"}),
+        (["--state", "failed", "-s", "delayed"], {"failed", "delayed"}),
+        (["--lane", "slow"], {"lane"}),
+        (["--lane", "slow", "--state", "failed"], set()),
+        (["--kind", "mail"], {"kind"}),
+        (["-k", "mail", "-k", "test", "--lane", "slow"], {"lane"}),
+        (["--namespace", "acme"], {"namespace"}),
+        (["--tag", "a.b=c=d"], {"tag"}),
+        (["--since", "1h"], {"failed", "lane", "kind", "namespace", "tag", "delayed"}),
+        (["--until", "1h"], set()),
+        (["--since", "2099-01-01"], set()),
+    ],
+)
+async def test_ls_filters(
+    database: str, several: dict[str, ff.ExecutionId], filters: list[str], expected: set[str]
+) -> None:
+    found = set(ids(await call("ls", "--quiet", *filters, dsn=database)))
+    assert found == {several[name] for name in expected}
+
+
+async def test_ls_pages_by_cursor_and_streams_everything(plain_engine: ff.Engine, database: str) -> None:
+    created = await plain_engine.create_many([ff.NewExecution(execution_kind="test") for _ in range(25)])
+    expected = [one.execution_id for one in created if isinstance(one, ff.Created)]
+    seen: list[str] = []
+    cursor: list[str] = []
+    while True:
+        page = (await call("ls", "--limit", "10", "--json", *cursor, dsn=database)).json
+        seen += [item["execution_id"] for item in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = ["--cursor", page["next_cursor"]]
+    assert sorted(seen) == sorted(expected)
+    streamed = [json.loads(line) for line in (await call("ls", "--all", "--json", dsn=database)).out.splitlines()]
+    assert [item["execution_id"] for item in streamed] == seen
+    assert ids(await call("ls", "--all", "--quiet", dsn=database)) == seen
+    short = await call("ls", "--limit", "10", dsn=database)
+    assert len(short.out.splitlines()) == 11
+    assert "--cursor" in short.err
+
+
+async def test_ls_says_when_a_lane_does_not_exist(engine: ff.Engine, database: str) -> None:
+    await submit(engine)
+    said = await call("ls", "--lane", "defualt", dsn=database)
+    assert said.out == ""
+    assert said.err == "there is no lane defualt; did you mean default?\n"
+    assert (await call("ls", "--kind", "nothing", dsn=database)).err == "no execution matches\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--tag", "novalue"], "--tag"),
+        (["--since", "yesterday-ish"], "--since"),
+        (["--cursor", "zz"], "cursor"),
+        (["--state", "wating"], "--state"),
+        (["--limit", "0"], "--limit"),
+        (["--lane", ""], "lane"),
+    ],
+)
+async def test_a_bad_filter_is_refused_by_name(database: str, arguments: list[str], named: str) -> None:
+    said = await call("ls", *arguments, dsn=database, code=2)
+    assert named in said.err
+    assert said.out == ""
+
+
+async def test_json_has_iso_times_and_seconds(engine: ff.Engine, database: str) -> None:
+    await submit(engine)
+    (item,) = (await call("ls", "--json", dsn=database)).json["items"]
+    assert item["created_at"].endswith("+00:00")
+    assert item["public_state"] == "waiting"
+    (lane,) = (await call("lanes", "--json", dsn=database)).json["lanes"]
+    assert lane["oldest_age_seconds"] >= 0
+    assert "oldest_age" not in lane
+
+
+# show
+
+
+async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: str) -> None:
+    claimed = await started(
+        engine, policy=RETRY, input_payload=b'{"n": 1}', tags={"a.b": "c"}, namespace="acme", priority=3
+    )
+    await engine.progress(claimed.handle, percent=40, message="on the \x1b[2Jway")
+    await engine.renew(claimed.handle)
+    await engine.renew(claimed.handle)
+    await engine.record_steps(
+        [
+            (claimed.handle, NewStep(name="fetch", result=b'{"x": 1}', seconds=0.25)),
+            (claimed.handle, NewStep(name="fetch", n=1, result=b"2")),
+            (claimed.handle, NewStep(name="send", error='{"type": "OSError", "message": "no route"}')),
+        ]
+    )
+    await engine.fail(claimed.handle, TRACEBACK)
+    await clock.advance(seconds=11)
+    await engine.promote_delayed(claimed.execution_id)
+    again = await claim_one(engine)
+    await engine.fail(again.handle, TRACEBACK, failure_class="permanent")
+    said = (await call("show", claimed.execution_id, dsn=database)).out
+    assert "\x1b" not in said, "text of others does not reach the terminal as it is"
+    for words in (
+        claimed.execution_id,
+        "state      failed",
+        "priority   3",
+        "tags       a.b=c",
+        "counted    1 retries",
+        "Failure (permanent)",
+        '    File "shop.py", line 1, in pay',
+        "initial  ended_failure",
+        "ValueError: no \\x1b[31mmoney",
+        "fetch #2",
+        "OSError: no route",
+        '{"x": 1}',
+        "250 ms",
+        '  {"n": 1}',
+        "lease renewed   2 times",
+    ):
+        assert words in said
+    timeline = [line.split("  ")[-1] for line in said.split("Timeline\n")[1].splitlines()]
+    assert len(timeline) >= 6
+
+    document = (await call("show", claimed.execution_id, "--json", dsn=database)).json
+    assert document["execution"]["failure_reason"] == TRACEBACK
+    assert [one["attempt_index"] for one in document["attempts"]] == [0, 1]
+    assert document["steps"][0]["result"] == {"x": 1}
+    assert document["input"] == {"n": 1}
+    assert [one["lease_type"] for one in document["events"]][:3] == ["acquired", "renewed", "renewed"]
+
+    bare = (await call("show", claimed.execution_id, "--json", "--no-payload", "--no-timeline", dsn=database)).json
+    assert set(bare) == {"execution", "attempts", "steps"}
+    assert "result" not in bare["steps"][0]
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"), [(b'"text"', "  text"), (b"\xff\xfe", "  (2 bytes)"), (b"plain words", "  plain words")]
+)
+async def test_show_prints_any_payload(engine: ff.Engine, database: str, payload: bytes, shown: str) -> None:
+    execution_id = await submit(engine, input_payload=payload)
+    said = (await call("show", execution_id, dsn=database)).out
+    assert shown in said.split("Input\n")[1].splitlines()
+
+
+async def test_a_result_is_shown(engine: ff.Engine, database: str) -> None:
+    claimed = await started(engine)
+    await engine.complete(claimed.handle, b'{"ok": true}')
+    assert '\nResult\n  {"ok": true}\n' in (await call("show", claimed.execution_id, dsn=database)).out
+
+
+async def test_the_uuid_alone_names_an_execution_wherever_it_lives(engine: ff.Engine, database: str) -> None:
+    for fields in ({}, {"idempotency_key": "k"}, {"namespace": "n", "idempotency_key": "k2"}):
+        execution_id = await submit(engine, **fields)
+        document = (await call("show", str(execution_id.uuid), "--json", dsn=database)).json
+        assert document["execution"]["execution_id"] == execution_id
+
+
+async def test_an_unknown_id_is_answered_with_what_is_near(engine: ff.Engine, database: str) -> None:
+    execution_id = await submit(engine)
+    elsewhere = ff.ExecutionId.of((execution_id.partition + 1) % 256, execution_id.uuid)
+    for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
+        said = await call(*command, elsewhere, dsn=database, code=1)
+        assert f"did you mean {execution_id}?" in said.err, command
+        assert len(said.err.splitlines()) == 1
+    assert f"did you mean {execution_id}?" in (await call("priority", elsewhere, "5", dsn=database, code=1)).err
+    assert "not found" in (await call("show", str(mint_uuid()), dsn=database, code=1)).err
+    said = await call("show", str(execution_id.uuid)[:8], dsn=database, code=2)
+    assert "the whole uuid" in said.err
+    assert (await call("show", "what", dsn=database, code=2)).err.startswith("flowfabric: invalid_input: ID: ")
+
+
+# cancel, replay
+
+
+async def test_named_executions_are_cancelled(engine: ff.Engine, database: str) -> None:
+    one, two, three = [await submit(engine) for _ in range(3)]
+    said = await call("cancel", one, str(two.uuid), "--reason", "not wanted", dsn=database)
+    assert said.out == "2 cancelled\n"
+    execution = await engine.read_execution(two)
+    assert execution is not None
+    assert (execution.public_state, execution.cancellation_reason) == (ff.State.CANCELLED, "not wanted")
+    assert await engine.read_execution_state(three) is ff.State.WAITING
+
+
+async def test_what_has_ended_cannot_be_cancelled(engine: ff.Engine, database: str) -> None:
+    execution_id = await fail(engine)
+    said = await call("cancel", execution_id, dsn=database, code=1)
+    assert said.err.startswith("flowfabric: execution_not_active")
+    other = await submit(engine)
+    answer = (await call("cancel", execution_id, other, "--json", dsn=database, code=1)).json
+    assert answer["cancelled"] == 1
+    assert [one["execution_id"] for one in answer["refused"]] == [execution_id]
+
+
+@pytest.mark.parametrize("command", ["cancel", "replay"])
+async def test_either_ids_or_a_filter(engine: ff.Engine, database: str, command: str) -> None:
+    execution_id = await submit(engine)
+    assert "neither" in (await call(command, dsn=database, code=2)).err
+    assert "both" in (await call(command, execution_id, "--kind", "test", dsn=database, code=2)).err
+    assert await engine.read_execution_state(execution_id) is ff.State.WAITING
+
+
+async def test_all_that_match_are_cancelled_in_chunks(plain_engine: ff.Engine, database: str) -> None:
+    for _ in range(2):
+        await plain_engine.create_many([ff.NewExecution(execution_kind="much") for _ in range(600)])
+    kept = await submit(plain_engine, execution_kind="other")
+    said = await call("cancel", "--kind", "much", dsn=database, answer="", code=2)
+    assert "cancel 1,200 executions?" in said.err
+    assert "--yes" in said.err
+    assert (await call("cancel", "--kind", "much", dsn=database, answer="n\n", code=1)).out == ""
+    assert len(ids(await call("ls", "-q", "--all", "--state", "waiting", dsn=database))) == 1201
+    assert (await call("cancel", "--kind", "much", "--yes", dsn=database)).out == "1200 cancelled\n"
+    assert ids(await call("ls", "-q", "--state", "waiting", dsn=database)) == [kept]
+    again = await call("cancel", "--kind", "much", "--yes", dsn=database)
+    assert (again.out, again.err) == ("0 cancelled\n", "no execution matches\n")
+
+
+async def test_all_that_failed_are_replayed(engine: ff.Engine, database: str) -> None:
+    failed = [await fail(engine) for _ in range(3)]
+    claimed = await started(engine)
+    await engine.complete(claimed.handle, b"1")
+    answer = (await call("replay", "--kind", "test", "-y", "-r", "fixed", "--json", dsn=database)).json
+    assert answer == {"replayed": 3, "refused": []}
+    for execution_id in failed:
+        assert await engine.read_execution_state(execution_id) is ff.State.WAITING
+    assert await engine.read_execution_state(claimed.execution_id) is ff.State.COMPLETED, "a success is not repeated"
+    again = await claim_one(engine)
+    attempts = await engine.list_attempts(again.execution_id)
+    assert attempts[-1].replay_reason == "fixed"
+    assert attempts[-1].replay_requested_by
+
+
+async def test_what_runs_cannot_be_replayed(engine: ff.Engine, database: str) -> None:
+    claimed = await started(engine)
+    assert "execution_not_terminal" in (await call("replay", claimed.execution_id, dsn=database, code=1)).err
+
+
+# priority, delete, redact
+
+
+async def test_a_priority_is_changed_and_clamped(engine: ff.Engine, database: str) -> None:
+    execution_id = await submit(engine)
+    assert (await call("priority", execution_id, "12", dsn=database)).out == f"{execution_id} has priority 12\n"
+    answer = (await call("priority", str(execution_id.uuid), "99999", "--json", dsn=database)).json
+    assert answer == {"execution_id": execution_id, "priority": 9000}
+    assert (await claim_one(engine)).priority == 9000
+    assert (await call("priority", execution_id, "1", dsn=database, code=1)).err
+
+
+async def test_an_ended_execution_is_redacted_and_deleted(engine: ff.Engine, database: str) -> None:
+    execution_id = await fail(engine, "the secret of Mr. X", input_payload=b'"Mr. X"')
+    assert "cannot be undone" in (await call("redact", execution_id, dsn=database, answer="n\n", code=1)).err
+    assert "Mr. X" in (await call("show", execution_id, dsn=database)).out
+    assert (await call("redact", execution_id, "--yes", dsn=database)).out == f"{execution_id} redacted\n"
+    assert "Mr. X" not in (await call("show", execution_id, dsn=database)).out
+    assert (await call("delete", execution_id, dsn=database, answer="y\n")).out == f"{execution_id} deleted\n"
+    assert await engine.read_execution(execution_id) is None
+
+
+@pytest.mark.parametrize("command", ["delete", "redact"])
+async def test_what_has_not_ended_is_kept(engine: ff.Engine, database: str, command: str) -> None:
+    execution_id = await submit(engine, input_payload=b"1")
+    assert "execution_not_terminal" in (await call(command, execution_id, "-y", dsn=database, code=1)).err
+    assert (await engine.read_execution_context(execution_id)).input_payload == b"1"
+
+
+# lanes
+
+
+async def test_lanes_are_shown(engine: ff.Engine, database: str) -> None:
+    await started(engine)
+    await submit(engine, lane_id="slow")
+    await submit(engine, lane_id="slow", delay_until=timedelta(hours=1))
+    header, *lines = (await call("lanes", dsn=database)).out.splitlines()
+    assert header.split() == ["LANE", "STATE", "READY", "OLDEST", "DELAYED", "RUNNING"]
+    rows = [line.split() for line in lines]
+    assert [(row[0], row[1], row[2], row[-2], row[-1]) for row in rows] == [
+        ("default", "active", "0", "0", "1"),
+        ("slow", "active", "1", "1", "0"),
+    ]
+    only = (await call("lanes", "stats", "slow", "--json", dsn=database)).json
+    assert [lane["lane_id"] for lane in only["lanes"]] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"), [("pause", "paused"), ("drain", "draining"), ("disable", "disabled"), ("resume", "active")]
+)
+async def test_lanes_change_their_state(engine: ff.Engine, database: str, verb: str, state: str) -> None:
+    await submit(engine, lane_id="one")
+    await submit(engine, lane_id="two")
+    said = await call("lanes", verb, "one", "two", dsn=database)
+    assert said.out.splitlines()[0].startswith(f"one is {state}")
+    assert {lane.lane_id: lane.state for lane in await engine.lane_stats()} == {"one": state, "two": state}
+    answer = (await call("lanes", verb, "one", "--json", dsn=database)).json
+    assert answer == {"lanes": [{"lane_id": "one", "before": state, "state": state}]}
+
+
+async def test_a_mistyped_lane_is_not_made(engine: ff.Engine, database: str) -> None:
+    await submit(engine)
+    said = await call("lanes", "pause", "default", "defalt", dsn=database, code=1)
+    assert said.err == "flowfabric: not found: lane defalt (did you mean default?)\n"
+    assert [(lane.lane_id, lane.state) for lane in await engine.lane_stats()] == [("default", "active")]
+    assert "not found: lane nope" in (await call("lanes", "stats", "nope", dsn=database, code=1)).err
+
+
+# failures
+
+
+async def test_failures_are_listed_with_their_first_line(engine: ff.Engine, clock: Clock, database: str) -> None:
+    one = await fail(engine, TRACEBACK)
+    two = await fail(engine, "\n\nout of luck\nmore")
+    expired = await submit(engine, execution_deadline_at=timedelta(seconds=5))
+    cancelled = await submit(engine)
+    await engine.cancel(ff.Operator(cancelled), "because")
+    await clock.advance(seconds=6)
+    await engine.expire_execution(expired, "execution_deadline")
+    lines = (await call("failures", dsn=database)).out.splitlines()[1:]
+    found = {line.split()[0]: line for line in lines}
+    assert list(found) == [expired, two, one]
+    assert found[two].endswith("out of luck")
+    assert found[one].endswith("ValueError: no \\x1b[31mmoney")
+    answer = (await call("failures", "--state", "cancelled", "--json", dsn=database)).json
+    assert [(item["execution_id"], item["failure"]) for item in answer["items"]] == [(cancelled, "because")]
+    assert answer["is_complete"] is True
+
+
+async def test_failures_are_counted_by_what_they_say(engine: ff.Engine, database: str) -> None:
+    for _ in range(3):
+        await fail(engine, "boom")
+    last = await fail(engine, "bang", execution_kind="mail")
+    answer = (await call("failures", "--summary", "--json", dsn=database)).json
+    groups = [(group["count"], group["execution_kind"], group["failure"]) for group in answer["groups"]]
+    assert groups == [(3, "test", "boom"), (1, "mail", "bang")]
+    assert (answer["looked_at"], answer["is_complete"]) == (4, True)
+    said = await call("failures", "--summary", "--limit", "1", dsn=database)
+    assert said.out.splitlines()[1].split()[0] == "1"
+    assert said.out.splitlines()[1].endswith(last)
+    assert "there is more" in said.err
+    assert (await call("failures", "--kind", "none", dsn=database)).err == "nothing ended so\n"
+
+
+# schedules
+
+
+async def put(engine: ff.Engine, name: str) -> None:
+    await engine.put_schedule(name, kind="report", timing={"cron": "0 3 * * *", "timezone": "UTC"}, next_at=None)
+
+
+async def test_schedules_are_listed_paused_resumed_and_deleted(engine: ff.Engine, database: str) -> None:
+    assert (await call("schedules", dsn=database)).err == "there is no schedule\n"
+    await put(engine, "nightly")
+    await put(engine, "weekly")
+    line = (await call("schedules", dsn=database)).out.splitlines()[1]
+    assert line.startswith("nightly  report  cron 0 3 * * * timezone UTC")
+    assert (await call("schedules", "pause", "nightly", dsn=database)).out == "nightly is paused\n"
+    listed = (await call("schedules", "list", "--json", dsn=database)).json["schedules"]
+    assert [(one["name"], one["paused"]) for one in listed] == [("nightly", True), ("weekly", False)]
+    assert (await call("schedules", "resume", "nightly", dsn=database)).out == "nightly is active\n"
+    schedule = await engine.read_schedule("nightly")
+    assert schedule is not None
+    assert not schedule.paused
+    assert (
+        "delete schedule nightly?"
+        in (await call("schedules", "delete", "nightly", dsn=database, answer="n\n", code=1)).err
+    )
+    assert (await call("schedules", "delete", "nightly", "-y", "--json", dsn=database)).json["state"] == "deleted"
+    assert await engine.read_schedule("nightly") is None
+    for verb in ("pause", "resume", "delete"):
+        said = await call("schedules", verb, "weekyl", dsn=database, code=1)
+        assert said.err == "flowfabric: not found: schedule weekyl (did you mean weekly?)\n"
+
+
+# top
+
+
+async def test_top_looks_once(engine: ff.Engine, database: str) -> None:
+    running = await started(engine, execution_kind="long")
+    failed = await fail(engine, TRACEBACK)
+    said = (await call("top", "--once", "--interval", "100ms", dsn=database)).out
+    assert "per second: 0.0 claimed" in said
+    assert running.execution_id in said.split("Running, newest first")[1]
+    assert failed in said.split("Failed, newest first")[1]
+    frame = (await call("top", "--once", "--interval", "100ms", "--json", dsn=database)).json
+    assert frame["period_seconds"] >= 0.1
+    assert [one["execution_id"] for one in frame["running"]] == [running.execution_id]
+    assert frame["failed"][0]["failure"] == "ValueError: no \x1b[31mmoney"
+
+
+@pytest.mark.parametrize("interval", ["0", "2w", "soon"])
+async def test_top_refuses_an_interval_that_makes_no_sense(database: str, interval: str) -> None:
+    assert "--interval" in (await call("top", "--once", "--interval", interval, dsn=database, code=2)).err

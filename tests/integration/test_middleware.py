@@ -1,0 +1,307 @@
+"""Middleware around a real engine: everything still works, each operation is seen once, and contexts travel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import msgspec
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import flowfabric as ff
+from flowfabric import middleware as mw
+from flowfabric.models import Claimed
+from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
+
+
+class Seen(mw.Middleware):
+    """Notes the calls and lets them pass."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        self.methods.append(method)
+        return await proceed()
+
+    def take(self) -> list[str]:
+        taken, self.methods = self.methods, []
+        return taken
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def layered(engine: CheckedEngine, seen: Seen) -> ff.Engine:
+    return mw.layer(engine, [mw.Metrics(), mw.CircuitBreaker(), mw.RateLimit(1_000_000), seen])
+
+
+async def test_an_execution_lives_its_whole_life_through_a_layered_engine(layered: ff.Engine, seen: Seen) -> None:
+    assert isinstance(layered, CheckedEngine)
+    execution_id = await submit(layered, tags={"team.owner": "a"})
+    claimed = await claim_one(layered, lease_ttl=timedelta(seconds=30))
+    assert claimed.execution_id == execution_id
+    await layered.renew(claimed.handle)
+    await layered.progress(claimed.handle, percent=50)
+    await layered.complete(claimed.handle, b"done")
+    assert await layered.get_execution_result(execution_id) == b"done"
+    assert await layered.read_execution_state(execution_id) is ff.State.COMPLETED
+    # Each calls a batch form or a shared helper inside, which is not seen again.
+    assert seen.methods == [
+        *("create_execution", "claim", "renew", "progress", "complete"),
+        *("get_execution_result", "read_execution_state"),
+    ]
+
+
+async def test_batches_and_duties_pass_once_too(layered: ff.Engine, seen: Seen, clock: Clock) -> None:
+    made = await layered.create_many([ff.NewExecution(execution_kind="test") for _ in range(3)])
+    assert len(made) == 3
+    claimed = await layered.claim_many(limit=3, **WORKER)
+    assert len(await layered.complete_many([each.handle for each in claimed])) == 3
+    await clock.advance(days=400)
+    assert await layered.trim_retention() == 3
+    assert seen.methods == ["create_many", "claim_many", "complete_many", "trim_retention"]
+
+
+async def test_the_answers_are_those_of_the_engine_below(
+    layered: ff.Engine, engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
+    execution_id = await submit(engine)
+    assert await layered.read_execution(execution_id) == await engine.read_execution(execution_id)
+    assert await layered.list_lanes() == await engine.list_lanes()
+    assert layered.flow_partitions == engine.flow_partitions
+    assert layered.target == engine.target
+    async with sql.transaction():
+        inside = await layered.create_execution(execution_kind="test", connection=sql)
+        assert await engine.read_execution(inside.execution_id) is None
+    assert await engine.read_execution(inside.execution_id) is not None
+
+
+async def test_a_waiting_claim_is_woken_through_the_layers(layered: ff.Engine, engine: CheckedEngine) -> None:
+    waiting = asyncio.create_task(layered.claim(**WORKER, max_wait=timedelta(seconds=60)))  # type: ignore[arg-type]
+    execution_id = await submit(engine)
+    claimed = await waiting
+    assert claimed is not None
+    assert claimed.execution_id == execution_id
+
+
+async def test_refusals_come_through_and_are_counted_by_category(engine: CheckedEngine) -> None:
+    meter = mw.Metrics()
+    layered = mw.layer(engine, [meter])
+    claimed = await started(layered)
+    await layered.complete(claimed.handle)
+    with pytest.raises(ff.ExecutionNotActive):
+        await layered.fail(claimed.handle, "late")
+    with pytest.raises(ff.InvalidInput):
+        await layered.read_execution("nonsense")  # type: ignore[arg-type]
+    assert isinstance(meter.sink, mw.MemorySink)
+    assert {series: timing.count for series, timing in meter.sink.snapshot().timings.items()} == {
+        f'flowfabric_call_seconds{{method="{method}",outcome="{outcome}"}}': 1
+        for method, outcome in {
+            "create_execution": "ok",
+            "claim": "ok",
+            "complete": "ok",
+            "fail": "contention",
+            "read_execution": "validation",
+        }.items()
+    }
+
+
+async def test_duties_of_a_layered_engine_run_through_it_and_end_with_it(database: str, seen: Seen) -> None:
+    engine = await ff.Engine.connect(database)
+    async with mw.layer(engine, [seen]) as layered:
+        duties = await ff.Duties(layered).__aenter__()
+        async with asyncio.timeout(30):
+            while "run_timers" not in seen.methods or "sleep_until_due" not in seen.methods:
+                await asyncio.sleep(0.01)
+        assert engine._background == [duties]
+    assert engine._background == []
+    assert all(task.done() for task in duties._tasks)
+    assert seen.methods.count("close") == 1
+    with pytest.raises(ff.TransportError):
+        await engine.ping()
+
+
+async def test_closing_the_engine_below_closes_the_layered_one(database: str, seen: Seen) -> None:
+    engine = await ff.Engine.connect(database)
+    layered = mw.layer(engine, [seen])
+    await layered.ping()
+    await engine.close()
+    with pytest.raises(ff.TransportError):
+        await layered.ping()
+    assert seen.methods == ["ping", "ping"]
+
+
+# Traces
+
+
+class Options(msgspec.Struct, frozen=True):
+    tags: Mapping[str, str] | None = None
+
+    def replace(self, **changes: Any) -> Options:
+        return msgspec.structs.replace(self, **changes)
+
+
+class Submission(msgspec.Struct, frozen=True):
+    kind: str
+    options: Options
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+    def replace(self, **changes: Any) -> Submission:
+        return msgspec.structs.replace(self, **changes)
+
+
+class Run(msgspec.Struct, frozen=True):
+    execution_id: ff.ExecutionId
+    is_new: bool = True
+
+
+class Task:
+    """A claimed execution as middleware sees it."""
+
+    def __init__(self, claimed: Claimed) -> None:
+        self.execution_id = claimed.execution_id
+        self.attempt_index = claimed.handle.attempt_index
+        self.kind = claimed.execution_kind
+        self.lane_id = claimed.handle.lane_id
+        self.tags: Mapping[str, str] = claimed.tags
+        self.created_at: datetime = claimed.created_at
+        self.log = logging.getLogger("test")
+        self.is_resumed = False
+        self.is_parked = False
+
+
+async def test_the_trace_of_a_submission_goes_on_in_the_worker(engine: CheckedEngine) -> None:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    tracing, meter = mw.Tracing(tracer_provider=provider), mw.Metrics()
+    submitter = mw.layer(engine, [tracing])
+
+    async def send(submission: Submission) -> Run:
+        tags = dict(submission.options.tags or {})
+        return Run(await submit(submitter, execution_kind=submission.kind, tags=tags))
+
+    run = await mw.chain_submit([tracing, meter], send)(Submission("send", Options({"team.owner": "a"})))
+
+    worker = mw.layer(engine, [mw.Tracing(tracer_provider=provider)])
+    claimed = await claim_one(engine)
+    assert claimed.execution_id == run.execution_id
+    assert claimed.tags["team.owner"] == "a"
+    assert await engine.get_execution_tag(run.execution_id, "trace.parent") == claimed.tags["trace.parent"]
+
+    async def handler() -> str:
+        await worker.progress(claimed.handle, percent=10)
+        return "done"
+
+    assert await mw.chain_execute([mw.Tracing(tracer_provider=provider), meter], Task(claimed), handler)() == "done"
+    found = {span.name: span for span in spans.get_finished_spans()}
+    below = {name: found[name].parent.span_id if (found[name].parent) else None for name in found}
+    ids = {name: found[name].context.span_id for name in found}
+    assert below == {
+        "flowfabric.submit send": None,
+        "flowfabric.call create_execution": ids["flowfabric.submit send"],
+        "flowfabric.execute send": ids["flowfabric.submit send"],
+        "flowfabric.call progress": ids["flowfabric.execute send"],
+    }
+    assert len({span.context.trace_id for span in found.values()}) == 1
+    assert isinstance(meter.sink, mw.MemorySink)
+    measured = meter.sink.snapshot()
+    assert measured.counts == {
+        'flowfabric_submitted_total{kind="send"}': 1,
+        'flowfabric_executions_total{kind="send",outcome="ok"}': 1,
+    }
+    queued = measured.timings['flowfabric_queue_seconds{kind="send"}']
+    assert queued.count == 1
+    assert 0 <= queued.seconds < 180
+
+
+# A database that does not answer
+
+
+@pytest.fixture
+async def switch(server: str, database: str) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
+    """Lets connections to the test's database in, or ends them all and lets none in."""
+    admin = await asyncpg.connect(server)
+    name = urlsplit(database).path[1:]
+
+    async def turn(on: bool) -> None:
+        await admin.execute(f"alter database {name} allow_connections {str(on).lower()}")
+        if not on:
+            await admin.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = $1", name)
+
+    try:
+        yield turn
+        await turn(True)
+    finally:
+        await admin.close()
+
+
+async def test_a_circuit_opens_on_a_dead_database_and_closes_when_it_is_back(
+    database: str, switch: Callable[[bool], Awaitable[None]], seen: Seen
+) -> None:
+    now = 0.0
+    breaker = mw.CircuitBreaker(clock=lambda: now)
+    engine = await ff.Engine.connect(database, reconnect_for=timedelta(0), notifications=False)
+    async with mw.layer(engine, [breaker, seen]) as layered:
+        await layered.ping()
+        await switch(False)
+        for _ in range(5):
+            with pytest.raises(ff.TransportError) as failed:
+                await layered.ping()
+            assert not isinstance(failed.value, mw.CircuitOpen)
+        for _ in range(3):
+            with pytest.raises(mw.CircuitOpen):
+                await layered.server_time_ms()
+        assert seen.take() == ["ping"] * 6  # what was refused did not get further
+        now = 30.0
+        with pytest.raises(ff.TransportError):
+            await layered.ping()
+        with pytest.raises(mw.CircuitOpen):
+            await layered.ping()
+        await switch(True)
+        with pytest.raises(mw.CircuitOpen):
+            await layered.ping()
+        now = 60.0
+        assert await layered.server_time_ms() > 0
+        assert breaker.state == "closed"
+        await switch(False)
+        for _ in range(5):
+            with pytest.raises(ff.TransportError):
+                await layered.ping()
+    # Leaving the block closed the engine, open circuit or not.
+    assert breaker.state == "open"
+    assert seen.methods[-1] == "close"
+    assert engine._database._pool.is_closing
+
+
+async def test_a_limit_holds_engine_calls_back_and_lets_them_through_again(engine: CheckedEngine, seen: Seen) -> None:
+    now = 0.0
+    layered = mw.layer(engine, [mw.RateLimit({"write": 2}, key=_class, clock=lambda: now), seen])
+    first = await submit(layered)
+    await submit(layered)
+    with pytest.raises(mw.RateLimited):
+        await submit(layered)
+    assert await layered.read_execution(first) is not None
+    assert seen.take() == ["create_execution", "create_execution", "read_execution"]
+    now = 0.5
+    await submit(layered)
+    with pytest.raises(mw.RateLimited):
+        await submit(layered)
+    assert len(await engine.claim_many(limit=10, **WORKER)) == 3
+
+
+def _class(method: str) -> str:
+    return "write" if method.startswith("create") else "read"
