@@ -89,7 +89,7 @@ class _Submitter:
         await self._connection.close()
 
 
-async def _worker(starter: Starter, dsn: str, board: Board, slot: int, way: str) -> None:
+async def _process(starter: Starter, dsn: str, board: Board, slot: int, way: str) -> None:
     connections = {"wake": 1, "shared": _SHARED_CONNECTIONS, "alone": _ALONE_CONNECTIONS}[way]
     pool = [await asyncpg.connect(dsn) for _ in range(connections)]
     ran = 0
@@ -126,5 +126,5 @@ async def _worker(starter: Starter, dsn: str, board: Board, slot: int, way: str)
 
 if __name__ == "__main__":
     _starter = Starter()
-    uvloop.run(_worker(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), sys.argv[4]))
+    uvloop.run(_process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), sys.argv[4]))
     _starter.finish()

@@ -132,12 +132,14 @@ class IdleLatency:
             async with _workers(contestant, dsn, 1, self.samples, self.samples) as (workers, board):
                 await self.server.settle()
                 submitter = await contestant.submitter()
-                workers[0].go()
-                await asyncio.sleep(0.5)  # until it has looked for jobs and sleeps
-                with Stolen() as stolen:
-                    called = await self._submit_all(submitter)
-                    await self._until_started(workers[0], board)
-                await submitter.close()
+                try:
+                    workers[0].go()
+                    await asyncio.sleep(0.5)  # until it has looked for jobs and sleeps
+                    with Stolen() as stolen:
+                        called = await self._submit_all(submitter)
+                        await self._until_started(workers[0], board)
+                finally:
+                    await submitter.close()
                 await stop_all(workers)
         finally:
             await self.server.drop_database(database)

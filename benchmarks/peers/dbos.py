@@ -49,7 +49,7 @@ def _noop() -> None:
     pass
 
 
-def _worker(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> None:
+def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> None:
     ran = 0
     counting = threading.Lock()  # its workflows are threads
 
@@ -91,5 +91,5 @@ def _worker(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> N
 
 if __name__ == "__main__":
     _starter = Starter()
-    _worker(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]))
+    _process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]))
     _starter.finish()

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncpg
@@ -85,9 +86,22 @@ async def batch_submitters(dsn: str, sizes: Sizes) -> Sequence[_BatchSubmitter]:
     return [await _BatchSubmitter.connect(dsn, sizes) for _ in range(sizes.connections)]
 
 
-async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
+@dataclass
+class _Held(QueueManager):
+    """A worker that is connected and waits for the signal before it listens and takes its first jobs."""
+
+    starter: Starter = field(kw_only=True)
+    began: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    async def verify_structure(self) -> None:
+        await super().verify_structure()
+        await self.starter.go()
+        self.began.set()
+
+
+async def _process(starter: Starter, dsn: str, board: Board, slot: int) -> None:
     connection = await asyncpg.connect(dsn)
-    manager = QueueManager(Queries(AsyncpgDriver(connection)))
+    manager = _Held(Queries(AsyncpgDriver(connection)), starter=starter)
     ran = 0
 
     @manager.entrypoint("noop")
@@ -100,8 +114,8 @@ async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
     async def stamp(job: Job) -> None:
         board[int(job.payload or b"0")] = time.perf_counter_ns()
 
-    await starter.go()
     running = asyncio.create_task(manager.run(batch_size=_BATCH))
+    await manager.began.wait()
     await starter.stopped()
     manager.shutdown.set()
     await running
@@ -110,5 +124,5 @@ async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
 
 if __name__ == "__main__":
     _starter = Starter()
-    uvloop.run(_worker(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3])))
+    uvloop.run(_process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3])))
     _starter.finish()

@@ -58,7 +58,7 @@ async def _noop(body: str) -> None:
     pass
 
 
-async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
+async def _process(starter: Starter, dsn: str, board: Board, slot: int) -> None:
     logging.disable(logging.INFO)
     app = _app(dsn)
     ran = 0
@@ -79,5 +79,5 @@ async def _worker(starter: Starter, dsn: str, board: Board, slot: int) -> None:
 
 if __name__ == "__main__":
     _starter = Starter()
-    uvloop.run(_worker(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3])))
+    uvloop.run(_process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3])))
     _starter.finish()

@@ -2,7 +2,7 @@
 
 from flowfabric._duties import Duties
 from flowfabric.app import App, Task
-from flowfabric.client import AsyncClient, Run, Submission
+from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.engine import Engine
 from flowfabric.errors import (
@@ -67,6 +67,7 @@ __all__ = [
     "App",
     "AsyncClient",
     "Bug",
+    "Client",
     "Completion",
     "Conflict",
     "ConnectionFailed",
@@ -114,6 +115,7 @@ __all__ = [
     "StreamPolicy",
     "Submission",
     "SyncContext",
+    "SyncRun",
     "Task",
     "TaskFailed",
     "TimedOut",

@@ -14,7 +14,6 @@ What runs the tasks is a worker; this module only knows them.
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
@@ -175,7 +174,7 @@ class App:
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
-        self._mutex = threading.Lock()
+        self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
         connectors[self.name] = self
 
     def __repr__(self) -> str:
@@ -311,22 +310,21 @@ class App:
     async def client(self) -> AsyncClient:
         """The client of this event loop, connected when it is first needed and closed when the loop ends."""
         loop = asyncio.get_running_loop()
+        adopted = self._adopted.get(loop)
+        if adopted is not None:
+            return adopted
         shared = self._clients.get(loop)
         if shared is None:
             shared = self._clients[loop] = _Shared(self)
-        if shared.client is not None:
-            return shared.client
-        return await shared.connect()
+        return shared.client or await shared.connect()
 
     def adopt(self, client: AsyncClient) -> None:
         """Let a client that somebody else opened and closes be the one of this event loop."""
-        loop = asyncio.get_running_loop()
-        shared = self._clients[loop] = _Shared(self)
-        shared.client = client
+        self._adopted[asyncio.get_running_loop()] = client
 
     def forget(self) -> None:
         """Undo `adopt`."""
-        self._clients.pop(asyncio.get_running_loop(), None)
+        self._adopted.pop(asyncio.get_running_loop(), None)
 
     async def close(self) -> None:
         """Close the client of this event loop."""

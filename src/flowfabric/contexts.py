@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed
+from flowfabric.models import Claimed, HandleKind
 from flowfabric.policies import Duration, RetryPolicy
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Scope(Protocol):
     """The running handler, as its context sees it."""
 
     claimed: Claimed
+    is_parked: bool
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -127,6 +128,16 @@ class _Facts:
     def is_cancelled(self) -> bool:
         """Whether the handler should stop: it lost its lease, was cancelled, ran out of time, or the worker stops."""
         return self._scope.is_cancelled
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the handler is being stopped because all it waits for needs no worker."""
+        return self._scope.is_parked
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this attempt was begun before, and waited or was given back since."""
+        return self._scope.claimed.handle.kind is HandleKind.RESUMED
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:

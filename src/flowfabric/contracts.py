@@ -2,7 +2,7 @@
 
 A value is stored as JSON and read back by its annotation. Whatever is written is read back before it is
 accepted, with the very decoder a worker uses, and compared with what was given: a value that would come back
-different (nan, a tuple where the annotation says nothing, a subclass with more fields) is refused with
+different (nan, a date where the annotation says nothing, a subclass with more fields) is refused with
 `InvalidInput` instead of being stored. The other way round, data that no longer fits is `CannotDecode`.
 Neither error shows the data: only names, types and places.
 

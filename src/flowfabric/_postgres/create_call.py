@@ -28,7 +28,7 @@ from flowfabric.ids import (
     parse_uuid,
 )
 from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.policies import Derived, freeze_policy
+from flowfabric.policies import Derived, FrozenPolicy, freeze_policy
 from flowfabric.state import State
 
 MAX_BATCH = 1000
@@ -70,6 +70,7 @@ _HOMES = (
 INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
 _PARTITION_HASHES = 1 << 16
 _PARTITION_ARG = 4  # its place among the args
+_POLICY_ARG = 16
 
 
 def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
@@ -116,7 +117,7 @@ class CreateCall:
         self._given: set[int] = set()
         self._doubtful: list[int] = []
         self.doubts: list[list[Any]] = []
-        if all(map(_is_plain, items)):
+        if all(map(_is_plain, items)) and all(item.policy is items[0].policy for item in items):
             self._places = list(range(len(items)))
             self._sent, self.args = _plain_args(items, partitions or _PARTITION_HASHES)
             return
@@ -191,7 +192,7 @@ def _is_plain(item: NewExecution) -> bool:
         and type(item.input_payload) is bytes
         and len(item.input_payload) <= MAX_PAYLOAD
         and item.idempotency_key is None
-        and item.policy is None
+        and (item.policy is None or (type(item.policy) is FrozenPolicy and item.policy.derived == _NOTHING))
         and item.tags is None
         and item.delay_until is None
         and item.execution_deadline_at is None
@@ -227,7 +228,11 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
         numbers if len(routes) > 1 else None, homes, ids, False,
         None, None, [item.input_payload for item in items],
     ]  # fmt: skip
-    return ids, args + [None] * (len(_CASTS) - len(args))
+    args += [None] * (len(_CASTS) - len(args))
+    policy = items[0].policy if items else None
+    if type(policy) is FrozenPolicy:
+        args[_POLICY_ARG] = [policy.text]  # one for all
+    return ids, args
 
 
 class _BadPolicy(Exception):

@@ -568,7 +568,7 @@ class _Starter:
         if written_by != str(major):
             raise EmbeddedError(
                 f"the data in {pgdata} belongs to PostgreSQL {written_by}, but the installed server is "
-                f"PostgreSQL {major}, which cannot read it. To take the data along: "
+                f"PostgreSQL {major}: it cannot read them. To take the data along: "
                 f"(1) FLOWFABRIC_PG_BIN=/path/to/postgresql-{written_by}/bin flowfabric db dump -o flowfabric.sql, "
                 "(2) flowfabric db reset --keep, (3) flowfabric db load flowfabric.sql. "
                 f"To stay with PostgreSQL {written_by}: leave FLOWFABRIC_PG_BIN set to its programs. "

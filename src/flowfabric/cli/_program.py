@@ -51,12 +51,12 @@ def confirm(question: str, *, yes: bool) -> None:
     """Go on only if a person says so, or `--yes` did. Without anybody to answer it cannot be done."""
     if yes:
         return
-    try:
-        agreed = typer.confirm(question, err=True)
-    except typer.Abort:
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
         typer.echo("\nflowfabric: nobody is here to answer: give --yes", err=True)
-        raise typer.Exit(CANNOT) from None
-    if not agreed:
+        raise typer.Exit(CANNOT)
+    if answer.strip().lower() not in ("y", "yes"):
         typer.echo("flowfabric: nothing was changed", err=True)
         raise typer.Exit(NO)
 

@@ -3,5 +3,6 @@
 from flowfabric.client.client import AsyncClient
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
+from flowfabric.client.sync import Client, SyncRun
 
-__all__ = ["AsyncClient", "Run", "Submission"]
+__all__ = ["AsyncClient", "Client", "Run", "Submission", "SyncRun"]

@@ -15,7 +15,7 @@ from flowfabric.engine import Engine
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound
 from flowfabric.ids import ExecutionId
-from flowfabric.middleware import Middleware, chain_submit
+from flowfabric.middleware import Middleware, chain_submit, overriding
 from flowfabric.models import (
     Created,
     Duplicate,
@@ -50,11 +50,13 @@ class Connector(Protocol):
 
     async def client(self) -> AsyncClient: ...
 
+    async def close(self) -> None: ...
+
     def find_task(self, name: str) -> Submittable | None: ...
 
 
 class AsyncClient:
-    """Everything a program that is not a worker does. Made by an app: `async with app.connect() as client`."""
+    """Everything a program that is not a worker does: `client = await app.client()`."""
 
     def __init__(self, engine: Engine, connector: Connector) -> None:
         self.engine = engine
@@ -137,7 +139,7 @@ class AsyncClient:
         chosen = known.defaults.merged(Options(**options))
         if current.running.get() is not None:
             return [await self.send(new_submission(known, *_call(one), chosen)) for one in arguments]
-        if any(type(m).submit is not Middleware.submit for m in self._connector.middleware):
+        if overriding(self._connector.middleware, "submit"):
             return [await self.send(new_submission(known, *_call(one), chosen)) for one in arguments]
         seal, encode, policy = self.codecs.seal, known.signature.encode, chosen.policy
         items = [

@@ -566,9 +566,9 @@ _loading_main = False
 def serve(setup: dict[str, Any]) -> NoReturn:
     """The life of a child: one function after the other, until the parent closes the socket."""
     global _main_in_child  # noqa: PLW0603 - one child, one script
-    sock = socket.socket(fileno=setup["fd"])
-    sock.set_inheritable(False)
-    channel = _Channel(sock)
+    # The first descriptor is closed by nobody: the parent sees the end of the socket when all else has ended too.
+    os.set_inheritable(setup["fd"], False)
+    channel = _Channel(socket.socket(fileno=os.dup(setup["fd"])))
     die_with_parent(setup["parent"], channel)
     sys.argv[:] = setup["argv"]
     _main_in_child = setup["main"]

@@ -401,6 +401,8 @@ class Worker:
 
     def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
         self._running.discard(running)
+        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
+        running.tasks.discard(task)
         self._slot_free.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)

@@ -1,9 +1,8 @@
 -- create_executions: nothing -> waiting or delayed, for many at once
 --
 -- Called by submitters, also inside their own transaction.
--- Takes    the distinct routes of the call and, per item, the number of its route (null: all go the
---          first); an array is null
---          where every item has the default.
+-- Takes    the distinct routes of the call and, per item, the number of its route (null: all go the first); an array
+--          is null where every item has the default, and p_policy may be one for all.
 -- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
 --          ids that the caller gave, in the order of the items.
 -- Answers  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
@@ -220,15 +219,17 @@ returns integer
 language plpgsql as $$
 declare
     v_ready integer;
+    v_policy jsonb := case when cardinality(p_policy) = 1 then p_policy[1]::jsonb end;
 begin
-    if num_nonnulls(p_code, p_route_no, p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags,
-                    p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
-        -- Nothing but a payload: the most common call, and every expression less counts for every row.
+    if (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
+           p_code, p_route_no, p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets,
+           p_quota, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
+        -- Nothing but a payload and one policy: the most common call, and every expression less counts for every row.
         with made as (
             insert into flowfabric.execution
-                (partition, id, route, created_at, namespace, creator, payload, state, blocking_reason, pending, priority,
-                 transitioned_at, mutated_at)
-            select u.partition, u.id, p_routes[1], p_now, '', '', u.payload, 'waiting', 'waiting_for_worker', 'first', 0,
+                (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
+                 priority, transitioned_at, mutated_at)
+            select u.partition, u.id, p_routes[1], p_now, '', '', u.payload, v_policy, 'waiting', 'waiting_for_worker', 'first', 0,
                    p_now, p_now
             from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
         )
@@ -243,7 +244,7 @@ begin
              delay_until, deadline_at, transitioned_at, mutated_at)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
-               p_policy[u.ord]::jsonb, string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
+               coalesce(v_policy, p_policy[u.ord]::jsonb), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
                case when d.until is null then 'waiting' else 'delayed' end,
                case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
                case when d.until is not null

@@ -1,0 +1,161 @@
+"""Our own side of whole workers: the same jobs through `@app.task`, `submit_many` and `Worker`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvloop
+
+import flowfabric as ff
+from benchmarks.harness import Sizes
+from benchmarks.jobs import STEPS, payload
+from benchmarks.processes import Board, Starter
+from flowfabric.engine.service import migrate_database
+
+_CONCURRENCY = 200
+_FILL_BATCH = 1_000
+
+# What the handlers write on; only a worker process has one.
+_board: Board
+_slot = 0
+_ran = 0
+
+app = ff.App()
+
+
+@app.task
+async def noop(body: str) -> None:
+    _count()
+
+
+@app.task
+async def stamp(number: int) -> None:
+    _board[number] = time.perf_counter_ns()
+
+
+@app.task
+async def steps(ctx: ff.Context, body: str) -> None:
+    for name in STEPS:
+        await ctx.step(name, _nothing)
+    _count()
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _count() -> None:
+    global _ran
+    _ran += 1
+    _board[_slot] = _ran
+
+
+class Tasks:
+    program = "benchmarks.tasks"
+    any_undone = "select exists (select from flowfabric.execution where state <> 'completed')::int"
+    count_done = "select count(*) from flowfabric.execution where state = 'completed'"
+
+    def __init__(self, dsn: str, sizes: Sizes, task: ff.Task[[str], None]) -> None:
+        self._dsn = dsn
+        self._sizes = sizes
+        self._task = task
+
+    def arguments(self, jobs: int) -> Sequence[str]:
+        return ()
+
+    async def prepare(self) -> None:
+        await migrate_database(self._dsn)
+
+    async def fill(self, jobs: int) -> None:
+        async with _connected(self._dsn):
+            body = _body(self._sizes)
+            for start in range(0, jobs, _FILL_BATCH):
+                await self._task.submit_many([body] * min(_FILL_BATCH, jobs - start))
+
+    async def submitter(self) -> _StampSubmitter:
+        submitter = _StampSubmitter(_connected(self._dsn))
+        await submitter.app.client()
+        return submitter
+
+
+def noops(sizes: Sizes) -> Callable[[str], Tasks]:
+    return lambda dsn: Tasks(dsn, sizes, noop)
+
+
+def five_steps(sizes: Sizes) -> Callable[[str], Tasks]:
+    return lambda dsn: Tasks(dsn, sizes, steps)
+
+
+class _StampSubmitter:
+    def __init__(self, app: ff.App) -> None:
+        self.app = app
+
+    async def submit(self, number: int) -> None:
+        await stamp.submit(number)
+
+    async def close(self) -> None:
+        await self.app.close()
+
+
+class _BatchSubmitter:
+    def __init__(self, app: ff.App, body: str) -> None:
+        self._app = app
+        self._body = body
+
+    async def submit(self, jobs: int) -> None:
+        await noop.submit_many([self._body] * jobs)
+
+    async def close(self) -> None:
+        await self._app.close()
+
+
+async def batch_submitters(dsn: str, sizes: Sizes) -> Sequence[_BatchSubmitter]:
+    await migrate_database(dsn)
+    connected = _connected(dsn, connections=sizes.connections)
+    await connected.client()
+    return [_BatchSubmitter(connected, _body(sizes)) for _ in range(sizes.connections)]
+
+
+def _connected(dsn: str, connections: int = 1) -> ff.App:
+    """The app, for a database of this moment."""
+    app.dsn = dsn
+    app.connections = connections
+    return app
+
+
+def _body(sizes: Sizes) -> str:
+    # Its payloads are JSON.
+    return base64.b64encode(payload(sizes.payload_bytes))[: sizes.payload_bytes].decode()
+
+
+class _Held(ff.Worker):
+    """A worker that is connected and waits for the signal before its first claim."""
+
+    def __init__(self, starter: Starter) -> None:
+        super().__init__(app, concurrency=_CONCURRENCY)
+        self._starter = starter
+        self.began = asyncio.Event()
+
+    async def _claims(self) -> None:
+        await self._starter.go()
+        self.began.set()
+        await super()._claims()
+
+
+async def _process(starter: Starter, dsn: str) -> None:
+    app.dsn = dsn
+    async with _Held(starter) as worker:
+        await worker.began.wait()
+        await starter.stopped()
+
+
+if __name__ == "__main__":
+    _starter = Starter()
+    _board, _slot = Board(Path(sys.argv[2])), int(sys.argv[3])
+    uvloop.run(_process(_starter, sys.argv[1]))
+    _starter.finish()

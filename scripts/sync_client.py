@@ -1,0 +1,200 @@
+"""Writes src/flowfabric/client/sync.py: the client for programs without an event loop, from the async one.
+
+    python scripts/sync_client.py           write it
+    python scripts/sync_client.py --check   exit 1 when it is not what would be written
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CLIENT = ROOT / "src/flowfabric/client"
+TARGET = CLIENT / "sync.py"
+SKIPPED = {"close", "send", "create"}
+
+HEAD = '''"""The client for programs without an event loop: every call runs on a loop in a background thread.
+
+Generated from the async client by scripts/sync_client.py; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from flowfabric.client.client import AsyncClient, Connector
+from flowfabric.client.portal import Portal
+from flowfabric.client.run import Run
+from flowfabric.client.submission import Submittable
+from flowfabric.engine.reads import Place
+from flowfabric.ids import ExecutionId
+from flowfabric.models import (
+    Attempt,
+    Execution,
+    ExecutionInfo,
+    LaneState,
+    LaneStats,
+    Outcome,
+    Page,
+    Schedule,
+    Step,
+)
+from flowfabric.policies import Duration
+from flowfabric.state import State
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class SyncRun(Generic[R_co]):
+    """One execution of a task, as the sync client gives it."""
+
+    __slots__ = ("_portal", "run")
+
+    def __init__(self, portal: Portal, run: Run[R_co]) -> None:
+        self._portal = portal
+        self.run = run
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.run.execution_id
+
+    @property
+    def id(self) -> str:
+        """The execution's id."""
+        return self.run.id
+
+    @property
+    def kind(self) -> str | None:
+        return self.run.kind
+
+    @property
+    def is_new(self) -> bool:
+        return self.run.is_new
+
+    def __repr__(self) -> str:
+        return repr(self.run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.run.__reduce__()  # in another process it is a handle to be given to its client
+'''
+
+MIDDLE = '''
+
+class Client:
+    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`."""
+
+    def __init__(self, app: Connector) -> None:
+        self._app = app
+        self._portal = Portal()
+        try:
+            self._client: AsyncClient = self._portal.call(app.client())
+        except BaseException:
+            self._portal.close()
+            raise
+
+    def close(self) -> None:
+        """Stop waiting and close the connections."""
+        try:
+            self._portal.call(self._app.close())
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> SyncRun[Any]:
+        """A handle from an id (or from a handle of another process)."""
+        return SyncRun(self._portal, self._client.run(execution_id, kind=kind))
+'''
+
+
+def methods(source: Path, name: str) -> list[ast.AsyncFunctionDef]:
+    tree = ast.parse(source.read_text())
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return [
+        node
+        for node in found.body
+        if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_") and node.name not in SKIPPED
+    ]
+
+
+def call_of(node: ast.AsyncFunctionDef) -> str:
+    args = node.args
+    passed = [arg.arg for arg in args.posonlyargs + args.args if arg.arg != "self"]
+    if args.vararg:
+        passed.append(f"*{args.vararg.arg}")
+    passed += [f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs]
+    if args.kwarg:
+        passed.append(f"**{args.kwarg.arg}")
+    return ", ".join(passed)
+
+
+def written(node: ast.AsyncFunctionDef, target: str) -> str:
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    call = f"{target}.{node.name}({call_of(node)})"
+    if returns.startswith("AsyncIterator["):
+        body = f"yield from self._portal.iterate({call})"
+        shown = returns.removeprefix("Async")
+    elif "list[Run" in returns:
+        body = f"return [SyncRun(self._portal, run) for run in self._portal.call({call})]"
+        shown = returns.replace("Run[", "SyncRun[")
+    elif returns.startswith("Run["):
+        body = f"return SyncRun(self._portal, self._portal.call({call}))"
+        shown = returns.replace("Run[", "SyncRun[")
+    elif returns == "None":
+        body = f"self._portal.call({call})"
+        shown = returns
+    else:
+        body = f"return self._portal.call({call})"
+        shown = returns
+    doc = ast.get_docstring(node) or ""
+    doc = re.sub(r"\n(?=.)", "\n        ", doc)
+    tail = "\n        " if "\n" in doc else ""
+    return (
+        f"\n    def {node.name}({ast.unparse(node.args)}) -> {shown}:\n"
+        f'        """{doc}{tail}"""\n'
+        f"        {body}\n"
+    )
+
+
+def text() -> str:
+    parts = [HEAD]
+    parts += [written(node, "self.run") for node in methods(CLIENT / "run.py", "Run")]
+    parts.append(MIDDLE)
+    parts += [written(node, "self._client") for node in methods(CLIENT / "client.py", "AsyncClient")]
+    ruff = Path(sys.executable).with_name("ruff")
+    done = subprocess.run(
+        [str(ruff), "format", "--stdin-filename", str(TARGET), "-"],
+        input="".join(parts),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def main() -> int:
+    wanted = text()
+    if "--check" in sys.argv:
+        if TARGET.read_text() != wanted:
+            print("src/flowfabric/client/sync.py is stale: run python scripts/sync_client.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

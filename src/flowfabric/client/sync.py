@@ -1,0 +1,240 @@
+"""The client for programs without an event loop: every call runs on a loop in a background thread.
+
+Generated from the async client by scripts/sync_client.py; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from flowfabric.client.client import AsyncClient, Connector
+from flowfabric.client.portal import Portal
+from flowfabric.client.run import Run
+from flowfabric.client.submission import Submittable
+from flowfabric.engine.reads import Place
+from flowfabric.ids import ExecutionId
+from flowfabric.models import (
+    Attempt,
+    Execution,
+    ExecutionInfo,
+    LaneState,
+    LaneStats,
+    Outcome,
+    Page,
+    Schedule,
+    Step,
+)
+from flowfabric.policies import Duration
+from flowfabric.state import State
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class SyncRun(Generic[R_co]):
+    """One execution of a task, as the sync client gives it."""
+
+    __slots__ = ("_portal", "run")
+
+    def __init__(self, portal: Portal, run: Run[R_co]) -> None:
+        self._portal = portal
+        self.run = run
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.run.execution_id
+
+    @property
+    def id(self) -> str:
+        """The execution's id."""
+        return self.run.id
+
+    @property
+    def kind(self) -> str | None:
+        return self.run.kind
+
+    @property
+    def is_new(self) -> bool:
+        return self.run.is_new
+
+    def __repr__(self) -> str:
+        return repr(self.run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.run.__reduce__()  # in another process it is a handle to be given to its client
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
+
+        Inside a task the wait is durable: it holds no worker, and is remembered.
+        """
+        return self._portal.call(self.run.result(timeout))
+
+    def outcome(self, timeout: Duration | None = None) -> Outcome:
+        """How the execution ended, waiting until it has; never raises for how it ended."""
+        return self._portal.call(self.run.outcome(timeout))
+
+    def get(self) -> Execution:
+        """Everything stored about it but payload and result; `NotFound` when it is not stored."""
+        return self._portal.call(self.run.get())
+
+    def state(self) -> State:
+        """Where it stands."""
+        return self._portal.call(self.run.state())
+
+    def steps(self) -> list[Step]:
+        """What its handler is remembered to have done."""
+        return self._portal.call(self.run.steps())
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt at it, oldest first."""
+        return self._portal.call(self.run.attempts())
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """End it as cancelled, whatever it is doing. A handler that runs is stopped."""
+        self._portal.call(self.run.cancel(reason))
+
+    def replay(self, reason: str | None = None) -> None:
+        """Run it again from the top; finished steps are kept unless it had succeeded."""
+        self._portal.call(self.run.replay(reason))
+
+
+class Client:
+    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`."""
+
+    def __init__(self, app: Connector) -> None:
+        self._app = app
+        self._portal = Portal()
+        try:
+            self._client: AsyncClient = self._portal.call(app.client())
+        except BaseException:
+            self._portal.close()
+            raise
+
+    def close(self) -> None:
+        """Stop waiting and close the connections."""
+        try:
+            self._portal.call(self._app.close())
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> SyncRun[Any]:
+        """A handle from an id (or from a handle of another process)."""
+        return SyncRun(self._portal, self._client.run(execution_id, kind=kind))
+
+    def submit(self, task: Submittable | str, *args: Any, **kwargs: Any) -> SyncRun[Any]:
+        """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
+        return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
+
+    def submit_many(self, task: Submittable | str, arguments: Iterable[Any], **options: Any) -> list[SyncRun[Any]]:
+        """Submit a task once per item of `arguments`, in few calls.
+
+        A tuple is the arguments of one submission, anything else its one argument. A wrong argument anywhere fails
+        before anything is stored. Not atomic beyond a thousand.
+        """
+        return [
+            SyncRun(self._portal, run)
+            for run in self._portal.call(self._client.submit_many(task, arguments, **options))
+        ]
+
+    def get(self, execution_id: str | ExecutionId) -> Execution:
+        """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
+        return self._portal.call(self._client.get(execution_id))
+
+    def find(
+        self,
+        *,
+        states: Collection[State | str] | None = None,
+        lane: str | None = None,
+        kind: str | None = None,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int = 50,
+        cursor: Place | None = None,
+    ) -> Page[ExecutionInfo, Place]:
+        """One page of executions, newest first. A page may be short of `limit` although `next_cursor` is set."""
+        return self._portal.call(
+            self._client.find(
+                states=states,
+                lane=lane,
+                kind=kind,
+                namespace=namespace,
+                tag=tag,
+                created_from=created_from,
+                created_before=created_before,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
+
+    def all(self, **filters: Any) -> Iterator[ExecutionInfo]:
+        """Every execution that `find` would page through."""
+        yield from self._portal.iterate(self._client.all(**filters))
+
+    def failures(self, *, limit: int = 50, **filters: Any) -> Page[ExecutionInfo, Place]:
+        """What ended without success, newest first."""
+        return self._portal.call(self._client.failures(limit=limit, **filters))
+
+    def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
+        """End an execution as cancelled, whatever it is doing. Cancelling it again changes nothing."""
+        self._portal.call(self._client.cancel(execution_id, reason))
+
+    def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
+        """Run an ended execution again; finished steps are kept unless it had succeeded."""
+        self._portal.call(self._client.replay(execution_id, reason=reason))
+
+    def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
+        """Another rank for an execution that waits."""
+        self._portal.call(self._client.change_priority(execution_id, priority))
+
+    def delete(self, execution_id: str | ExecutionId) -> None:
+        """Forget an ended execution now."""
+        self._portal.call(self._client.delete(execution_id))
+
+    def redact(self, execution_id: str | ExecutionId) -> None:
+        """Remove what an ended execution carried; its history stays."""
+        self._portal.call(self._client.redact(execution_id))
+
+    def cancel_all(self, reason: str, **filters: Any) -> Iterator[int]:
+        """Cancel everything the filters match that has not ended; yields how many so far, chunk by chunk."""
+        yield from self._portal.iterate(self._client.cancel_all(reason, **filters))
+
+    def replay_all(self, reason: str | None = None, **filters: Any) -> Iterator[int]:
+        """Replay everything the filters match that failed or expired; yields how many so far, chunk by chunk."""
+        yield from self._portal.iterate(self._client.replay_all(reason, **filters))
+
+    def lanes(self) -> list[LaneStats]:
+        """How every lane stands."""
+        return self._portal.call(self._client.lanes())
+
+    def set_lane_state(self, lane: str, state: LaneState | str) -> LaneState:
+        """Pause, drain, disable or open a lane; answers the state before."""
+        return self._portal.call(self._client.set_lane_state(lane, state))
+
+    def schedules(self) -> list[Schedule]:
+        """All schedules by name."""
+        return self._portal.call(self._client.schedules())
+
+    def pause_schedule(self, name: str) -> None:
+        """Let a schedule fire no more until it is resumed."""
+        self._portal.call(self._client.pause_schedule(name))
+
+    def resume_schedule(self, name: str) -> None:
+        """Let a paused schedule fire again, catching up as it is set to."""
+        self._portal.call(self._client.resume_schedule(name))
+
+    def delete_schedule(self, name: str) -> None:
+        """Forget a schedule. What it has created stays."""
+        self._portal.call(self._client.delete_schedule(name))

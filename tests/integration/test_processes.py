@@ -1,0 +1,860 @@
+"""The process pool: real processes, really busy, really killed."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import functools
+import inspect
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import uvloop
+
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.worker import processes
+from flowfabric.worker.processes import ChildDied, PoolClosed, ProcessPool, RemoteError, child_traceback
+
+PATIENCE = 60.0
+HERE = __name__
+ROOT = Path(__file__).parents[2]
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on the loop of the standard library and on uvloop."""
+
+    def run(loop_factory: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(test(**fixtures))
+
+    functools.update_wrapper(run, test)
+    del run.__wrapped__  # type: ignore[attr-defined] # pytest would take the test for a coroutine
+    first = inspect.Parameter("loop_factory", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = inspect.Signature([first, *inspect.signature(test).parameters.values()])  # type: ignore[attr-defined]
+    factories = [asyncio.new_event_loop, uvloop.new_event_loop]
+    on_each: Callable[..., Callable[..., None]] = pytest.mark.parametrize(
+        "loop_factory", factories, ids=["asyncio", "uvloop"]
+    )
+    return on_each(run)
+
+
+@contextlib.asynccontextmanager
+async def a_pool(size: int = 1, **options: Any) -> AsyncIterator[ProcessPool]:
+    pool = ProcessPool(size, **options)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one whose parent is gone may be left for whoever adopts it to collect."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait until the condition holds and answer it."""
+    async with asyncio.timeout(PATIENCE):
+        while not (answer := condition()):
+            await asyncio.sleep(0.005)
+    return answer
+
+
+def written(path: Path) -> str:
+    """What a function has written, once it has; the empty text before."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
+
+
+async def pid_in(path: Path) -> int:
+    return int(await until(lambda: written(path)))
+
+
+# What runs in the processes.
+
+
+def write(path: str, text: str) -> None:
+    """At once: a reader sees nothing or all of it."""
+    Path(f"{path}.part").write_text(text)
+    os.rename(f"{path}.part", path)
+
+
+def wait_for(path: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.005)
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def spin(started: str) -> NoReturn:
+    write(started, str(os.getpid()))
+    while True:
+        pass
+
+
+def spin_inside_c(started: str) -> object:
+    write(started, str(os.getpid()))
+    return re.match(r"(a+)+$", "a" * 64 + "b")  # for years, and never letting go of the interpreter's lock
+
+
+def refuse_to_end(started: str) -> NoReturn:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        try:
+            write(started, str(os.getpid()))
+            while True:
+                time.sleep(PATIENCE)
+        except BaseException:
+            continue
+
+
+def start_a_program(started: str) -> None:
+    program = subprocess.Popen(["sleep", "1000"])
+    write(started, str(program.pid))
+    program.wait()
+
+
+def fork_and_exit(started: str, code: int) -> None:
+    if os.fork() == 0:
+        write(started, str(os.getpid()))
+        while True:
+            time.sleep(PATIENCE)
+    wait_for(started)
+    os._exit(code)
+
+
+def hold(started: str, go: str) -> int:
+    write(started, str(os.getpid()))
+    wait_for(go)
+    return os.getpid()
+
+
+def terminate_a_program() -> int:
+    program = subprocess.Popen(["sleep", "1000"])
+    program.terminate()
+    return program.wait()
+
+
+def write_at_exit(path: str) -> None:
+    atexit.register(write, path, "left")
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+class Picky(Exception):
+    """Pickles, but cannot be made again from what was pickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("no pickle")
+
+
+def fail(with_: str) -> NoReturn:
+    errors: dict[str, Callable[[], BaseException]] = {
+        "value": lambda: ValueError("not good", 5),
+        "ours": lambda: NotFound("lane", "blue"),
+        "group": lambda: ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+        "picky": lambda: Picky(1, 2),
+        "locked": Locked,
+        "mute": Mute,
+        "local": lambda: type("Local", (Exception,), {})("made here"),
+        "exit": lambda: SystemExit(3),
+        "interrupt": lambda: KeyboardInterrupt("stop"),
+        "cancelled": lambda: asyncio.CancelledError("stop"),
+        "stop": lambda: StopIteration(5),
+    }
+    raise errors[with_]()
+
+
+def fail_because() -> NoReturn:
+    try:
+        fail("value")
+    except ValueError as error:
+        error.add_note("a note of its own")
+        raise LookupError("on top") from error
+
+
+def unpicklable() -> object:
+    return threading.Lock()
+
+
+async def asynchronous() -> None:
+    pass
+
+
+class Task:
+    """What a decorator makes of a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self) -> NoReturn:
+        raise AssertionError("the plain function is to be called")
+
+
+@Task
+def decorated(a: int) -> int:
+    return a + 1
+
+
+class Holder:
+    @staticmethod
+    def method(a: int) -> int:
+        return a + 2
+
+    number = 5
+
+
+initialized: list[int] = []
+
+
+def initialize() -> None:
+    initialized.append(os.getpid())
+
+
+def initializations() -> list[int]:
+    return initialized
+
+
+def fail_to_initialize() -> NoReturn:
+    raise LookupError("no configuration")
+
+
+# Running
+
+
+@on_both_loops
+async def test_a_function_runs_in_another_process_which_is_kept_for_the_next() -> None:
+    async with a_pool(2) as pool:
+        first = await pool.run(HERE, "pid", {})
+
+        assert first != os.getpid()
+        assert os.getpgid(first) == first
+        assert [await pool.run(HERE, "pid", {}) for _ in range(3)] == [first] * 3
+        assert await pool.run(HERE, "echo", {"value": {"a": (1, b"\0"), "b": None}}) == {"a": (1, b"\0"), "b": None}
+
+
+async def test_no_process_is_started_before_it_is_needed() -> None:
+    def children() -> set[str]:
+        return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+    before = children()
+    async with a_pool(3) as pool:
+        assert children() == before
+        started = await pool.run(HERE, "pid", {})
+        assert children() - before == {str(started)}
+
+
+@on_both_loops
+async def test_functions_run_side_by_side_in_as_many_processes_as_the_pool_has(tmp_path: Path) -> None:
+    async with a_pool(2) as pool:
+        # Each waits until the other has started.
+        meeting = [
+            pool.run(HERE, "hold", {"started": str(tmp_path / mine), "go": str(tmp_path / other)})
+            for mine, other in (("a", "b"), ("b", "a"))
+        ]
+        pids = set(await asyncio.gather(*meeting))
+        assert len(pids) == 2
+        assert set(await asyncio.gather(*(pool.run(HERE, "pid", {}) for _ in range(10)))) <= pids
+
+
+@on_both_loops
+async def test_the_event_loop_runs_on_while_a_process_is_busy_and_while_much_is_sent(tmp_path: Path) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with a_pool(2) as pool:
+        counting = asyncio.create_task(count())
+        spinning = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "spin")}))
+        await pid_in(tmp_path / "spin")
+        much = os.urandom(1 << 20) * 40
+        before = turns
+        assert await pool.run(HERE, "echo", {"value": much}) == much
+        assert turns > before + 100
+        for task in (counting, spinning):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.mark.parametrize(
+    ("qualname", "kwargs", "expected"),
+    [("decorated", {"a": 1}, 2), ("Holder.method", {"a": 1}, 3)],
+)
+async def test_a_function_is_found_by_its_name(qualname: str, kwargs: dict[str, Any], expected: int) -> None:
+    async with a_pool() as pool:
+        assert await pool.run(HERE, qualname, kwargs) == expected
+
+
+async def test_a_function_that_cannot_run_is_an_error_and_the_process_goes_on() -> None:
+    async with a_pool() as pool:
+        first = await pool.run(HERE, "pid", {})
+        for module, qualname, kwargs, error, text in (
+            ("flowfabric.nothing", "pid", {}, ModuleNotFoundError, "flowfabric.nothing"),
+            (HERE, "nothing", {}, AttributeError, "nothing"),
+            (HERE, "Holder.number", {}, TypeError, "is not a function"),
+            (HERE, "asynchronous", {}, TypeError, "is async"),
+            (HERE, "echo", {"valu": 1}, TypeError, "valu"),
+            (HERE, "echo", {"value": threading.Lock()}, TypeError, "the arguments of .*echo cannot be sent"),
+            (HERE, "unpicklable", {}, TypeError, "the result of .*unpicklable cannot be sent"),
+            (HERE, "outer.<locals>.inner", {}, InvalidInput, "cannot be found by its name"),
+            (HERE, "<lambda>", {}, InvalidInput, "cannot be found by its name"),
+        ):
+            with pytest.raises(error, match=text):
+                await pool.run(module, qualname, kwargs)
+        assert await pool.run(HERE, "pid", {}) == first
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "message"),
+    [
+        ("value", ValueError, "('not good', 5)"),
+        ("ours", NotFound, "not found: lane blue"),
+        ("group", ExceptionGroup, "two (2 sub-exceptions)"),
+        ("picky", RemoteError, f"{HERE}.Picky: 1 and 2"),
+        ("locked", RemoteError, f"{HERE}.Locked: holds a lock"),
+        ("mute", RemoteError, f"{HERE}.Mute: (its message cannot be read)"),
+        ("local", RemoteError, f"{HERE}.Local: made here"),
+        ("exit", RemoteError, "SystemExit: 3"),
+        ("interrupt", RemoteError, "KeyboardInterrupt: stop"),
+        ("cancelled", RemoteError, "asyncio.exceptions.CancelledError: stop"),
+        ("stop", RemoteError, "StopIteration: 5"),
+    ],
+)
+@on_both_loops
+async def test_an_error_of_the_function_is_raised_with_its_traceback(
+    which: str, error: type[Exception], message: str
+) -> None:
+    async with a_pool() as pool:
+        with pytest.raises(Exception) as raised:
+            await pool.run(HERE, "fail", {"with_": which})
+
+        assert type(raised.value) is error
+        assert str(raised.value) == message
+        text = child_traceback(raised.value)
+        assert text is not None
+        assert "raise errors[with_]()" in text
+        assert processes.__file__ not in text
+        assert await pool.run(HERE, "pid", {})
+
+
+async def test_the_traceback_shows_the_whole_chain() -> None:
+    async with a_pool() as pool:
+        with pytest.raises(LookupError) as raised:
+            await pool.run(HERE, "fail_because", {})
+
+    text = child_traceback(raised.value)
+    assert text is not None
+    for part in ("not good", "a note of its own", "The above exception was the direct cause", "on top"):
+        assert part in text
+
+
+def test_an_error_of_this_process_has_no_traceback_of_a_child() -> None:
+    assert child_traceback(ValueError("here")) is None
+
+
+@pytest.mark.parametrize(
+    "error", [ChildDied("f", 3, None), ChildDied("f", None, "SIGKILL"), RemoteError("Local", "x"), PoolClosed("closed")]
+)
+def test_errors_of_the_pool_survive_pickling(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+# Deaths
+
+
+@pytest.mark.parametrize(
+    ("module", "qualname", "kwargs", "exit_code", "by"),
+    [
+        ("os", "_exit", {"status": 3}, 3, None),
+        ("os", "_exit", {"status": 0}, 0, None),
+        ("os", "abort", {}, None, "SIGABRT"),
+        (HERE, "kill_self", {"number": signal.SIGKILL}, None, "SIGKILL"),
+        (HERE, "crash", {}, None, "SIGSEGV"),
+    ],
+)
+@on_both_loops
+async def test_the_death_of_a_process_is_an_error_and_the_pool_goes_on(
+    module: str, qualname: str, kwargs: dict[str, Any], exit_code: int | None, by: str | None
+) -> None:
+    async with a_pool() as pool:
+        first = await pool.run(HERE, "pid", {})
+        with pytest.raises(ChildDied) as raised:
+            await pool.run(module, qualname, kwargs)
+
+        assert (raised.value.exit_code, raised.value.signal) == (exit_code, by)
+        assert f"{module}.{qualname}" in str(raised.value)
+        assert str(exit_code if by is None else by) in str(raised.value)
+        assert is_gone(first)
+        assert await pool.run(HERE, "pid", {}) != first
+
+
+def kill_self(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+async def test_a_process_killed_from_outside_is_named_so(tmp_path: Path) -> None:
+    async with a_pool() as pool:
+        running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
+        os.kill(await pid_in(tmp_path / "pid"), signal.SIGKILL)
+
+        with pytest.raises(ChildDied, match="was killed by SIGKILL"):
+            await running
+
+
+async def test_a_death_is_noticed_though_a_forked_process_holds_the_socket(tmp_path: Path) -> None:
+    async with a_pool() as pool:
+        with pytest.raises(ChildDied) as raised:
+            await pool.run(HERE, "fork_and_exit", {"started": str(tmp_path / "pid"), "code": 7})
+
+        assert raised.value.exit_code == 7
+        forked = await pid_in(tmp_path / "pid")
+        await until(lambda: is_gone(forked))
+
+
+async def test_a_process_that_died_idle_is_replaced_before_the_next_function() -> None:
+    async with a_pool() as pool:
+        first = await pool.run(HERE, "pid", {})
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+
+        assert await pool.run(HERE, "pid", {}) != first
+
+
+# Cancellation
+
+
+@pytest.mark.parametrize("qualname", ["spin", "spin_inside_c", "refuse_to_end", "start_a_program"])
+@on_both_loops
+async def test_cancelling_kills_what_runs_whatever_it_does(tmp_path: Path, qualname: str) -> None:
+    async with a_pool() as pool:
+        first = await pool.run(HERE, "pid", {})
+        running = asyncio.create_task(pool.run(HERE, qualname, {"started": str(tmp_path / "pid")}))
+        busy = await pid_in(tmp_path / "pid")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+        await until(lambda: is_gone(busy) and is_gone(first))
+        assert await pool.run(HERE, "pid", {}) != first
+
+
+async def test_a_timeout_kills_too(tmp_path: Path) -> None:
+    limit = asyncio.timeout(None)
+
+    async def run_limited(pool: ProcessPool) -> None:
+        async with limit:
+            await pool.run(HERE, "spin", {"started": str(tmp_path / "pid")})
+
+    async with a_pool() as pool:
+        running = asyncio.create_task(run_limited(pool))
+        busy = await pid_in(tmp_path / "pid")
+        limit.reschedule(asyncio.get_running_loop().time())
+        with pytest.raises(TimeoutError):
+            await running
+
+        await until(lambda: is_gone(busy))
+
+
+@on_both_loops
+async def test_one_cancelled_while_it_waits_for_a_process_never_runs_and_kills_nothing(tmp_path: Path) -> None:
+    async with a_pool() as pool:
+        holding = asyncio.create_task(
+            pool.run(HERE, "hold", {"started": str(tmp_path / "pid"), "go": str(tmp_path / "go")})
+        )
+        busy = await pid_in(tmp_path / "pid")
+        queued = asyncio.create_task(pool.run(HERE, "write", {"path": str(tmp_path / "ran"), "text": "x"}))
+        behind = asyncio.create_task(pool.run(HERE, "pid", {}))
+        await asyncio.sleep(0)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        write(str(tmp_path / "go"), "")
+
+        assert await holding == busy
+        assert await behind == busy
+        assert not (tmp_path / "ran").exists()
+
+
+@on_both_loops
+async def test_a_pool_survives_cancellations_at_any_moment() -> None:
+    async with a_pool(2) as pool:
+        for turns in range(16):
+            running = [asyncio.create_task(pool.run(HERE, "echo", {"value": n})) for n in range(4)]
+            # From before the first process is there to after the last answer.
+            await asyncio.sleep(turns * turns * 0.0025)
+            running[turns % 4].cancel()
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+
+            for n, outcome in enumerate(outcomes):
+                assert outcome == n or (n == turns % 4 and isinstance(outcome, asyncio.CancelledError))
+        assert {await pool.run(HERE, "echo", {"value": n}) for n in range(4)} == set(range(4))
+
+
+# Closing
+
+
+@on_both_loops
+async def test_closing_kills_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+    pool = ProcessPool(1)
+    running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
+    busy = await pid_in(tmp_path / "pid")
+    waiting = asyncio.create_task(pool.run(HERE, "pid", {}))
+    await asyncio.sleep(0)
+    await pool.close()
+
+    assert is_gone(busy)
+    with pytest.raises(PoolClosed, match="was killed"):
+        await running
+    with pytest.raises(PoolClosed, match="did not start"):
+        await waiting
+    with pytest.raises(PoolClosed, match="was not accepted"):
+        await pool.run(HERE, "pid", {})
+    await pool.close()
+    await pool.close(grace=1)
+
+
+@on_both_loops
+async def test_closing_with_grace_lets_what_runs_end_and_processes_leave_by_themselves(tmp_path: Path) -> None:
+    pool = ProcessPool(1)
+    await pool.run(HERE, "write_at_exit", {"path": str(tmp_path / "left")})
+    running = asyncio.create_task(
+        pool.run(HERE, "hold", {"started": str(tmp_path / "pid"), "go": str(tmp_path / "go")})
+    )
+    busy = await pid_in(tmp_path / "pid")
+    waiting = asyncio.create_task(pool.run(HERE, "pid", {}))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(pool.close(grace=PATIENCE))
+    with pytest.raises(PoolClosed, match="did not start"):
+        await waiting
+    assert not closing.done()
+    write(str(tmp_path / "go"), "")
+    await closing
+
+    assert await running == busy
+    assert is_gone(busy)
+    assert written(tmp_path / "left") == "left"
+
+
+async def test_closing_kills_when_the_grace_is_over(tmp_path: Path) -> None:
+    pool = ProcessPool(1)
+    running = asyncio.create_task(pool.run(HERE, "refuse_to_end", {"started": str(tmp_path / "pid")}))
+    busy = await pid_in(tmp_path / "pid")
+    await pool.close(grace=0.05)
+
+    assert is_gone(busy)
+    with pytest.raises(PoolClosed):
+        await running
+
+
+async def test_closing_that_is_cancelled_kills(tmp_path: Path) -> None:
+    pool = ProcessPool(1)
+    running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
+    busy = await pid_in(tmp_path / "pid")
+    closing = asyncio.create_task(pool.close(grace=PATIENCE))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+    with pytest.raises(PoolClosed):
+        await running
+    await until(lambda: is_gone(busy))
+
+
+@on_both_loops
+async def test_killing_from_another_thread_ends_everything(tmp_path: Path) -> None:
+    pool = ProcessPool(2)
+    idle = await pool.run(HERE, "pid", {})
+    running = [asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / f"{n}")})) for n in range(2)]
+    pids = {idle} | {await pid_in(tmp_path / f"{n}") for n in range(2)}
+    thread = threading.Thread(target=pool.kill)
+    thread.start()
+    for task in running:
+        with pytest.raises(PoolClosed):
+            await task
+    thread.join()
+
+    await until(lambda: all(map(is_gone, pids)))
+    with pytest.raises(PoolClosed):
+        await pool.run(HERE, "pid", {})
+
+
+async def test_killing_while_processes_start_leaves_none_behind() -> None:
+    for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
+        pool = ProcessPool(2)
+        running = [asyncio.create_task(pool.run(HERE, "pid", {})) for _ in range(3)]
+        await asyncio.sleep(delay)
+        pool.kill()
+        for outcome in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(outcome, PoolClosed | int)
+        await pool.close()
+        assert all(slot.child is None for slot in pool._slots)
+
+
+# The life of a child
+
+
+async def test_a_child_leaves_the_signals_of_a_terminal_and_a_service_manager_to_the_parent(tmp_path: Path) -> None:
+    async with a_pool() as pool:
+        running = asyncio.create_task(
+            pool.run(HERE, "hold", {"started": str(tmp_path / "pid"), "go": str(tmp_path / "go")})
+        )
+        busy = await pid_in(tmp_path / "pid")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(busy, number)
+        write(str(tmp_path / "go"), "")
+
+        assert await running == busy
+        # What it starts does not inherit that.
+        assert await pool.run(HERE, "terminate_a_program", {}) == -signal.SIGTERM
+
+
+async def test_a_child_has_no_open_file_of_the_parent(tmp_path: Path) -> None:
+    with open(tmp_path / "ours", "w") as file, contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        for fd in (file.fileno(), listening.fileno()):
+            os.set_inheritable(fd, True)
+        async with a_pool() as pool:
+            names = await pool.run(HERE, "open_files", {})
+
+    assert not any("ours" in name for name in names)
+    assert len([name for name in names if name.startswith("socket:")]) == 1
+
+
+async def test_the_initializer_runs_once_in_each_process() -> None:
+    async with a_pool(initializer=initialize) as pool:
+        first = await pool.run(HERE, "initializations", {})
+        assert first == [await pool.run(HERE, "pid", {})]
+        assert await pool.run(HERE, "initializations", {}) == first
+        with pytest.raises(ChildDied):
+            await pool.run("os", "abort", {})
+        second = await pool.run(HERE, "initializations", {})
+        assert second == [await pool.run(HERE, "pid", {})] != first
+
+
+async def test_a_failing_initializer_is_told_to_every_caller() -> None:
+    async with a_pool(initializer=fail_to_initialize) as pool:
+        for _ in range(2):
+            with pytest.raises(LookupError, match="no configuration") as raised:
+                await pool.run(HERE, "pid", {})
+            assert "raised by the initializer of the process" in (child_traceback(raised.value) or "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "options"),
+    [
+        ("size", {"size": 0}),
+        ("size", {"size": -1}),
+        ("size", {"size": True}),
+        ("size", {"size": "2"}),
+        ("initializer", {"size": 1, "initializer": lambda: None}),
+    ],
+)
+def test_bad_options_are_refused(wrong: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        ProcessPool(**options)
+
+    assert refused.value.field == wrong
+
+
+# Whole programs
+
+PROGRAM = """
+import asyncio, dataclasses, os, sys
+from pathlib import Path
+from flowfabric.worker.processes import ProcessPool
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+def move(point: Point) -> Point:
+    assert type(point) is Point
+    return Point(point.x + 1)
+
+def spin(path: str) -> None:
+    Path(path + ".part").write_text(str(os.getpid()))
+    os.rename(path + ".part", path)
+    while True:
+        pass
+
+async def main() -> None:
+    pool = ProcessPool(1)
+"""
+GUARD = "\nif __name__ == '__main__':\n    asyncio.run(main())\n"
+MOVE = '    print(await pool.run("__main__", "move", {"point": Point(1)}) == Point(2))\n    await pool.close()\n'
+
+
+@contextlib.contextmanager
+def program(*args: str, folder: Path, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(
+        [sys.executable, *args],
+        cwd=folder,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    with running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def output(*args: str, folder: Path, stdin: str | None = None) -> str:
+    with program(*args, folder=folder, stdin=stdin) as running:
+        return running.communicate(stdin, timeout=PATIENCE)[0]
+
+
+def test_a_function_of_the_script_itself_runs_in_a_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PROGRAM + MOVE + GUARD)
+
+    assert output("script.py", folder=tmp_path) == "True\n"
+
+
+def test_a_function_of_a_module_run_as_a_script_runs_in_a_process(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    (tmp_path / "pack" / "other.py").write_text("")
+    (tmp_path / "pack" / "script.py").write_text("from . import other\n" + PROGRAM + MOVE + GUARD)
+
+    assert output("-m", "pack.script", folder=tmp_path) == "True\n"
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PROGRAM + MOVE + "\nasyncio.run(main())\n")
+
+    assert "must do so under `if __name__ == '__main__':`" in output("script.py", folder=tmp_path)
+
+
+def test_a_script_is_not_loaded_for_functions_of_other_modules(tmp_path: Path) -> None:
+    script = (
+        PROGRAM
+        + '    print(await pool.run("os", "getpid", {}) > 0)\n    await pool.close()\n'
+        + "\nasyncio.run(main())\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+
+    assert output("script.py", folder=tmp_path) == "True\n"
+
+
+def test_a_function_that_is_in_no_file_is_refused(tmp_path: Path) -> None:
+    told = output("-", folder=tmp_path, stdin=PROGRAM + MOVE + GUARD)
+
+    assert "InvalidInput" in told
+    assert "'move' was defined in no file" in told
+
+
+@pytest.mark.parametrize("end", ["killed", "exits"])
+async def test_a_busy_child_does_not_outlive_its_parent(tmp_path: Path, end: str) -> None:
+    spinning = (
+        f'    running = asyncio.ensure_future(pool.run("__main__", "spin", {{"path": {str(tmp_path / "pid")!r}}}))\n'
+    )
+    leaving = (
+        f"    while not os.path.exists({str(tmp_path / 'go')!r}):\n        await asyncio.sleep(0.01)\n    sys.exit(5)\n"
+    )
+    (tmp_path / "script.py").write_text(PROGRAM + spinning + leaving + GUARD)
+    with program("script.py", folder=tmp_path) as running:
+        busy = await pid_in(tmp_path / "pid")
+        if end == "killed":
+            running.kill()
+        else:
+            write(str(tmp_path / "go"), "")
+        code = await asyncio.to_thread(running.wait, PATIENCE)
+
+        assert code == (-signal.SIGKILL if end == "killed" else 5)
+        await until(lambda: is_gone(busy))
+
+
+def test_where_the_kernel_does_not_end_a_child_a_thread_does() -> None:
+    ours, theirs = socket.socketpair()
+    code = (
+        "import socket, sys, threading; from flowfabric.worker import processes;"
+        " sys.platform = 'other'; channel = processes._Channel(socket.socket(fileno=int(sys.argv[1])));"
+        " processes.die_with_parent(0, channel); print('watching', flush=True)\n"
+        "while True: pass"
+    )
+    with contextlib.closing(ours):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        theirs.close()
+        assert child.stdout is not None
+        assert child.stdout.readline() == "watching\n"
+        # Neither a message nor the end of them is the parent's end.
+        ours.send(b"x")
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.2)
+    with child:
+        assert child.wait(PATIENCE) == 1
