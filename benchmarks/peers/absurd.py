@@ -74,7 +74,7 @@ def _process(starter: Starter, dsn: str, board: Board, slot: int, workers: int) 
         thread.start()
     starter.wait_stop()
     for app in apps:
-        app.stop_process()
+        app.stop_worker()
     for thread in threads:
         thread.join()
     for app in apps:

@@ -683,7 +683,7 @@ async def test_a_child_has_no_open_file_of_the_parent(tmp_path: Path) -> None:
             names = await pool.run(HERE, "open_files", {})
 
     assert not any("ours" in name for name in names)
-    assert len([name for name in names if name.startswith("socket:")]) == 1
+    assert len({name for name in names if name.startswith("socket:")}) == 1
 
 
 async def test_the_initializer_runs_once_in_each_process() -> None:

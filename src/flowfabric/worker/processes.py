@@ -36,7 +36,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Final, NoReturn
 
 from msgspec import Struct
@@ -145,6 +145,8 @@ class ProcessPool:
         where it pickles (else `RemoteError`), with the traceback of the process as its cause. `ChildDied` when the
         process ends first, `PoolClosed` when the pool is closed first.
         """
+        if is_loading_main():
+            raise RuntimeError("a script that starts work must do so under `if __name__ == '__main__':`")
         if "<" in qualname:
             raise InvalidInput(
                 f"{qualname!a} cannot be found by its name in another process",
@@ -157,8 +159,6 @@ class ProcessPool:
                 field="function",
                 allowed="a function of a module or script",
             )
-        if is_loading_main():
-            raise RuntimeError("a script that starts work must do so under `if __name__ == '__main__':`")
         loop = asyncio.get_running_loop()
         job = _Job(module, qualname, kwargs, loop, loop.create_future())
         self._submit(job)
@@ -276,6 +276,7 @@ class _Failure(Struct, frozen=True):
     message: str
     traceback: str
     pickled: bytes | None
+    is_of_initializer: bool
 
 
 def _closed(job: _Job, what: str) -> PoolClosed:
@@ -338,7 +339,12 @@ class _Slot:
                 return _closed(job, "was killed") if self.pool._killed else _died(job, exit_code)
             with self.pool._lock:
                 self.job = None  # from here on a cancellation no longer reaches the process
-            return _received(reply)
+            answer = _loads(reply)
+            if not isinstance(answer, _Failure):
+                return _Returned(answer[0])
+            if answer.is_of_initializer:
+                self._bury(child)
+            return _raised(answer)
         except Exception as error:  # no process could be started, or the result does not unpickle here
             return error
 
@@ -375,17 +381,14 @@ def _died(job: _Job, exit_code: int) -> ChildDied:
     return ChildDied(job.name, None, name)
 
 
-def _received(reply: bytes) -> _Returned | BaseException:
-    answer = _loads(reply)
-    if not isinstance(answer, _Failure):
-        return _Returned(answer[0])
-    error: BaseException = RemoteError(answer.type_name, answer.message)
-    if answer.pickled is not None:
+def _raised(failure: _Failure) -> Exception:
+    error: Exception = RemoteError(failure.type_name, failure.message)
+    if failure.pickled is not None:
         with contextlib.suppress(Exception):  # its class may not exist here, or refuse to be made
-            unpickled = _loads(answer.pickled)
+            unpickled = _loads(failure.pickled)
             if isinstance(unpickled, Exception):
                 error = unpickled
-    error.__cause__ = ChildTraceback(answer.traceback)
+    error.__cause__ = ChildTraceback(failure.traceback)
     return error
 
 
@@ -581,12 +584,10 @@ def serve(setup: dict[str, Any]) -> NoReturn:
                 function()
         except BaseException as error:
             error.add_note("raised by the initializer of the process")
-            refusal = _dumps(_failure(error))
+            refusal = _dumps(_failure(error, is_of_initializer=True))
         while True:
             request = channel.receive()
             channel.send(refusal or _answer(request))
-            if refusal is not None:
-                break
     sys.exit(0)
 
 
@@ -647,7 +648,7 @@ def _load_main() -> None:
     if main is None:
         return
     loader = SourceFileLoader(_MAIN_IN_CHILD, main["path"])
-    spec = spec_from_loader(_MAIN_IN_CHILD, loader, origin=main["path"])
+    spec = spec_from_file_location(_MAIN_IN_CHILD, main["path"], loader=loader)
     assert spec is not None
     module = module_from_spec(spec)
     module.__package__ = main["package"]
@@ -670,7 +671,7 @@ def is_loading_main() -> bool:
     return _loading_main
 
 
-def _failure(error: BaseException) -> _Failure:
+def _failure(error: BaseException, *, is_of_initializer: bool = False) -> _Failure:
     if error.__traceback__ is not None:
         error = error.with_traceback(error.__traceback__.tb_next)  # without our own frame
     cls = type(error)
@@ -691,4 +692,5 @@ def _failure(error: BaseException) -> _Failure:
         message,
         "".join(traceback.format_exception(error)),
         pickled,
+        is_of_initializer,
     )
