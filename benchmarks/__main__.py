@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from benchmarks import tasks
 from benchmarks.engine import DrainPinned, DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs
 from benchmarks.floor import Floor, RawCreateMany, RawVerbs
 from benchmarks.harness import (
@@ -81,11 +82,18 @@ def task_groups(server: Server, sizes: Sizes) -> list[Group]:
 
     return [
         *(
-            Group([WorkersDrain(server, f"pgqueuer.drain{n}", pgqueuer, sizes.jobs, n)], sizes.repetitions)
+            Group(
+                [
+                    WorkersDrain(server, f"task.drain{n}", tasks.noops(sizes), sizes.jobs, n),
+                    WorkersDrain(server, f"pgqueuer.drain{n}", pgqueuer, sizes.jobs, n),
+                ],
+                sizes.repetitions,
+            )
             for n in (1, 2)
         ),
         Group(
             [
+                WorkersDrain(server, "task.steps", tasks.five_steps(sizes), sizes.step_runs),
                 WorkersDrain(server, "absurd.steps", AbsurdSteps, sizes.slow_step_runs),
                 WorkersDrain(server, "absurd.steps_threads", lambda dsn: AbsurdSteps(dsn, 4), sizes.slow_step_runs),
                 WorkersDrain(server, "dbos.steps", DbosSteps, sizes.slow_step_runs),
@@ -96,13 +104,17 @@ def task_groups(server: Server, sizes: Sizes) -> list[Group]:
         ),
         Group(
             [
+                IdleLatency(server, "task.latency", tasks.noops(sizes), sizes.waits),
                 IdleLatency(server, "raw.latency", raw("wake"), sizes.waits),
                 IdleLatency(server, "pgqueuer.latency", pgqueuer, sizes.waits),
             ],
             sizes.repetitions,
         ),
         Group(
-            [SubmitMany(server, "pgqueuer.submit_many", lambda dsn: pgqueuer_submitters(dsn, sizes), sizes.jobs)],
+            [
+                SubmitMany(server, "task.submit_many", lambda dsn: tasks.batch_submitters(dsn, sizes), sizes.jobs),
+                SubmitMany(server, "pgqueuer.submit_many", lambda dsn: pgqueuer_submitters(dsn, sizes), sizes.jobs),
+            ],
             sizes.repetitions,
         ),
     ]

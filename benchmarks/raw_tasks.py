@@ -54,7 +54,10 @@ _COMPLETE = "update raw_job set status = 'done' where id = any($1::bigint[])"
 class RawTasks:
     program = "benchmarks.raw_tasks"
     any_undone = "select exists (select from raw_job where status <> 'done')::int"
-    count_done = "select count(*) from raw_job where status = 'done'"
+    count_done = """
+        select count(*) from raw_job j
+        where status = 'done' and (select count(*) from raw_step s where s.job = j.id) = 5
+    """
 
     def __init__(self, dsn: str, sizes: Sizes, way: Way) -> None:
         self._dsn = dsn

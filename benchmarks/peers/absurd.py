@@ -26,7 +26,10 @@ _QUEUE = "default"
 class AbsurdSteps:
     program = "benchmarks.peers.absurd"
     any_undone = f"select exists (select from absurd.t_{_QUEUE} where state <> 'completed')::int"
-    count_done = f"select count(*) from absurd.t_{_QUEUE} where state = 'completed'"
+    count_done = f"""
+        select count(*) from absurd.t_{_QUEUE} t
+        where state = 'completed' and (select count(*) from absurd.c_{_QUEUE} c where c.task_id = t.task_id) = 5
+    """
 
     def __init__(self, dsn: str, workers: int = 1) -> None:
         self._dsn = dsn

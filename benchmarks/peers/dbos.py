@@ -29,7 +29,11 @@ class DbosSteps:
 
     program = "benchmarks.peers.dbos"
     any_undone = "select exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING'))::int"
-    count_done = "select count(*) from dbos.workflow_status where status = 'SUCCESS' and name = 'steps'"
+    count_done = """
+        select count(*) from dbos.workflow_status w
+        where status = 'SUCCESS' and name = 'steps'
+          and (select count(*) from dbos.operation_outputs o where o.workflow_uuid = w.workflow_uuid) = 5
+    """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn

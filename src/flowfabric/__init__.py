@@ -4,6 +4,7 @@ from flowfabric._duties import Duties
 from flowfabric.app import App, Task
 from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
 from flowfabric.contexts import Context, SyncContext
+from flowfabric.contracts import Codec, Data
 from flowfabric.engine import Engine
 from flowfabric.errors import (
     Bug,
@@ -68,6 +69,7 @@ __all__ = [
     "AsyncClient",
     "Bug",
     "Client",
+    "Codec",
     "Completion",
     "Conflict",
     "ConnectionFailed",
@@ -75,6 +77,7 @@ __all__ = [
     "Context",
     "Corruption",
     "Created",
+    "Data",
     "Duplicate",
     "Duties",
     "Engine",

@@ -36,6 +36,7 @@ from flowfabric.policies import Duration, duration
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Pool = Literal["thread", "process"]
 CatchUp = Literal["skip", "one", "all"]
 StepsRule = Literal["strict", "lenient"]
@@ -66,11 +67,13 @@ class Task(Generic[P, R]):
         self.parameter_names = frozenset(each.name for each in self.signature.parameters)
         if pool not in ("thread", "process"):
             raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
-        if pool == "process" and (self.signature.is_async or self.signature.context_param is not None):
+        if pool == "process" and (
+            self.signature.is_async or self.signature.context_param is not None or self.signature.data
+        ):
             raise InvalidInput(
-                f"{name} is {'async' if self.signature.is_async else 'given a context'}",
+                f"{name} is {'async' if self.signature.is_async else 'given a context or shared data'}",
                 field="pool",
-                allowed="a plain function without a context can run in a process",
+                allowed="a plain function of arguments alone",
             )
         if steps not in ("strict", "lenient"):
             raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
@@ -173,6 +176,7 @@ class App:
         self.defaults = Options(**options).checked()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
+        self.provided: dict[type, Any] = {}
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
         self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
         connectors[self.name] = self
@@ -253,6 +257,20 @@ class App:
     def find_task(self, name: str) -> Task[Any, Any] | None:
         """The task of that name."""
         return self.tasks.get(name)
+
+    def provide(self, cls: type[T], maker: T | Callable[[], Any]) -> None:
+        """Say what handlers get for a parameter annotated `ff.Data[cls]`: an object, or a function that makes it.
+
+        The function is called once per worker, when it starts, and may be async or give a context manager, which is
+        left when the worker stops.
+        """
+        if not isinstance(cls, type):
+            raise InvalidInput(f"got {cls!r}", field="cls", allowed="a class")
+        if not isinstance(maker, cls) and not callable(maker):
+            raise InvalidInput(
+                f"got {type(maker).__name__}", field="maker", allowed=f"a {cls.__qualname__}, or a function"
+            )
+        self.provided[cls] = maker
 
     # Schedules
 

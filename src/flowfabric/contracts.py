@@ -20,7 +20,7 @@ import typing
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, Protocol, Self
+from typing import Annotated, Any, Final, Protocol, Self, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -64,6 +64,19 @@ class CannotDecode(Corruption):
         self.what = what
         self.problem = problem
         super().__init__(problem if what is None else f"{what}: {problem}", execution_id=execution_id)
+
+
+class _Shared:
+    """Marks a parameter that the worker fills in."""
+
+    def __repr__(self) -> str:
+        return "shared"
+
+
+SHARED: Final = _Shared()
+_T = TypeVar("_T")
+Data: TypeAlias = Annotated[_T, SHARED]
+"""A parameter that is no argument of the task: the worker gives it what the app provides for the class."""
 
 
 class Codec(Protocol):
@@ -286,6 +299,7 @@ class Signature:
         "_names",
         "_positional",
         "context_param",
+        "data",
         "is_async",
         "name",
         "parameters",
@@ -293,6 +307,7 @@ class Signature:
     )
 
     context_param: str | None
+    data: Mapping[str, type]
     is_async: bool
     result: ValueType
     parameters: tuple[Parameter, ...]
@@ -305,8 +320,10 @@ class Signature:
         *,
         context_param: str | None,
         is_async: bool,
+        data: Mapping[str, type] | None = None,
     ) -> None:
         self.name = name
+        self.data = data or {}
         self.parameters = parameters
         self.result = result
         self.context_param = context_param
@@ -340,11 +357,15 @@ class Signature:
         if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
             raise InvalidInput(f"{name} is a generator", field="fn", allowed="a function that returns its result")
         context_param: str | None = None
+        data: dict[str, type] = {}
         parameters: list[Parameter] = []
         for each in _inspected(fn).parameters.values():
             if each.kind in _UNNAMED:
                 raise InvalidInput(f"is {_UNNAMED[each.kind]} in {name}", field=each.name, allowed=_ALLOWED_PARAMETERS)
             annotation = _resolved(fn, each.name, each.annotation)
+            if (shared := _shared_type(annotation, each.name)) is not None:
+                data[each.name] = shared
+                continue
             if _is_context(annotation, context_types):
                 if context_param is not None:
                     raise InvalidInput(f"is a second context in {name}", field=each.name, allowed="one context")
@@ -365,6 +386,7 @@ class Signature:
             ValueType.returned_by(fn),
             context_param=context_param,
             is_async=inspect.iscoroutinefunction(called),
+            data=data,
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -528,6 +550,16 @@ def _type_of(annotation: Any, parameter: str, function: str) -> ValueType:
     except InvalidInput as error:
         problem = f"of {function}: {error.problem}"
     raise InvalidInput(problem, field=parameter, allowed=ALLOWED_TYPES)
+
+
+def _shared_type(annotation: Any, name: str) -> type | None:
+    """The type of shared data that a parameter asks for; None when it is an argument."""
+    if typing.get_origin(annotation) is not typing.Annotated or SHARED not in typing.get_args(annotation)[1:]:
+        return None
+    asked = typing.get_args(annotation)[0]
+    if not isinstance(asked, type):
+        raise InvalidInput(f"Data[{annotation_text(asked)}] names no class", field=name, allowed="Data[SomeClass]")
+    return asked
 
 
 def _is_context(annotation: Any, context_types: tuple[type, ...]) -> bool:

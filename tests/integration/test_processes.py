@@ -151,6 +151,14 @@ def fork_and_exit(started: str, code: int) -> None:
     os._exit(code)
 
 
+def kill_self(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
 def hold(started: str, go: str) -> int:
     write(started, str(os.getpid()))
     wait_for(go)
@@ -362,37 +370,36 @@ async def test_a_function_that_cannot_run_is_an_error_and_the_process_goes_on() 
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("which", "error", "message"),
-    [
-        ("value", ValueError, "('not good', 5)"),
-        ("ours", NotFound, "not found: lane blue"),
-        ("group", ExceptionGroup, "two (2 sub-exceptions)"),
-        ("picky", RemoteError, f"{HERE}.Picky: 1 and 2"),
-        ("locked", RemoteError, f"{HERE}.Locked: holds a lock"),
-        ("mute", RemoteError, f"{HERE}.Mute: (its message cannot be read)"),
-        ("local", RemoteError, f"{HERE}.Local: made here"),
-        ("exit", RemoteError, "SystemExit: 3"),
-        ("interrupt", RemoteError, "KeyboardInterrupt: stop"),
-        ("cancelled", RemoteError, "asyncio.exceptions.CancelledError: stop"),
-        ("stop", RemoteError, "StopIteration: 5"),
-    ],
-)
-@on_both_loops
-async def test_an_error_of_the_function_is_raised_with_its_traceback(
-    which: str, error: type[Exception], message: str
-) -> None:
-    async with a_pool() as pool:
-        with pytest.raises(Exception) as raised:
-            await pool.run(HERE, "fail", {"with_": which})
+ERRORS: list[tuple[str, type[Exception], str]] = [
+    ("value", ValueError, "('not good', 5)"),
+    ("ours", NotFound, "not found: lane blue"),
+    ("group", ExceptionGroup, "two (2 sub-exceptions)"),
+    ("picky", RemoteError, f"{HERE}.Picky: 1 and 2"),
+    ("locked", RemoteError, f"{HERE}.Locked: holds a lock"),
+    ("mute", RemoteError, f"{HERE}.Mute: (its message cannot be read)"),
+    ("local", RemoteError, f"{HERE}.Local: made here"),
+    ("exit", RemoteError, "SystemExit: 3"),
+    ("interrupt", RemoteError, "KeyboardInterrupt: stop"),
+    ("cancelled", RemoteError, "asyncio.exceptions.CancelledError: stop"),
+    ("stop", RemoteError, "StopIteration: 5"),
+]
 
-        assert type(raised.value) is error
-        assert str(raised.value) == message
-        text = child_traceback(raised.value)
-        assert text is not None
-        assert "raise errors[with_]()" in text
-        assert processes.__file__ not in text
-        assert await pool.run(HERE, "pid", {})
+
+@on_both_loops
+async def test_an_error_of_the_function_is_raised_with_its_traceback_and_the_process_goes_on() -> None:
+    async with a_pool() as pool:
+        first = await pool.run(HERE, "pid", {})
+        for which, error, message in ERRORS:
+            with pytest.raises(Exception) as raised:
+                await pool.run(HERE, "fail", {"with_": which})
+
+            assert type(raised.value) is error
+            assert str(raised.value) == message
+            text = child_traceback(raised.value)
+            assert text is not None
+            assert "raise errors[with_]()" in text
+            assert processes.__file__ not in text
+        assert await pool.run(HERE, "pid", {}) == first
 
 
 async def test_the_traceback_shows_the_whole_chain() -> None:
@@ -424,38 +431,29 @@ def test_errors_of_the_pool_survive_pickling(error: Exception) -> None:
 # Deaths
 
 
-@pytest.mark.parametrize(
-    ("module", "qualname", "kwargs", "exit_code", "by"),
-    [
-        ("os", "_exit", {"status": 3}, 3, None),
-        ("os", "_exit", {"status": 0}, 0, None),
-        ("os", "abort", {}, None, "SIGABRT"),
-        (HERE, "kill_self", {"number": signal.SIGKILL}, None, "SIGKILL"),
-        (HERE, "crash", {}, None, "SIGSEGV"),
-    ],
-)
+DEATHS: list[tuple[str, str, dict[str, Any], int | None, str | None]] = [
+    ("os", "_exit", {"status": 3}, 3, None),
+    ("os", "_exit", {"status": 0}, 0, None),
+    ("os", "abort", {}, None, "SIGABRT"),
+    (HERE, "kill_self", {"number": signal.SIGKILL}, None, "SIGKILL"),
+    (HERE, "crash", {}, None, "SIGSEGV"),
+]
+
+
 @on_both_loops
-async def test_the_death_of_a_process_is_an_error_and_the_pool_goes_on(
-    module: str, qualname: str, kwargs: dict[str, Any], exit_code: int | None, by: str | None
-) -> None:
+async def test_the_death_of_a_process_is_an_error_and_the_pool_goes_on() -> None:
     async with a_pool() as pool:
-        first = await pool.run(HERE, "pid", {})
-        with pytest.raises(ChildDied) as raised:
-            await pool.run(module, qualname, kwargs)
+        last = await pool.run(HERE, "pid", {})
+        for module, qualname, kwargs, exit_code, by in DEATHS:
+            with pytest.raises(ChildDied) as raised:
+                await pool.run(module, qualname, kwargs)
 
-        assert (raised.value.exit_code, raised.value.signal) == (exit_code, by)
-        assert f"{module}.{qualname}" in str(raised.value)
-        assert str(exit_code if by is None else by) in str(raised.value)
-        assert is_gone(first)
-        assert await pool.run(HERE, "pid", {}) != first
-
-
-def kill_self(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-def crash() -> None:
-    ctypes.string_at(0)
+            assert (raised.value.exit_code, raised.value.signal) == (exit_code, by)
+            assert f"{module}.{qualname}" in str(raised.value)
+            assert str(exit_code if by is None else by) in str(raised.value)
+            assert is_gone(last)
+            before, last = last, await pool.run(HERE, "pid", {})
+            assert last != before
 
 
 async def test_a_process_killed_from_outside_is_named_so(tmp_path: Path) -> None:

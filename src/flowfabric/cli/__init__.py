@@ -11,7 +11,23 @@ from typing import Annotated
 import typer
 
 import flowfabric
-from flowfabric.cli import control, db, doctor, erase, failures, lanes, ls, migrate, schedules, show, submit, top, wait
+from flowfabric.cli import (
+    control,
+    db,
+    dev,
+    doctor,
+    erase,
+    failures,
+    lanes,
+    ls,
+    migrate,
+    schedules,
+    show,
+    submit,
+    top,
+    wait,
+    worker,
+)
 from flowfabric.cli._program import EXIT_CODES, Program, show_help
 
 __all__ = ["app", "main"]
@@ -37,6 +53,8 @@ _LOOK = "Look"
 _CHANGE = "Change"
 _SERVE = "Set up and serve"
 
+app.command("worker", rich_help_panel=_WORK)(worker.worker)
+app.command("dev", rich_help_panel=_WORK)(dev.dev)
 app.command("submit", rich_help_panel=_WORK)(submit.submit)
 app.command("wait", rich_help_panel=_WORK)(wait.wait)
 app.command("ls", rich_help_panel=_LOOK)(ls.ls)

@@ -43,38 +43,31 @@ def load_app(name: str) -> App:
     module_name, colon, attribute = name.partition(":")
     if "/" in module_name or module_name.endswith(".py"):
         meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise InvalidInput(f"{name} is a path", field="APP", allowed=f"a module: {meant}:{attribute or 'app'}")
+        raise InvalidInput(f"{name} is a path; did you mean {meant}:{attribute or 'app'}?", field="APP")
     if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise InvalidInput(f"got {name!r}", field="APP", allowed=_ALLOWED)
     module = _imported(module_name)
     apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
-    if not colon:
-        if len(apps) == 1:
-            return next(iter(apps.values()))
-        raise InvalidInput(f"{name} does not say which app", field="APP", allowed=_choices(module_name, apps))
+    if not colon and len(apps) == 1:
+        return next(iter(apps.values()))
+    if not attribute:
+        raise _refused(f"{name} does not say which app", module_name, apps)
     found: Any = module
     for part in attribute.split("."):
-        if not part or not hasattr(found, part):
-            raise InvalidInput(
-                f"{module_name} has no {attribute or 'empty name'}",
-                field="APP",
-                allowed=_choices(module_name, apps, attribute),
-            )
+        if not hasattr(found, part):
+            raise _refused(f"{module_name} has no {printable(attribute)}", module_name, apps, attribute)
         found = getattr(found, part)
     if not isinstance(found, App):
-        raise InvalidInput(
-            f"{name} is a {type(found).__name__}, not an App",
-            field="APP",
-            allowed=_choices(module_name, apps, attribute),
-        )
+        raise _refused(f"{name} is a {type(found).__name__}, not an App", module_name, apps, attribute)
     return found
 
 
-def _choices(module: str, apps: dict[str, App], attribute: str = "") -> str:
-    if not apps:
-        return f"{_ALLOWED}; there is no App in {module}"
+def _refused(problem: str, module: str, apps: dict[str, App], attribute: str = "") -> InvalidInput:
     names = [f"{module}:{name}" for name in apps]
-    return near(f"{module}:{attribute}", names) or f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+    if not names:
+        return InvalidInput(f"{problem}, and there is no App in {module}", field="APP", allowed=_ALLOWED)
+    hint = near(f"{module}:{attribute}", names) or f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+    return InvalidInput(f"{problem}; {hint}", field="APP")
 
 
 def _imported(name: str) -> ModuleType:
@@ -87,15 +80,15 @@ def _imported(name: str) -> ModuleType:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
             hint = near(name, _modules(Path(here), name.count(".") + 1)) or f"looked in {here} and the environment"
-            raise InvalidInput(f"there is no module {missing}", field="APP", allowed=hint) from None
+            raise InvalidInput(f"there is no module {missing}; {hint}", field="APP") from None
         raise InvalidInput(
-            f"importing {name} failed{_place(error)}: there is no module {missing}", field="APP", allowed=_ALLOWED
+            f"importing {name} failed{_place(error)}: there is no module {missing}", field="APP"
         ) from None
     except FlowFabricError as error:
-        raise InvalidInput(f"importing {name} failed{_place(error)}: {error}", field="APP", allowed=_ALLOWED) from None
+        raise InvalidInput(f"importing {name} failed{_place(error)}: {error}", field="APP") from None
     except (Exception, SystemExit) as error:
         words = printable(f"{type(error).__name__}: {error}")
-        raise InvalidInput(f"importing {name} failed{_place(error)}: {words}", field="APP", allowed=_ALLOWED) from error
+        raise InvalidInput(f"importing {name} failed{_place(error)}: {words}", field="APP") from error
 
 
 def _place(error: BaseException) -> str:

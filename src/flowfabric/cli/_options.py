@@ -88,7 +88,7 @@ def parse_duration(text: str, field: str) -> timedelta:
     place, seconds = 0, 0.0
     while place < len(given):
         found = _PART.match(given, place)
-        if found is None or (found[2] is None and found.end() < len(given)):
+        if found is None or (found[2] is None and found[0] != given):
             raise InvalidInput(f"got {text!r}", field=field, allowed=allowed)
         seconds += float(found[1]) * _SECONDS[(found[2] or "s").lower()]
         place = found.end()
@@ -97,16 +97,24 @@ def parse_duration(text: str, field: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def parse_moment(text: str, field: str) -> datetime:
-    """A time in ISO 8601, of this machine's time zone if it names none; or a duration, counted back from now."""
+def parse_time(text: str, field: str) -> datetime:
+    """A time in ISO 8601, of this machine's time zone if it names none."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
+        raise InvalidInput(f"got {text!r}", field=field, allowed="a time such as 2024-05-01T12:00:00Z") from None
+    return moment.astimezone() if moment.tzinfo is None else moment
+
+
+def parse_moment(text: str, field: str) -> datetime:
+    """A time as `parse_time` takes it, or a duration, counted back from now."""
+    try:
+        return parse_time(text, field)
+    except InvalidInput:
         try:
             return datetime.now(UTC) - parse_duration(text, field)
         except InvalidInput:
             raise InvalidInput(f"got {text!r}", field=field, allowed=_MOMENT) from None
-    return moment.astimezone() if moment.tzinfo is None else moment
 
 
 def parse_pair(text: str, field: str) -> tuple[str, str]:

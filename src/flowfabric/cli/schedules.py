@@ -76,6 +76,25 @@ def resume(name: Name, json: Json = False, dsn: Dsn = None) -> None:
 
 
 @app.command()
+def run(name: Name, json: Json = False, dsn: Dsn = None) -> None:
+    """Submit its task now, once more; its own times stay as they are."""
+
+    async def work(engine: Engine) -> None:
+        from flowfabric.worker.schedules import run_now  # noqa: PLC0415
+
+        try:
+            made = await run_now(engine, name)
+        except NotFound:
+            raise await _unknown(engine, name) from None
+        if json:
+            _output.document({"name": name, "execution_id": made})
+        else:
+            _output.say(made)
+
+    ask(dsn, work)
+
+
+@app.command()
 def delete(name: Name, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
     """Forget it. What it has made stays."""
     _change(name, lambda engine: engine.delete_schedule, "deleted", json=json, dsn=dsn, yes=yes, ask_first=True)

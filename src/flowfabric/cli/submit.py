@@ -11,7 +11,7 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import near
 from flowfabric.cli._loading import AppName, load_app
-from flowfabric.cli._options import Dsn, Json, parse_duration, parse_moment, parse_pair
+from flowfabric.cli._options import Dsn, Json, parse_duration, parse_pair, parse_time
 from flowfabric.cli.wait import Timeout, until_ended
 from flowfabric.errors import InvalidInput, NotFound
 
@@ -73,7 +73,7 @@ def submit(
         "lane": lane,
         "priority": priority,
         "delay": None if delay is None else parse_duration(delay, "--delay"),
-        "at": None if at is None else parse_moment(at, "--at"),
+        "at": None if at is None else parse_time(at, "--at"),
         "deadline": None if deadline is None else parse_duration(deadline, "--deadline"),
         "idempotency_key": key,
         "namespace": namespace,

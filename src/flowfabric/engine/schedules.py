@@ -27,7 +27,7 @@ _SKIP = "select moved from flowfabric.advance_schedule($1, $2, $3, null, null, n
 
 
 class Schedules(Calls):
-    """put_schedule, list_schedules, read_schedule, pause, resume, delete, due_schedules, fire_schedule."""
+    """put_schedule, list, read, pause, resume, delete, schedule_as_due, due_schedules, fire_schedule."""
 
     async def put_schedule(
         self,
@@ -78,6 +78,15 @@ class Schedules(Calls):
         found = await self._fetch("select * from flowfabric.list_schedules($1, null, 1)", _name(name), repeatable=True)
         return rows.schedule(found[0]) if found else None
 
+    async def schedule_as_due(self, name: str) -> DueSchedule | None:
+        """A schedule as if it were due now, whatever its times and its pause; None when there is none of that name."""
+        found = await self._fetch(
+            "select s.*, flowfabric.server_now() as now from flowfabric.list_schedules($1, null, 1) s",
+            _name(name),
+            repeatable=True,
+        )
+        return _due({**found[0], "next_at": found[0]["now"]}) if found else None
+
     async def pause_schedule(self, name: str) -> None:
         """Let it fire no more until it is resumed."""
         await self._existing("select flowfabric.set_schedule_paused($1, true, null) as found", name)
@@ -102,20 +111,7 @@ class Schedules(Calls):
     async def due_schedules(self, *, limit: int = 100) -> list[DueSchedule]:
         """What should have fired by now, the oldest first."""
         found = await self._fetch("select * from flowfabric.due_schedules($1)", check_limit(limit, 1000))
-        return [
-            DueSchedule(
-                name=row["name"],
-                kind=row["kind"],
-                timing=rows.decode_json(row["timing"]),
-                catch_up=row["catch_up"],
-                payload=row["payload"],
-                payload_encoding=row["payload_encoding"],
-                options=rows.decode_json(row["options"]),
-                due_at=row["next_at"],
-                now=row["now"],
-            )
-            for row in found
-        ]
+        return [_due(row) for row in found]
 
     async def until_next_schedule(self) -> float | None:
         """Seconds until the next schedule fires; None when none will."""
@@ -166,3 +162,17 @@ def _name(value: str, field: str = "name") -> str:
     if not name:
         raise InvalidInput("empty", field=field, allowed="a non-empty text")
     return name
+
+
+def _due(row: Mapping[str, Any]) -> DueSchedule:
+    return DueSchedule(
+        name=row["name"],
+        kind=row["kind"],
+        timing=rows.decode_json(row["timing"]),
+        catch_up=row["catch_up"],
+        payload=row["payload"],
+        payload_encoding=row["payload_encoding"],
+        options=rows.decode_json(row["options"]),
+        due_at=row["next_at"],
+        now=row["now"],
+    )

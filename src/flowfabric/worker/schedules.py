@@ -11,7 +11,8 @@ import msgspec
 from flowfabric import timing as timings
 from flowfabric._duties import Duty
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.ids import ExecutionId
 from flowfabric.models import DueSchedule, NewExecution
 from flowfabric.policies import FrozenPolicy
 
@@ -66,6 +67,17 @@ async def fire(engine: Engine, due: DueSchedule) -> int:
     if made:
         log.info("schedule %s fired %d time(s); next at %s", due.name, len(made), following)
     return len(made or ())
+
+
+async def run_now(engine: Engine, name: str) -> ExecutionId:
+    """Create what a schedule stands for once more, now; its own times stay as they are. `NotFound` if there is none."""
+    due = await engine.schedule_as_due(name)
+    if due is None:
+        raise NotFound("schedule", name)
+    (verdict,) = await engine.create_many([_item(due, due.now)])
+    if isinstance(verdict, FlowFabricError):
+        raise verdict
+    return verdict.execution_id
 
 
 def _item(due: DueSchedule, at: datetime) -> NewExecution:

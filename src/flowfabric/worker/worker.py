@@ -51,6 +51,7 @@ from flowfabric.worker.processes import ChildDied, ProcessPool
 from flowfabric.worker.running import Running
 from flowfabric.worker.schedules import declare
 from flowfabric.worker.service import Service
+from flowfabric.worker.shared import check_provided, make
 from flowfabric.worker.threads import Threads
 
 log = logging.getLogger("flowfabric.worker")
@@ -111,6 +112,8 @@ class Worker:
         self.engine: Engine
         self.client: AsyncClient
         self.threads = Threads(self.concurrency)
+        self.shared: dict[type, Any] = {}  # what the app provides, made when the worker starts
+        self._shared_life = contextlib.AsyncExitStack()
         self.completed_count = 0
         self.failed_count = 0
         self._ack: Ack = ack
@@ -138,6 +141,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self._stopping.clear()
+        wanted = check_provided(self.tasks.values(), self.app.provided)
         self._service = Service(self, duties=self._runs_duties)
         beside = await self._service.started()
         try:
@@ -164,6 +168,7 @@ class Worker:
         self._failures = Batcher("failures", self._fail, self._failed, limit=1 if each else 1000)
         self._records = Batcher("steps", self._record_steps, self._recorded)
         self._reads = Batcher("step reads", self._read_steps, self._read)
+        self.shared = {cls: await make(self._shared_life, cls, maker) for cls, maker in wanted.items()}
         if self._runs_duties:
             await declare(self.engine, self.app)
         self._claiming = asyncio.create_task(self._claims(), name="flowfabric claims")
@@ -201,6 +206,7 @@ class Worker:
                 await self._processes.close()
                 self._processes = None
             self.app.forget()
+            await self._shared_life.aclose()
             await self.client.outcomes.close()
             await self._service.stopped()
             self._service = None
@@ -298,6 +304,8 @@ class Worker:
         announced = 0.0
         trouble = 0
         kinds = sorted(self.tasks)
+        # Half at a time: while one half begins, the other is being claimed.
+        most = min(max(self.concurrency // 2, 1), 500)
         with self.engine.work_wakeups() as woken:
             while not self._stopping.is_set():
                 free = self.concurrency - len(self._running)
@@ -311,7 +319,7 @@ class Worker:
                     woken.clear()
                 asked = time.monotonic()
                 try:
-                    claimed = await self._claim(min(free, 1000), kinds)
+                    claimed = await self._claim(min(free, most), kinds)
                     if trouble:
                         log.info("claims work again")
                     trouble = 0
@@ -414,6 +422,8 @@ class Worker:
         signature = task.signature
         try:
             kwargs = signature.decode(self.codecs.open(claimed.input_payload, claimed.payload_encoding))
+            if signature.data:
+                kwargs.update({name: self.shared[cls] for name, cls in signature.data.items()})
             if self._execute_hooks:
                 context: Any = Context(running) if signature.is_async else SyncContext(running)
                 value = await chain_execute(self._execute_hooks, context, partial(self._call, running, task, kwargs))()

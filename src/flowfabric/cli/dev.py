@@ -1,0 +1,170 @@
+"""`flowfabric dev`: a database and a worker, started again whenever a file changes.
+
+The worker runs in a process of its own and loads the code afresh each time; this one only watches files, holds the
+embedded server so that it stays up in between, and passes signals on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowfabric.cli import _output
+from flowfabric.cli._database import address, is_embedded
+from flowfabric.cli._loading import AppName
+from flowfabric.cli._options import Dsn, parse_duration
+from flowfabric.cli.worker import Concurrency, LaneWeights, LogJson, LogLevel
+from flowfabric.errors import InvalidInput
+
+_LOOK_EVERY = 0.3
+_NOT_WATCHED = frozenset(("__pycache__", "node_modules", "site-packages"))
+_Seen = dict[Path, tuple[int, int]]
+
+
+def dev(
+    app: AppName,
+    watch: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--watch", metavar="DIR", help="Watch this directory. Default: the current one.", show_default=False
+        ),
+    ] = None,
+    lane: LaneWeights = None,
+    concurrency: Concurrency = 20,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="DURATION", help="How long running handlers may go on at a restart.")
+    ] = "5s",
+    log_level: LogLevel = "info",
+    json: LogJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run a worker for development: the embedded database starts by itself, and changed code is loaded anew."""
+    places = [place.resolve() for place in watch or [Path.cwd()]]
+    for place in places:
+        if not place.is_dir():
+            raise InvalidInput(f"no directory {place}", field="--watch", allowed="a directory")
+    patience = parse_duration(grace, "--grace").total_seconds() + 5
+    command = [sys.executable, "-m", "flowfabric.cli", "worker", app, f"--concurrency={concurrency}"]
+    command += [f"--grace={grace}", f"--log-level={log_level}", f"--parent={os.getpid()}"]
+    command += [f"--lane={one}" for one in lane or ()]
+    command += ["--json"] * json + ([f"--dsn={dsn}"] if dsn else [])
+    with address(dsn) as chosen:
+        where = "embedded server" if is_embedded(dsn) else "database of --dsn or FLOWFABRIC_DSN"
+        if is_embedded(dsn):
+            _migrate(chosen)
+        _note(f"{where}; watching {', '.join(map(str, places))}; Ctrl-C ends this")
+        _Supervisor(command, places, patience).run()
+
+
+def _migrate(dsn: str) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from flowfabric.engine.service import migrate_database  # noqa: PLC0415
+
+    asyncio.run(migrate_database(dsn))
+
+
+def _note(text: str) -> None:
+    _output.note(f"dev: {text}")
+
+
+class _Supervisor:
+    """Keeps one worker running on the code as it is."""
+
+    def __init__(self, command: list[str], places: list[Path], patience: float) -> None:
+        self._command = command
+        self._places = places
+        self._patience = patience
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._told = 0
+
+    def run(self) -> None:
+        before = {number: signal.signal(number, self._tell) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._run()
+        finally:
+            self._stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self._told += 1
+        # The second time the worker is told again, and stops at once.
+        if self._told > 1 and self._worker is not None and self._worker.poll() is None:
+            self._worker.send_signal(signal.SIGTERM)
+
+    def _run(self) -> None:
+        seen = scan(self._places)
+        self._start()
+        said = False
+        while not self._told:
+            time.sleep(_LOOK_EVERY)
+            now = scan(self._places)
+            if now != seen:
+                changed = _changed(seen, now)
+                # An editor or a checkout writes several files: wait until they are all there.
+                while (later := scan(self._places)) != now:
+                    now = later
+                    time.sleep(_LOOK_EVERY / 3)
+                seen = now
+                _note(f"{changed} changed; starting again")
+                self._stop()
+                if not self._told:
+                    self._start()
+                said = False
+            elif self._worker is not None and (code := self._worker.poll()) is not None and not said:
+                said = True
+                _note(f"the worker ended with {code}; waiting for a change")
+
+    def _start(self) -> None:
+        # Out of the terminal's reach: Ctrl-C comes here and is passed on, once.
+        self._worker = subprocess.Popen(self._command, start_new_session=True)
+
+    def _stop(self) -> None:
+        worker, deadline = self._worker, time.monotonic() + self._patience
+        if worker is None:
+            return
+        if worker.poll() is None:
+            worker.send_signal(signal.SIGTERM)
+        while worker.poll() is None:
+            if time.monotonic() > deadline:
+                _note("the worker does not stop; killed")
+                worker.kill()
+            time.sleep(0.02)
+        self._worker = None
+
+
+def scan(places: list[Path]) -> _Seen:
+    """Every Python file below the places with what tells one version of it from another."""
+    found: _Seen = {}
+    for place in places:
+        for path in _files(str(place)):
+            try:
+                about = os.stat(path)
+            except OSError:
+                continue  # gone meanwhile
+            found[Path(path)] = (about.st_mtime_ns, about.st_size)
+    return found
+
+
+def _files(root: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in _NOT_WATCHED and not name.startswith(".")]
+        yield from (os.path.join(folder, name) for name in files if name.endswith(".py"))
+
+
+def _changed(before: _Seen, now: _Seen) -> str:
+    paths = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    shown = ", ".join(path.name for path in paths[:3])
+    return f"{shown} and {len(paths) - 3} more" if len(paths) > 3 else shown

@@ -1,0 +1,167 @@
+"""`flowfabric worker`: run the tasks of an app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli._loading import AppName, load_app
+from flowfabric.cli._options import Dsn, parse_duration
+from flowfabric.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from flowfabric.app import App
+    from flowfabric.worker import Worker
+
+LaneWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lane",
+        "-l",
+        metavar="LANE[=WEIGHT]",
+        help="Serve this lane, by its weight among others. Default: the lanes of the app's tasks.",
+        show_default=False,
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="How many handlers run at once.")
+]
+Capabilities = Annotated[
+    list[str] | None,
+    typer.Option("--capability", metavar="NAME", help="Something this worker can do.", show_default=False),
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", metavar="NAME", help="Run only this task of the app.", show_default=False),
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; to standard error.")
+]
+LogJson = Annotated[bool, typer.Option("--json", help="Log lines as JSON, for programs.")]
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def worker(
+    app: AppName,
+    lane: LaneWeights = None,
+    concurrency: Concurrency = 100,
+    capability: Capabilities = None,
+    task: Tasks = None,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace", metavar="DURATION", help="How long running handlers may go on after the first signal to stop."
+        ),
+    ] = "30s",
+    lease: Annotated[
+        str,
+        typer.Option(
+            "--lease", metavar="DURATION", help="How long work stays with this worker when nothing is heard of it."
+        ),
+    ] = "30s",
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            help="For tasks that run in processes. Default: one per core.",
+            show_default=False,
+        ),
+    ] = None,
+    each: Annotated[bool, typer.Option("--ack-each", help="Report every execution in a call of its own.")] = False,
+    duties: Annotated[
+        bool, typer.Option("--duties/--no-duties", help="Timers and schedules here too; somebody must run them.")
+    ] = True,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")] = False,
+    worker_id: Annotated[
+        str | None,
+        typer.Option("--worker-id", metavar="NAME", help="The name in history. Default: app@host.", show_default=False),
+    ] = None,
+    log_level: LogLevel = "info",
+    json: LogJson = False,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True, help="Stop when this process is gone.")] = None,
+    dsn: Dsn = None,
+) -> None:
+    """Run the tasks of an app until SIGTERM or Ctrl-C: what runs may end within --grace, the rest is given back.
+
+    A second signal stops at once.
+    """
+    from flowfabric.worker import Worker  # noqa: PLC0415
+
+    set_up_logging(log_level, as_json=json)
+    loaded = load_app(app)
+    if dsn is not None:
+        loaded.dsn, loaded.data_dir = dsn, None
+    made = Worker(
+        loaded,
+        lanes=_weights(lane) if lane else _lanes_of(loaded),
+        concurrency=concurrency,
+        capabilities=capability or (),
+        tasks=task or None,
+        worker_id=worker_id,
+        lease_ttl=parse_duration(lease, "--lease"),
+        grace=parse_duration(grace, "--grace"),
+        ack="each" if each else "batch",
+        processes=processes,
+        duties=duties,
+    )
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent,), name="flowfabric parent", daemon=True).start()
+    if until_idle:
+        asyncio.run(_until_idle(made))
+    else:
+        made.main()
+
+
+async def _until_idle(made: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, made.stop)
+    await made.run(until_idle=True)
+
+
+def _follow(parent: int) -> None:
+    """A worker that was started by another program does not outlive it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _lanes_of(app: App) -> dict[str, int]:
+    """Where the app's own tasks are submitted to by default."""
+    lanes = {str(task.defaults.lane) if task.defaults.lane else "default" for task in app.tasks.values()}
+    return dict.fromkeys(sorted(lanes) or ["default"], 1)
+
+
+def _weights(given: list[str]) -> dict[str, int]:
+    weights: dict[str, int] = {}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        lane, weight = (name, int(number)) if equals and number.isdigit() else (text, 1)
+        if lane in weights:
+            raise InvalidInput(f"{lane} is named twice", field="--lane", allowed="once")
+        weights[lane] = weight
+    return weights
+
+
+def set_up_logging(level: str, *, as_json: bool) -> None:
+    """Logs to standard error, for people or as JSON lines."""
+    if level.lower() not in _LEVELS:
+        raise InvalidInput(f"got {level!r}", field="--log-level", allowed=", ".join(_LEVELS))
+    handler: Any = logging.StreamHandler(sys.stderr)
+    if as_json:
+        from flowfabric.middleware.logs import JsonFormatter  # noqa: PLC0415
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

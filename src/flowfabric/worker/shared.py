@@ -1,0 +1,45 @@
+"""Shared data: what an app provides for a class, made once per worker and given to the handlers that ask for it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flowfabric.app import Task
+from flowfabric.errors import InvalidInput
+
+
+def check_provided(tasks: Iterable[Task[Any, Any]], provided: Mapping[type, Any]) -> dict[type, Any]:
+    """What these tasks ask for; `InvalidInput` names the parameter for which nothing is provided."""
+    wanted: dict[type, Any] = {}
+    for task in tasks:
+        for parameter, cls in task.signature.data.items():
+            if cls not in provided:
+                raise InvalidInput(
+                    f"task {task.name} asks for {cls.__qualname__} in {parameter!r} and nothing provides it",
+                    field="provide",
+                    allowed=f"app.provide({cls.__qualname__}, ...)",
+                )
+            wanted[cls] = provided[cls]
+    return wanted
+
+
+async def make(stack: contextlib.AsyncExitStack, cls: type, maker: Any) -> Any:
+    """The value for a class: the object itself, or what a function gives; a context manager is entered."""
+    value = maker if isinstance(maker, cls) or not callable(maker) else maker()
+    if inspect.isawaitable(value):
+        value = await value
+    if inspect.isasyncgen(value) or inspect.isgenerator(value):
+        raise InvalidInput(
+            f"the maker of {cls.__qualname__} is a generator", field="provide", allowed="contextlib.asynccontextmanager"
+        )
+    if value is not maker and not isinstance(value, cls):
+        if isinstance(value, contextlib.AbstractAsyncContextManager):
+            value = await stack.enter_async_context(value)
+        elif isinstance(value, contextlib.AbstractContextManager):
+            value = stack.enter_context(value)
+    if not isinstance(value, cls):
+        raise InvalidInput(f"got {type(value).__name__} for {cls.__qualname__}", field="provide")
+    return value
