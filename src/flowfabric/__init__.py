@@ -4,7 +4,7 @@ from flowfabric._duties import Duties
 from flowfabric.app import App, Task
 from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
 from flowfabric.contexts import Context, SyncContext
-from flowfabric.contracts import Codec, Data
+from flowfabric.contracts import Codec, Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
     Bug,
@@ -127,4 +127,5 @@ __all__ = [
     "Unavailable",
     "ValidationFailed",
     "Worker",
+    "provided",
 ]

@@ -76,7 +76,15 @@ class _Shared:
 SHARED: Final = _Shared()
 _T = TypeVar("_T")
 Data: TypeAlias = Annotated[_T, SHARED]
-"""A parameter that is no argument of the task: the worker gives it what the app provides for the class."""
+"""A parameter that is no argument of the task: the worker gives it what the app provides for the class.
+
+`http: Data[Client] = provided()` keeps type checkers from asking submitters for it.
+"""
+
+
+def provided() -> Any:
+    """The default of a `Data` parameter: it says that the worker fills it in."""
+    return SHARED
 
 
 class Codec(Protocol):

@@ -77,14 +77,14 @@ Until = Annotated[
     typer.Option("--until", metavar="TIME", help="Only created before then.", show_default=False),
 ]
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)?", re.IGNORECASE)
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)?\s*", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(text: str, field: str) -> timedelta:
     """`30`, `30s`, `15m`, `2h`, `1d`, `500ms`, `1h30m`: a number without unit is seconds."""
     allowed = "a duration such as 30s, 15m, 2h or 1h30m"
-    given = text.strip().replace(" ", "")
+    given = text.strip()
     place, seconds = 0, 0.0
     while place < len(given):
         found = _PART.match(given, place)
