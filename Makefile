@@ -25,8 +25,8 @@ $(BIN)/.bench: $(BIN)/.app
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
-demo: $(BIN)/.app ## run a few hundred executions, kill a worker in the middle, show what happened
-	@$(BIN)/python examples/crash_and_reclaim.py
+demo: $(BIN)/.app ## kill a worker in the middle of a task, see another one continue where it stopped
+	@$(BIN)/python examples/crash_and_continue.py
 
 test: lint types imports ## everything continuous integration runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -256,6 +257,34 @@ async def test_a_question_is_asked_and_no_means_no(engine: ff.Engine, database: 
     code, seen = on_a_terminal("cancel", "--kind", "test", "--dsn", database, answers="y\n")
     assert code == 0
     assert await engine.read_execution_state(execution_id) is ff.State.CANCELLED
+
+
+async def test_a_terminal_shows_how_far_a_long_change_is(plain_engine: ff.Engine, database: str) -> None:
+    await plain_engine.create_many([ff.NewExecution(execution_kind="much") for _ in range(700)])
+    code, seen = on_a_terminal("cancel", "--kind", "much", "--yes", "--dsn", database)
+    assert code == 0
+    assert "700/700" in seen
+    assert "700 cancelled" in seen
+
+
+async def test_the_live_view_fills_a_terminal_and_gives_it_back(engine: ff.Engine, database: str) -> None:
+    execution_id = await submit(engine, lane_id="mail")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(PROGRAM, [PROGRAM, "top", "-i", "100ms", "--dsn", database], {**os.environ, "TERM": "xterm"})
+    seen = b""
+    while seen.count(b"per second") < 3:
+        seen += os.read(terminal, 65536)
+    assert b"mail" in seen
+    os.kill(pid, signal.SIGINT)
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 65536):
+            seen += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1, "the screen before is back"
+    assert b"Traceback" not in seen
+    assert await engine.read_execution_state(execution_id) is ff.State.WAITING
 
 
 def test_the_help_is_pretty_on_a_terminal_and_plain_in_a_pipe() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowfabric.ids import ExecutionId
@@ -22,8 +23,8 @@ class DurableScope(Protocol):
         """Submit once, however often the handler is run again."""
         ...
 
-    async def outcome_of(self, execution_id: ExecutionId) -> Outcome:
-        """How another execution ended, waiting for it without holding a worker."""
+    async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
+        """How another execution ended, waiting for it without holding a worker; `TimedOut` when that takes too long."""
         ...
 
 

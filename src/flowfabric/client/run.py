@@ -79,9 +79,10 @@ class Run(Generic[R_co]):
     async def outcome(self, timeout: Duration | None = None) -> Outcome:
         """How the execution ended, waiting until it has; never raises for how it ended."""
         scope = current.running.get()
-        if scope is not None and timeout is None:
-            return await scope.outcome_of(self.execution_id)
-        seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
+        span = None if timeout is None else duration(timeout, "timeout")
+        if scope is not None:
+            return await scope.outcome_of(self.execution_id, span)
+        seconds = None if span is None else span.total_seconds()
         client = await self._client()
         try:
             return await client.outcomes.wait(self.execution_id, seconds)

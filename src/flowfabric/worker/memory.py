@@ -54,7 +54,9 @@ class Memory:
         """Names that an earlier run used and this one did not; empty when a failure explains another way."""
         if self._failed_before:
             return []
-        return sorted({name for name, _ in self._known} - self._uses.keys())
+        # A time that is not asked for any more harms nobody.
+        did = {name for (name, _), step in self._known.items() if step.kind in ("step", "submit")}
+        return sorted(did - self._uses.keys())
 
 
 def encode_error(error: BaseException) -> str:

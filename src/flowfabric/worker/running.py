@@ -33,6 +33,7 @@ from flowfabric.errors import (
     Reject,
     RetryLater,
     StepsChanged,
+    TimedOut,
 )
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, Outcome, Step
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.task")
-_LOOK_AGAIN = 0.05  # seconds until parking is tried again
+_LOOK_AGAIN = 0.1  # seconds until parking is tried again
 
 
 class Running:
@@ -55,6 +56,7 @@ class Running:
         "_log",
         "_memory",
         "_memory_loading",
+        "_next_look",
         "_parking",
         "_waits",
         "asyncio_task",
@@ -92,6 +94,7 @@ class Running:
         self._memory_loading: asyncio.Future[Memory] | None = None
         self._waits: dict[asyncio.Future[Any], tuple[datetime | None, ExecutionId | None, asyncio.Future[Any]]] = {}
         self._parking: asyncio.Task[None] | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
 
     # What the context shows
@@ -271,21 +274,24 @@ class Running:
             await self.worker.step_hook(self, name, n)
         return Run(verdict.execution_id, kind=submission.kind, connector=connector, is_new=isinstance(verdict, Created))
 
-    async def outcome_of(self, execution_id: ExecutionId) -> Outcome:
-        """How another execution ended; remembered, so that a later run gets the same answer."""
+    async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
+        """How another execution ended; remembered, so that a later run gets the same answer, also that it was late."""
         self._check()
         name = f"result {execution_id}"
         n, known = (await self.memory()).next(name, "step")
+        late = TimedOut("result", round((timeout or timedelta()).total_seconds() * 1000))
+        if known is not None and known.error is not None:
+            raise late
         if known is not None and known.result is not None:
             return _OUTCOME.decode(self.worker.codecs.open(known.result, known.encoding))  # type: ignore[no-any-return]
+        until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
         found = (await self.worker.engine.read_outcomes([execution_id])).get(execution_id)
+        if found is None and (until is None or until > self.database_now()):
+            await self._wait(self.worker.client.outcomes.future(execution_id), until, execution_id)
+            found = (await self.worker.engine.read_outcomes([execution_id])).get(execution_id)
         if found is None:
-            future = self.worker.client.outcomes.future(execution_id)
-            await self._wait(future, None, execution_id)
-            if future.done() and not future.cancelled():
-                found = future.result()
-            else:  # the database said so when the lease was about to be given back
-                found = (await self.worker.engine.read_outcomes([execution_id]))[execution_id]
+            await self._record(NewStep(name=name, n=n, error=encode_error(late)))
+            raise late
         sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
         await self._record(NewStep(name=name, n=n, result=sealed, encoding=encoding))
         return found
@@ -293,25 +299,18 @@ class Running:
     async def sleep(self, pause: Duration) -> None:
         self._check()
         until = await self._wake_time(pause)
-        left = (until - self.database_now()).total_seconds()
-        if left <= 0:
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(left, _settle, future)
-        try:
-            await self._wait(future, until, None)
-        finally:
-            timer.cancel()
+        if until > self.database_now():
+            await self._wait(asyncio.get_running_loop().create_future(), until, None)
 
-    async def _wake_time(self, pause: Duration) -> datetime:
+    async def _wake_time(self, pause: Duration, name: str = "sleep") -> datetime:
         span = duration(pause, "pause")
         if span < timedelta(0):
             raise InvalidInput(f"got {pause!r}", field="pause", allowed="no time or more")
-        n, known = (await self.memory()).next("sleep", "sleep")
+        n, known = (await self.memory()).next(name, "sleep")
         if known is not None:
             until = known.at
         else:
-            until = await self._record(NewStep(name="sleep", n=n, kind="sleep", pause=span))
+            until = await self._record(NewStep(name=name, n=n, kind="sleep", pause=span))
         assert until is not None
         return until
 
@@ -320,20 +319,25 @@ class Running:
     async def _wait(
         self, future: asyncio.Future[Any], until: datetime | None, execution_id: ExecutionId | None
     ) -> None:
-        """Wait for a future whose answer needs no worker."""
-        gate: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        """Wait for a future or a time: for something, that is, that needs no worker."""
+        loop = asyncio.get_running_loop()
+        gate: asyncio.Future[Any] = loop.create_future()
 
-        def pass_on(_: asyncio.Future[Any]) -> None:
+        def pass_on(_: object = None) -> None:
             # While the lease is being given back nothing may move; what came meanwhile is passed on afterwards.
             if self._parking is None and not self.is_parked and not gate.done():
                 gate.set_result(None)
 
         future.add_done_callback(pass_on)
         self._waits[gate] = (until, execution_id, future)
+        left = None if until is None else max((until - self.database_now()).total_seconds(), 0)
+        timer = None if left is None else loop.call_later(left, pass_on)
         try:
-            asyncio.get_running_loop().call_soon(self.consider_parking)
+            loop.call_soon(self.consider_parking)
             await gate
         finally:
+            if timer is not None:
+                timer.cancel()
             self._waits.pop(gate, None)
             future.remove_done_callback(pass_on)
             if not future.done():
@@ -343,8 +347,16 @@ class Running:
         """Park, if every task of the handler waits for something that needs no worker."""
         if not self._waits or self._parking is not None or self.is_cancelled or self.is_parked:
             return
+        loop = asyncio.get_running_loop()
         if tree.all_wait(self.tasks, self._waits):
-            self._parking = asyncio.Task(self._park(), loop=asyncio.get_running_loop())
+            self._parking = asyncio.Task(self._park(), loop=loop)
+        elif self._next_look is None:
+            # Something else goes on; nobody says when it ends.
+            self._next_look = loop.call_later(_LOOK_AGAIN, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self.consider_parking()
 
     async def _park(self) -> None:
         waits = list(self._waits.values())
@@ -363,7 +375,8 @@ class Running:
             over = future.done() or execution_id in outcomes or (until is not None and until <= now)
             if over and not gate.done():
                 gate.set_result(None)
-        asyncio.get_running_loop().call_later(_LOOK_AGAIN, self.consider_parking)
+        if self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look_again)
 
     # Threads of plain handlers
 
@@ -493,11 +506,6 @@ class Running:
 
 
 _OUTCOME = ValueType.of(Outcome)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def _as_coroutine(work: Awaitable[Any]) -> Any:

@@ -1,0 +1,166 @@
+"""Kill a worker in the middle of a task and watch another one continue it. `make demo` runs this.
+
+An order is fulfilled in steps. The worker process that does it is killed with SIGKILL during the third step, and nobody
+cleans up after it. When its lease has lapsed, a second worker process takes over: the task runs again from the top,
+finished steps are answered from the database, and the interrupted one is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+import uuid
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import flowfabric as ff
+
+STEP = 0.5  # seconds that a step takes
+LEASE = "2s"  # so that the demo is short; 30 seconds are usual
+KILLED_IN = "print label"
+PATIENCE = 60  # seconds until the demo gives up
+
+# The tasks -------------------------------------------------------------------------------------------------------
+
+app = ff.App(name="demo")
+
+
+async def reserve_stock(order: int) -> str:
+    await work("reserve stock")
+    return f"2 chairs for order {order}"
+
+
+async def charge_card(order: int) -> str:
+    await work("charge card")
+    return f"payment {order * 1000 + 7}"
+
+
+async def print_label(order: int) -> str:
+    await work("print label")
+    return f"label {order}-A"
+
+
+async def notify(order: int, parcel: str) -> None:
+    await work("notify")
+
+
+async def work(step: str) -> None:
+    print(step, flush=True)  # the demo reads along, to show which process began which step
+    await asyncio.sleep(STEP)
+
+
+@app.task
+async def pack(items: str, label: str) -> str:
+    await work("pack")
+    return f"{items}, {label}"
+
+
+@app.task
+async def fulfil(ctx: ff.Context, order: int) -> str:
+    items = await ctx.step("reserve stock", reserve_stock, order)
+    payment = await ctx.step("charge card", charge_card, order)
+    label = await ctx.step("print label", print_label, order)
+    packing = await pack.options(lane=ctx.lane_id).submit(items, label)  # another execution, submitted once
+    parcel = await packing.result()  # waits without holding a worker
+    await ctx.sleep(1)  # so does this
+    await ctx.step("notify", notify, order, parcel)
+    return f"{parcel}, paid with {payment}"
+
+
+# The demo --------------------------------------------------------------------------------------------------------
+
+
+class Demo:
+    """Starts workers, reads what they say, and shows it with the seconds since the order was submitted."""
+
+    def __init__(self, console: Console, lane: str) -> None:
+        self.console = console
+        self.lane = lane
+        self.begun: list[tuple[str, str]] = []  # step, worker
+        self.reached = asyncio.Event()
+        self._since = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"{time.monotonic() - self._since:5.1f} s  {text}")
+
+    async def run(self) -> bool:
+        self.console.print("Starting the database, the first time in a new data directory ...")
+        async with app, asyncio.timeout(PATIENCE):
+            run = await fulfil.options(lane=self.lane, deadline="10 minutes").submit(42)
+            self._since = time.monotonic()
+            self.say("order 42 is submitted")
+            async with self.worker("worker 1") as victim:
+                await self.reached.wait()
+                await asyncio.sleep(STEP / 2)
+                victim.kill()
+                await victim.wait()
+                self.say(f"[bold]worker 1 is killed with SIGKILL[/] in the middle of {KILLED_IN!r}")
+            async with self.worker("worker 2"):
+                result = await run.result()
+                self.say(f"the result: {result}")
+            return await self.report(run)
+
+    @contextlib.asynccontextmanager
+    async def worker(self, name: str) -> AsyncIterator[Process]:
+        """A process as `flowfabric worker crash_and_continue:app` starts it."""
+        command = ("-m", "flowfabric.cli", "worker", f"{Path(__file__).stem}:app")
+        options = ("--lane", self.lane, "--lease", LEASE, "--log-level", "warning")
+        place = {"PYTHONPATH": str(Path(__file__).parent)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, *options, stdout=PIPE, env={**os.environ, **place}
+        )
+        self.say(f"{name} is started as process {process.pid}")
+        reading = asyncio.create_task(self.read(name, process))
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+            await reading
+
+    async def read(self, name: str, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            step = line.decode().strip()
+            self.begun.append((step, name))
+            self.say(f"{name} begins {step!r}")
+            if step == KILLED_IN:
+                self.reached.set()
+
+    async def report(self, run: ff.Run[str]) -> bool:
+        """What is stored, beside what the workers said; True if all is well."""
+        created_at = (await run.get()).created_at
+        processes = {a.attempt_index: a.worker_instance_id.split("/")[1] for a in await run.attempts()}
+        table = Table(title="What the database remembers of the order", title_justify="left")
+        for heading in ("step", "begun by", "done", "in attempt", "by process"):
+            table.add_column(heading)
+        for step in await run.steps():
+            name = "result of pack" if step.name.startswith("result ") else step.name
+            who = ", ".join(worker for begun, worker in self.begun if begun == name)
+            done = f"{(step.recorded_at - created_at).total_seconds():.1f} s"
+            table.add_row(name, who, done, str(step.attempt_index + 1), processes[step.attempt_index])
+        self.console.print(table)
+        violations = await (await app.client()).engine.audit()
+        self.console.print("\n".join(map(str, violations)) or "The audit of the database finds nothing wrong.")
+        self.console.print(f"See it all: .venv/bin/flowfabric show {run.execution_id.uuid}")
+        once = [step for step, _ in self.begun if step != KILLED_IN]
+        again = [worker for step, worker in self.begun if step == KILLED_IN]
+        return len(set(once)) == len(once) == 4 and again == ["worker 1", "worker 2"] and not violations
+
+
+if __name__ == "__main__":
+    demo = Demo(Console(highlight=False), f"demo-{uuid.uuid4().hex[:8]}")
+    try:
+        sys.exit(0 if asyncio.run(demo.run()) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except TimeoutError:
+        sys.exit(f"the order was not fulfilled within {PATIENCE} s")

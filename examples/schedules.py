@@ -1,0 +1,39 @@
+"""Tasks that are submitted again and again: by a cron expression in a time zone, and every second."""
+
+import asyncio
+
+import flowfabric as ff
+
+app = ff.App()
+beats: asyncio.Queue[str] = asyncio.Queue()
+
+
+@app.task
+async def report(region: str) -> str:
+    return f"the report of {region}"
+
+
+@app.task
+async def beat(ctx: ff.Context) -> None:
+    await beats.put(ctx.tags["schedule.time"])
+
+
+app.schedule(report, "north", name="morning report", cron="30 7 * * 1-5", timezone="Europe/Berlin", catch_up="one")
+app.schedule(beat, every="1 second")
+
+
+async def main() -> None:
+    async with ff.Worker(app):  # stores the schedules of the app when it starts
+        client = await app.client()
+        for schedule in await client.schedules():
+            print(schedule.name, schedule.timing, "next at", schedule.next_at)
+
+        for _ in range(2):
+            print("beat of", await beats.get())
+
+        for schedule in await client.schedules():  # they are stored, and would go on with the next worker
+            await client.delete_schedule(schedule.name)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
