@@ -145,8 +145,8 @@ def start_a_program(started: str) -> None:
 def fork_and_exit(started: str, code: int) -> None:
     if os.fork() == 0:
         write(started, str(os.getpid()))
-        while True:
-            time.sleep(PATIENCE)
+        time.sleep(PATIENCE)
+        os._exit(0)
     wait_for(started)
     os._exit(code)
 
@@ -172,7 +172,11 @@ def terminate_a_program() -> int:
 
 
 def write_at_exit(path: str) -> None:
-    atexit.register(write, path, "left")
+    def leave() -> None:
+        time.sleep(0.2)  # long enough for a parent that does not wait to be caught
+        write(path, "left")
+
+    atexit.register(leave)
 
 
 def open_files() -> list[str]:
@@ -273,8 +277,10 @@ def initializations() -> list[int]:
     return initialized
 
 
-def fail_to_initialize() -> NoReturn:
-    raise LookupError("no configuration")
+def fail_to_initialize() -> None:
+    """As long as there is no file of that name."""
+    if not os.path.exists(os.environ["TEST_CONFIGURATION"]):
+        raise LookupError("no configuration")
 
 
 # Running
@@ -643,16 +649,32 @@ async def test_killing_from_another_thread_ends_everything(tmp_path: Path) -> No
         await pool.run(HERE, "pid", {})
 
 
-async def test_killing_while_processes_start_leaves_none_behind() -> None:
-    for delay in (0.0, 0.002, 0.01, 0.05, 0.1):
+MOMENTS = (0.0, 0.002, 0.01, 0.05, 0.1)
+"""Between asking for a process and having one."""
+
+
+async def test_killing_while_processes_start_leaves_none_behind(tmp_path: Path) -> None:
+    for moment in MOMENTS:
         pool = ProcessPool(2)
-        running = [asyncio.create_task(pool.run(HERE, "pid", {})) for _ in range(3)]
-        await asyncio.sleep(delay)
+        spinning = (pool.run(HERE, "spin", {"started": str(tmp_path / f"{moment}-{n}")}) for n in range(3))
+        running = [asyncio.create_task(one) for one in spinning]
+        await asyncio.sleep(moment)
         pool.kill()
         for outcome in await asyncio.gather(*running, return_exceptions=True):
-            assert isinstance(outcome, PoolClosed | int)
+            assert isinstance(outcome, PoolClosed)
         await pool.close()
         assert all(slot.child is None for slot in pool._slots)
+
+
+async def test_cancelling_while_a_process_starts_frees_its_place(tmp_path: Path) -> None:
+    for moment in MOMENTS:
+        async with a_pool() as pool:
+            running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / f"{moment}")}))
+            await asyncio.sleep(moment)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert await pool.run("os", "getpid", {})
 
 
 # The life of a child
@@ -695,12 +717,18 @@ async def test_the_initializer_runs_once_in_each_process() -> None:
         assert second == [await pool.run(HERE, "pid", {})] != first
 
 
-async def test_a_failing_initializer_is_told_to_every_caller() -> None:
+async def test_a_failing_initializer_is_told_to_every_caller_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_CONFIGURATION", str(tmp_path / "configuration"))
     async with a_pool(initializer=fail_to_initialize) as pool:
         for _ in range(2):
             with pytest.raises(LookupError, match="no configuration") as raised:
                 await pool.run(HERE, "pid", {})
             assert "raised by the initializer of the process" in (child_traceback(raised.value) or "")
+        write(str(tmp_path / "configuration"), "")
+
+        assert await pool.run(HERE, "pid", {})
 
 
 @pytest.mark.parametrize(
@@ -723,7 +751,7 @@ def test_bad_options_are_refused(wrong: str, options: dict[str, Any]) -> None:
 # Whole programs
 
 PROGRAM = """
-import asyncio, dataclasses, os, sys
+import asyncio, dataclasses, os, re, sys
 from pathlib import Path
 from flowfabric.worker.processes import ProcessPool
 
@@ -738,8 +766,7 @@ def move(point: Point) -> Point:
 def spin(path: str) -> None:
     Path(path + ".part").write_text(str(os.getpid()))
     os.rename(path + ".part", path)
-    while True:
-        pass
+    re.match("(a+)+$", "a" * 64 + "b")
 
 async def main() -> None:
     pool = ProcessPool(1)

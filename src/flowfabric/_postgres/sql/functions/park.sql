@@ -49,13 +49,18 @@ language plpgsql as $$
 declare
     v_partitions integer[]; v_ids uuid[];
     v_free_partitions integer[]; v_free_ids uuid[];
-    v_late_partitions integer[]; v_late_ids uuid[];
 begin
-    delete from flowfabric.waiter w using unnest(p_partition, p_id) as u (partition, id)
-    where w.partition = u.partition and w.id = u.id;
+    -- A row that somebody else is deleting is gone for us too.
+    delete from flowfabric.waiter w using (
+        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.waiter x on x.partition = u.partition and x.id = u.id for update of x skip locked) own
+    where w.ctid = own.tid;
     with consumed as (
-        delete from flowfabric.waiter w using unnest(p_partition, p_id) as u (partition, id)
-        where w.child_partition = u.partition and w.child_id = u.id
+        delete from flowfabric.waiter w using (
+            select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+            join flowfabric.waiter x on x.child_partition = u.partition and x.child_id = u.id
+            for update of x skip locked) due
+        where w.ctid = due.tid
         returning w.partition, w.id
     )
     select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
@@ -64,23 +69,23 @@ begin
         return;
     end if;
     with free as materialized (
-        select e.partition, e.id, e.state from unnest(v_partitions, v_ids) as u (partition, id)
+        select e.partition, e.id from unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where e.state = 'delayed'
         order by e.partition, e.id for no key update of e skip locked
     )
-    select array_agg(f.partition) filter (where f.state = 'delayed'), array_agg(f.id) filter (where f.state = 'delayed'),
-           (select array_agg(u.partition) from unnest(v_partitions, v_ids) as u (partition, id)
-            where (u.partition, u.id) not in (select x.partition, x.id from free x)),
-           (select array_agg(u.id) from unnest(v_partitions, v_ids) as u (partition, id)
-            where (u.partition, u.id) not in (select x.partition, x.id from free x))
-    into v_free_partitions, v_free_ids, v_late_partitions, v_late_ids
-    from free f;
+    select array_agg(f.partition), array_agg(f.id) into v_free_partitions, v_free_ids from free f;
     if v_free_ids is not null then
         perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
     end if;
-    if v_late_ids is not null then
-        perform flowfabric.set_timers('parked', v_late_partitions, v_late_ids, array_fill(p_now, array[cardinality(v_late_ids)]));
-    end if;
+    -- In somebody's hands: looked at again when they let go. Who goes on already needs nothing.
+    perform flowfabric.set_timers('parked', array_agg(u.partition), array_agg(u.id), array_agg(p_now))
+    from unnest(v_partitions, v_ids) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    where e.state = 'delayed' and (v_free_ids is null or u.id <> all (v_free_ids))
+    having count(*) > 0;
+    -- A claim that came while they were locked here passed them over.
+    perform flowfabric.wake_workers();
 end;
 $$;
 
