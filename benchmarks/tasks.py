@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import sys
 import time
@@ -17,7 +16,7 @@ from benchmarks.jobs import STEPS, payload
 from benchmarks.processes import Board, Starter
 from flowfabric.engine.service import migrate_database
 
-_CONCURRENCY = 200
+_CONCURRENCY = 500
 _FILL_BATCH = 1_000
 
 # What the handlers write on; only a worker process has one.
@@ -138,24 +137,11 @@ def _body(sizes: Sizes) -> str:
     return base64.b64encode(payload(sizes.payload_bytes))[: sizes.payload_bytes].decode()
 
 
-class _Held(ff.Worker):
-    """A worker that is connected and waits for the signal before its first claim."""
-
-    def __init__(self, starter: Starter) -> None:
-        super().__init__(app, concurrency=_CONCURRENCY)
-        self._starter = starter
-        self.began = asyncio.Event()
-
-    async def _claims(self) -> None:
-        await self._starter.go()
-        self.began.set()
-        await super()._claims()
-
-
 async def _process(starter: Starter, dsn: str) -> None:
     app.dsn = dsn
-    async with _Held(starter) as worker:
-        await worker.began.wait()
+    async with ff.Worker(app, concurrency=_CONCURRENCY):
+        # The worker is connected; its claims begin with the next turn of the loop, so the wait holds the loop.
+        starter.wait_go()
         await starter.stopped()
 
 

@@ -84,6 +84,8 @@ class WorkersDrain:
                 await contestant.fill(self.jobs)
                 async with _Watcher.on(dsn) as watcher:
                     before = await watcher.counters()
+                    if board.total():
+                        raise RuntimeError(f"{contestant.program} took jobs before it was told to")
                     with Stolen() as stolen:
                         started = time.perf_counter()
                         for worker in workers:

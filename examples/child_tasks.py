@@ -1,4 +1,4 @@
-"""A task submits other tasks and waits for them. It holds no worker meanwhile: here there is one slot for all of them."""
+"""A task submits others and waits for them. It holds no worker meanwhile: one slot is enough for all of them."""
 
 import asyncio
 

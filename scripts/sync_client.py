@@ -24,12 +24,12 @@ Generated from the async client by scripts/sync_client.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from flowfabric.client.client import AsyncClient, Connector
+from flowfabric.client.client import AsyncClient, Connector, Filters
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
@@ -46,14 +46,16 @@ from flowfabric.models import (
     Schedule,
     Step,
 )
+from flowfabric.options import OptionNames
 from flowfabric.policies import Duration
 from flowfabric.state import State
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class SyncRun(Generic[R_co]):
-    """One execution of a task, as the sync client gives it."""
+    """One execution of a task, as the sync client gives it. Pickled it becomes a `Run`, for `client.run(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -79,19 +81,27 @@ class SyncRun(Generic[R_co]):
         return self.run.is_new
 
     def __repr__(self) -> str:
-        return repr(self.run)
+        return f"Sync{self.run!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncRun) and other.run == self.run
+
+    def __hash__(self) -> int:
+        return hash(self.run)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.run.__reduce__()  # in another process it is a handle to be given to its client
+        return self.run.__reduce__()
 '''
 
 MIDDLE = '''
 
 class Client:
-    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`."""
+    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
+
+    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another.
+    """
 
     def __init__(self, app: Connector) -> None:
-        self._app = app
         self._portal = Portal()
         try:
             self._client: AsyncClient = self._portal.call(app.client())
@@ -100,11 +110,8 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Stop waiting and close the connections."""
-        try:
-            self._portal.call(self._app.close())
-        finally:
-            self._portal.close()
+        """Stop what is under way and close the connections. Closing again changes nothing."""
+        self._portal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,9 +121,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> SyncRun[Any]:
-        """A handle from an id (or from a handle of another process)."""
-        return SyncRun(self._portal, self._client.run(execution_id, kind=kind))
+    def run(
+        self, execution_id: str | ExecutionId | Run[Any] | SyncRun[Any], *, kind: str | None = None
+    ) -> SyncRun[Any]:
+        """A handle from an id (or from a handle of another process or client)."""
+        known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
+        return SyncRun(self._portal, self._client.run(known, kind=kind))
 '''
 
 
@@ -143,30 +153,24 @@ def call_of(node: ast.AsyncFunctionDef) -> str:
 
 def written(node: ast.AsyncFunctionDef, target: str) -> str:
     returns = ast.unparse(node.returns) if node.returns else "None"
-    call = f"{target}.{node.name}({call_of(node)})"
+    call = f"self._portal.call({target}.{node.name}({call_of(node)}))"
+    shown = re.sub(r"\bRun\[", "SyncRun[", returns)
     if returns.startswith("AsyncIterator["):
-        body = f"yield from self._portal.iterate({call})"
+        body = f"yield from self._portal.iterate({target}.{node.name}({call_of(node)}))"
         shown = returns.removeprefix("Async")
-    elif "list[Run" in returns:
-        body = f"return [SyncRun(self._portal, run) for run in self._portal.call({call})]"
-        shown = returns.replace("Run[", "SyncRun[")
+    elif returns.startswith("list[Run["):
+        body = f"return [SyncRun(self._portal, run) for run in {call}]"
     elif returns.startswith("Run["):
-        body = f"return SyncRun(self._portal, self._portal.call({call}))"
-        shown = returns.replace("Run[", "SyncRun[")
-    elif returns == "None":
-        body = f"self._portal.call({call})"
-        shown = returns
+        body = f"return SyncRun(self._portal, {call})"
     else:
-        body = f"return self._portal.call({call})"
-        shown = returns
+        body = call if returns == "None" else f"return {call}"
+    head = f"    def {node.name}({ast.unparse(node.args)}) -> {shown}:"
+    if any(ast.unparse(one) == "overload" for one in node.decorator_list):
+        return f"\n    @overload\n{head} ...\n"
     doc = ast.get_docstring(node) or ""
-    doc = re.sub(r"\n(?=.)", "\n        ", doc)
     tail = "\n        " if "\n" in doc else ""
-    return (
-        f"\n    def {node.name}({ast.unparse(node.args)}) -> {shown}:\n"
-        f'        """{doc}{tail}"""\n'
-        f"        {body}\n"
-    )
+    doc = re.sub(r"\n(?=.)", "\n        ", doc)
+    return f'\n{head}\n        """{doc}{tail}"""\n        {body}\n'
 
 
 def text() -> str:

@@ -97,7 +97,8 @@ _EMPTY = """
 delete from flowfabric.execution; delete from flowfabric.ready; delete from flowfabric.ready_floor;
 delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
 delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
-delete from flowfabric.claim_grant; delete from flowfabric.event;
+delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.step;
+delete from flowfabric.waiter; delete from flowfabric.watch;
 update flowfabric.clock set shift = '0' where shift <> '0';
 """
 

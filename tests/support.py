@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.ids import mint_uuid
+from flowfabric.ids import ExecutionId, mint_uuid
 from flowfabric.models import Claimed
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
@@ -150,6 +150,14 @@ async def _delayed_interrupted(engine: ff.Engine, clock: Clock) -> Reached:
     return at
 
 
+async def _parked(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    elsewhere = ExecutionId.of((at.id.partition + 1) % 256, mint_uuid())
+    await engine.create_execution(execution_kind="other", execution_id=elsewhere, delay_until=timedelta(days=1))
+    assert (await engine.park(at.handle, ends_of=[elsewhere])).parked
+    return at
+
+
 def _blocked(reason: str) -> Callable[[ff.Engine, Clock], Awaitable[Reached]]:
     async def reach(engine: ff.Engine, clock: Clock) -> Reached:
         at = await _waiting_first(engine, clock)
@@ -211,6 +219,7 @@ STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "D.1": _delayed_first,
     "D.r": _delayed_retry,
     "D.i": _delayed_interrupted,
+    "D.w": _parked,
     "B.budget": _blocked("waiting_for_budget"),
     "B.quota": _blocked("waiting_for_quota"),
     "B.route": _blocked("waiting_for_capable_worker"),

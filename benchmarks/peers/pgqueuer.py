@@ -1,4 +1,4 @@
-"""pgqueuer: AsyncpgDriver, uvloop, batch_size 100, jobs enqueued in batches of 1,000."""
+"""pgqueuer: AsyncpgDriver, uvloop, batch_size 200, jobs enqueued in batches of 1,000."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.harness import Sizes
 from benchmarks.jobs import payload
 from benchmarks.processes import Board, Starter
 
-_BATCH = 100
+_BATCH = 200
 _FILL_BATCH = 1_000
 
 

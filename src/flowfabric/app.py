@@ -14,24 +14,29 @@ What runs the tasks is a worker; this module only knows them.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import itertools
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from flowfabric import timing as timings
 from flowfabric.client.client import AsyncClient, new_submission
 from flowfabric.client.run import Run, connectors
+from flowfabric.client.submission import Submission
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_text
+from flowfabric.ids import ExecutionId, check_text
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
-from flowfabric.options import OPTION_NAMES, Options
+from flowfabric.options import OptionNames, Options
 from flowfabric.policies import Duration, duration
 
 P = ParamSpec("P")
@@ -40,6 +45,7 @@ T = TypeVar("T")
 Pool = Literal["thread", "process"]
 CatchUp = Literal["skip", "one", "all"]
 StepsRule = Literal["strict", "lenient"]
+_count = itertools.count()
 
 
 class Task(Generic[P, R]):
@@ -59,28 +65,35 @@ class Task(Generic[P, R]):
         self.app = app
         self.function = function
         self.name = name
-        self.defaults = options.checked()
+        self.defaults = options
         self.pool: Pool = pool
         self.permanent = permanent
         self.steps: StepsRule = steps
-        self.signature = Signature.of(function, context_types=(Context, SyncContext))
+        self.signature = _signature(function)
         self.parameter_names = frozenset(each.name for each in self.signature.parameters)
         if pool not in ("thread", "process"):
             raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
-        if pool == "process" and (
-            self.signature.is_async or self.signature.context_param is not None or self.signature.data
-        ):
-            raise InvalidInput(
-                f"{name} is {'async' if self.signature.is_async else 'given a context or shared data'}",
-                field="pool",
-                allowed="a plain function of arguments alone",
-            )
+        if pool == "process":
+            self._check_process()
         if steps not in ("strict", "lenient"):
             raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
         for attribute in ("__module__", "__qualname__", "__doc__", "__name__"):
             if hasattr(function, attribute):
                 setattr(self, attribute, getattr(function, attribute))
         self.__wrapped__ = function
+
+    def _check_process(self) -> None:
+        if self.signature.is_async:
+            problem = "is async"
+        elif self.signature.context_param is not None or self.signature.data:
+            problem = "is given a context or shared data"
+        elif "<" in getattr(self.function, "__qualname__", "<"):
+            problem = "cannot be found by its name in another process"
+        else:
+            return
+        raise InvalidInput(
+            f"{self.name} {problem}", field="pool", allowed="a plain function of a module, of arguments alone"
+        )
 
     @property
     def codecs(self) -> Codecs:
@@ -94,16 +107,11 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<task {self.name}>"
 
-    def options(self, **options: Any) -> Task[P, R]:
+    def options(self, **options: Unpack[OptionNames]) -> Task[P, R]:
         """The same task with other options: `publish.options(priority=5).submit(42)`."""
-        unknown = set(options) - OPTION_NAMES
-        if unknown:
-            raise InvalidInput(
-                f"unknown option {min(unknown)!r}", field="options", allowed=", ".join(sorted(OPTION_NAMES))
-            )
         changed: Task[P, R] = object.__new__(Task)
         changed.__dict__.update(self.__dict__)
-        changed.defaults = self.defaults.merged(Options(**options)).checked()
+        changed.defaults = self.defaults.merged(Options.of(options))
         return changed
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
@@ -115,6 +123,10 @@ class Task(Generic[P, R]):
         client = await self.app.client()
         return await client.send(new_submission(self, args, kwargs))
 
+    def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
+        """What `submit` would submit, for `submit_many`: so each may have options of its own."""
+        return new_submission(self, args, kwargs)
+
     async def submit_many(self, arguments: Iterable[Any]) -> list[Run[R]]:
         """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument."""
         client = await self.app.client()
@@ -122,8 +134,6 @@ class Task(Generic[P, R]):
 
     def run(self, execution_id: str) -> Run[R]:
         """A handle on an execution of this task, from its id."""
-        from flowfabric.ids import ExecutionId  # noqa: PLC0415
-
         return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
 
 
@@ -134,7 +144,7 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
     task: Task[Any, Any]
     timing: timings.Cron | timings.Every
     catch_up: CatchUp
-    submission: Any
+    submission: Submission
 
 
 class App:
@@ -158,7 +168,7 @@ class App:
         notifications: bool = True,
         prepared_statements: bool = True,
         connections: int = 10,
-        **options: Any,
+        **options: Unpack[OptionNames],
     ) -> None:
         self.dsn = dsn
         self.name = check_text(name, "name")
@@ -168,21 +178,21 @@ class App:
         self.notifications = notifications
         self.prepared_statements = prepared_statements
         self.connections = connections
-        unknown = set(options) - OPTION_NAMES
-        if unknown:
-            raise InvalidInput(
-                f"unknown option {min(unknown)!r}", field="options", allowed=", ".join(sorted(OPTION_NAMES))
-            )
-        self.defaults = Options(**options).checked()
+        self.defaults = Options.of(options, inspect.signature(App).parameters.keys() - {"options"})
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
         self.provided: dict[type, Any] = {}
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
         self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
-        connectors[self.name] = self
+        connectors[next(_count)] = self
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
+
+    @property
+    def address(self) -> tuple[str | None, str | None]:
+        """What says which database it is: apps with the same address share one. Holds the password, if there is one."""
+        return self.dsn, None if self.data_dir is None else str(self.data_dir)
 
     # Tasks
 
@@ -202,7 +212,7 @@ class App:
         pool: Pool = "thread",
         permanent: Sequence[type[Exception]] = (),
         steps: StepsRule = "strict",
-        **options: Any,
+        **options: Unpack[OptionNames],
     ) -> _Decorator: ...
 
     def task(
@@ -213,7 +223,7 @@ class App:
         pool: Pool = "thread",
         permanent: Sequence[type[Exception]] = (),
         steps: StepsRule = "strict",
-        **options: Any,
+        **options: Unpack[OptionNames],
     ) -> Any:
         """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
 
@@ -221,35 +231,22 @@ class App:
         a plain function in a process of its own. `permanent` are exceptions that no retry can help. `steps="lenient"`
         allows an execution to end without the steps an earlier run of it had done. Everything else is in `Options`.
         """
+        chosen = self.defaults.merged(Options.of(options, ("name", "pool", "permanent", "steps")))
+        never = _exceptions(permanent)
 
         def decorate(fn: Callable[..., Any]) -> Task[Any, Any]:
-            unknown = set(options) - OPTION_NAMES
-            if unknown:
+            fn = _function(fn)
+            title = _name(fn, name)
+            made: Task[Any, Any] = Task(self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps)
+            before = self.tasks.get(title)
+            # The same function again is a module that was loaded again.
+            if before is not None and _origin(before.function) != _origin(fn):
                 raise InvalidInput(
-                    f"unknown option {min(unknown)!r}",
-                    field="options",
-                    allowed=", ".join(sorted(OPTION_NAMES | {"name", "pool", "permanent", "steps"})),
-                )
-            chosen = check_text(fn.__name__ if name is None else name, "name")
-            if not chosen:
-                raise InvalidInput("empty", field="name", allowed="a non-empty text")
-            made: Task[Any, Any] = Task(
-                self,
-                fn,
-                name=chosen,
-                options=self.defaults.merged(Options(**options)),
-                pool=pool,
-                permanent=tuple(permanent),
-                steps=steps,
-            )
-            before = self.tasks.get(chosen)
-            if before is not None and before.function.__qualname__ != fn.__qualname__:
-                raise InvalidInput(
-                    f"{chosen!r} is already the task {before.function.__qualname__}",
+                    f"{title!r} is already the task {'.'.join(_origin(before.function))}",
                     field="name",
                     allowed="one task per name",
                 )
-            self.tasks[chosen] = made
+            self.tasks[title] = made
             return made
 
         return decorate if function is None else decorate(function)
@@ -290,14 +287,19 @@ class App:
         The worker stores it when it starts; `catch_up` says what happens to times that passed while no worker ran:
         they are skipped, made up by one, or all made up. `name` defaults to the task's name.
         """
-        chosen = check_text(task.name if name is None else name, "name")
-        if not chosen:
-            raise InvalidInput("empty", field="name", allowed="a non-empty text")
+        chosen = _named(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
-        if chosen in self.declared:
+        before = self.declared.get(chosen)
+        # A task that was declared again since is a module that was loaded again.
+        if before is not None and before.task.function is task.function:
             raise InvalidInput(f"{chosen!r} is declared twice", field="name", allowed="one schedule per name")
         submission = new_submission(task, args, kwargs)
+        for option in ("delay", "at", "idempotency_key"):
+            if getattr(submission.options, option) not in (UNSET, None):
+                raise InvalidInput("a schedule says when, each time anew", field=option, allowed="None")
+        if isinstance(submission.options.deadline, datetime):
+            raise InvalidInput("one time for all of them", field="deadline", allowed="a duration")
         submission.item()  # a wrong argument fails here, not when it fires
         spec = ScheduleSpec(
             name=chosen,
@@ -340,9 +342,11 @@ class App:
         """Let a client that somebody else opened and closes be the one of this event loop."""
         self._adopted[asyncio.get_running_loop()] = client
 
-    def forget(self) -> None:
-        """Undo `adopt`."""
-        self._adopted.pop(asyncio.get_running_loop(), None)
+    def forget(self, client: AsyncClient | None = None) -> None:
+        """Undo `adopt`; of this client, unless another was adopted since."""
+        loop = asyncio.get_running_loop()
+        if client is None or self._adopted.get(loop) is client:
+            self._adopted.pop(loop, None)
 
     async def close(self) -> None:
         """Close the client of this event loop."""
@@ -364,7 +368,7 @@ class _Shared:
     """The one client of an event loop."""
 
     def __init__(self, app: App) -> None:
-        self._app = weakref.ref(app)
+        self._app = app
         self.client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
         self._lifetime: AsyncGenerator[AsyncClient, None] | None = None
@@ -378,21 +382,23 @@ class _Shared:
         return self.client
 
     async def _live(self) -> AsyncGenerator[AsyncClient, None]:
-        app = self._app()
-        assert app is not None
-        client = AsyncClient(await app.open_engine(), app)
+        client = AsyncClient(await self._app.open_engine(), self._app)
         try:
             yield client
         finally:
             self.client = None
+            clients, loop = self._app._clients, asyncio.get_running_loop()
+            if clients.get(loop) is self:
+                del clients[loop]
             await client.close()
 
     async def close(self) -> None:
-        if self._lifetime is not None:
-            await self._lifetime.aclose()
+        async with self._connecting:
+            if self._lifetime is not None:
+                await self._lifetime.aclose()
 
 
-class _Decorator:
+class _Decorator(Protocol):
     """What `@app.task(...)` gives: a decorator that keeps the function's types."""
 
     @overload
@@ -403,5 +409,78 @@ class _Decorator:
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Any, /) -> Any:
-        raise NotImplementedError
+
+
+def _function(given: Any) -> Callable[..., Any]:
+    """What was decorated, if a task can be made of it."""
+    if isinstance(given, staticmethod):
+        given = given.__func__
+    if isinstance(given, Task):
+        raise InvalidInput(f"is the task {given.name} already", field="fn", allowed="its function: `task.function`")
+    if isinstance(given, classmethod) or _is_method(given):
+        raise InvalidInput(
+            f"{getattr(given, '__qualname__', 'it')} is a method, and a worker has no object for it",
+            field="fn",
+            allowed="a function, or a static method",
+        )
+    if not callable(given):
+        raise InvalidInput(f"got {type(given).__name__}", field="fn", allowed="a function, sync or async")
+    return given  # type: ignore[no-any-return]  # whatever can be called
+
+
+def _is_method(given: object) -> bool:
+    """Whether this is a function in the body of a class that expects the object."""
+    around = getattr(given, "__qualname__", "").rpartition(".")[0]
+    if not inspect.isfunction(given) or not around or around.endswith("<locals>"):
+        return False
+    first = next(iter(inspect.signature(given).parameters.values()), None)
+    return first is not None and first.name in ("self", "cls") and first.annotation is first.empty
+
+
+def _name(fn: Callable[..., Any], given: str | None) -> str:
+    if given is not None:
+        return _named(given)
+    own = getattr(fn, "__name__", "")
+    if not own or own == "<lambda>":
+        what = "a lambda" if own else f"a {type(fn).__name__}"
+        raise InvalidInput(f"{what} has none of its own", field="name", allowed="name=... in the decorator")
+    return _named(own)
+
+
+def _named(text: str) -> str:
+    if not check_text(text, "name"):
+        raise InvalidInput("empty", field="name", allowed="a non-empty text")
+    return text
+
+
+def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
+    """Where a function was written: module and qualified name."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return str(named.__module__), str(named.__qualname__)
+
+
+def _exceptions(given: Sequence[type[Exception]]) -> tuple[type[Exception], ...]:
+    allowed = "a list of exception classes"
+    if isinstance(given, type) or not isinstance(given, Iterable):
+        raise InvalidInput(f"got {given!r}", field="permanent", allowed=allowed)
+    found = tuple(given)
+    for one in found:
+        if not isinstance(one, type) or not issubclass(one, Exception):
+            raise InvalidInput(f"got {one!r}", field="permanent", allowed=allowed)
+    return found
+
+
+def _signature(fn: Callable[..., Any]) -> Signature:
+    found = Signature.of(fn, context_types=(Context, SyncContext))
+    if found.context_param is None:
+        return found
+    right, what = (Context, "async") if found.is_async else (SyncContext, "a plain function")
+    try:
+        return Signature.of(fn, context_types=(right,))
+    except InvalidInput as error:
+        if error.field != found.context_param:
+            raise
+    raise InvalidInput(
+        f"is the wrong context: {found.name} is {what}", field=found.context_param, allowed=right.__name__
+    )

@@ -45,7 +45,7 @@ class Scope(Protocol):
     async def now(self) -> datetime: ...
     async def progress(self, percent: int | None, message: str | None) -> None: ...
     async def heartbeat(self) -> None: ...
-    async def submit(self, task: Submittable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[Any]: ...
+    async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]: ...
     def step_in_thread(
         self,
         name: str,
@@ -192,7 +192,7 @@ class Context(_Facts):
         """Renew the lease now; `LeaseLost` when it is gone. The worker renews by itself, so this is seldom needed."""
         await self._scope.heartbeat()
 
-    async def submit(self, task: Submittable, *args: Any, **kwargs: Any) -> Run[Any]:
+    async def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Run[R]:
         """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
         return await self._scope.submit(task, args, kwargs)
 
@@ -250,7 +250,7 @@ class SyncContext(_Facts):
         """Renew the lease now; `LeaseLost` when it is gone."""
         self._scope.in_thread(self._scope.heartbeat())
 
-    def submit(self, task: Submittable, *args: Any, **kwargs: Any) -> Child[Any]:
+    def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Child[R]:
         """Submit another task, once, however often this handler is run again."""
         return Child(self._scope, self._scope.in_thread(self._scope.submit(task, args, kwargs)))
 

@@ -252,7 +252,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     retry_policy: Any = None
 
 
-StepKind: TypeAlias = Literal["step", "now", "sleep", "submit"]
+StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result"]
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):

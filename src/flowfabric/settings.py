@@ -18,6 +18,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path = Path(".flowfabric")  # FLOWFABRIC_DATA_DIR: where the embedded server keeps its data
     pg_bin: Path | None = None  # FLOWFABRIC_PG_BIN: Postgres programs for the embedded server instead of the wheel's
     lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
+    test_dsn: str | None = None  # FLOWFABRIC_TEST_DSN: a server for the testing kit instead of one of its own
 
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -25,6 +26,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "data_dir": "FLOWFABRIC_DATA_DIR",
     "pg_bin": "FLOWFABRIC_PG_BIN",
     "lanes": "FLOWFABRIC_LANES",
+    "test_dsn": "FLOWFABRIC_TEST_DSN",
 }
 
 
@@ -42,4 +44,5 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         data_dir=Path(values.get("data_dir", ".flowfabric")),
         pg_bin=Path(values["pg_bin"]) if "pg_bin" in values else None,
         lanes=lanes,
+        test_dsn=values.get("test_dsn"),
     )

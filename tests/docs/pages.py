@@ -10,33 +10,46 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(
-    r"^(?:<!-- from (?P<source>\S+?)(?:: (?P<part>\w+))? -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"^(?:<!-- (?:from (?P<source>\S+?)(?:: (?P<part>\w+))?|file (?P<file>\S+)|(?P<remark>[^>\n]+)) -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
 
 class Block(NamedTuple):
-    """One fenced block. `source` is the example it must repeat, `part` the function of it."""
+    """One fenced block, and what the comment above it says.
+
+    `source` is the example it must repeat, `part` the function or class of it. `file` is where the reader of a tutorial
+    puts it. `remark` is for whoever follows the page.
+    """
 
     line: int
     language: str
     code: str
-    source: str | None
-    part: str | None
+    source: str | None = None
+    part: str | None = None
+    file: str | None = None
+    remark: str | None = None
+
+    @property
+    def is_run_alone(self) -> bool:
+        """Whether it is run as it stands, after the blocks before it."""
+        return self.language == "python" and self.source is None and self.file is None
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def fences(page: Path) -> list[Block]:
+    """All blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [Block(text.count("\n", 0, found.start("code")), **found.groupdict()) for found in _FENCE.finditer(text)]
+
+
 def blocks(page: Path) -> list[Block]:
     """The Python blocks of a page, in order."""
-    text = page.read_text(encoding="utf-8")
-    found = [
-        Block(text.count("\n", 0, m.start("code")), m["language"], m["code"], m["source"], m["part"])
-        for m in _FENCE.finditer(text)
-    ]
-    return [block for block in found if block.language == "python"]
+    return [block for block in fences(page) if block.language == "python"]
 
 
 def anchors(page: Path) -> set[str]:

@@ -11,15 +11,18 @@ import pytest
 import flowfabric as ff
 from tests.docs.pages import PAGES, ROOT, blocks, name
 
-WITH_CODE = [page for page in PAGES if any(block.source is None for block in blocks(page))]
+WITH_CODE = [page for page in PAGES if any(block.is_run_alone for block in blocks(page))]
 QUOTING = [(page, block) for page in PAGES for block in blocks(page) if block.source is not None]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
-async def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, plain_engine: ff.Engine) -> None:
-    names: dict[str, object] = {"ff": ff, "engine": plain_engine}
+async def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWFABRIC_DSN", plain_engine.dsn)
+    names: dict[str, object] = {"__name__": page.stem.replace("-", "_"), "ff": ff, "engine": plain_engine}
     for block in blocks(page):
-        if block.source is None:
+        if block.is_run_alone:
             # Blank lines in front, so that a traceback names the line of the page.
             code = compile(
                 "\n" * block.line + block.code,
@@ -31,6 +34,8 @@ async def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, plain_engi
             running = eval(code, names)
             if inspect.isawaitable(running):
                 await running
+    for app in (value for value in names.values() if isinstance(value, ff.App)):
+        await app.close()
 
 
 @pytest.mark.parametrize(
@@ -41,15 +46,24 @@ def test_quoted_code_is_that_of_the_example(page: Path, block: object) -> None:
     source = (ROOT / block.source).read_text(encoding="utf-8")  # type: ignore[attr-defined]
     part = block.part  # type: ignore[attr-defined]
     if part is not None:
-        nodes = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-        source = f"{ast.get_source_segment(source, nodes[part])}\n"
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        node = {n.name: n for n in ast.parse(source).body if isinstance(n, kinds)}[part]
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        source = "".join(source.splitlines(keepends=True)[first - 1 : node.end_lineno])
     assert block.code == source  # type: ignore[attr-defined]
 
 
 def test_the_readme_begins_with_the_first_example_in_full() -> None:
     quoted = [block.source for block in blocks(ROOT / "README.md")]
-    assert quoted == ["examples/first_execution.py"]
+    assert quoted == ["examples/first_task.py"]
 
 
 def test_the_pages_with_code_are_found() -> None:
-    assert {name(page) for page in WITH_CODE} >= {"docs/concepts/executions.md", "docs/guides/operate.md"}
+    assert {name(page) for page in WITH_CODE} >= {
+        "docs/concepts/executions.md",
+        "docs/concepts/tasks.md",
+        "docs/guides/operate.md",
+        "docs/guides/retries.md",
+        "docs/guides/schedules.md",
+        "docs/guides/steps.md",
+    }

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded
+from flowfabric._postgres import diagnosis, embedded
+from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.cli._database import split_password
 from flowfabric.engine.service import migrate_database
 from tests.conftest import fresh_database
@@ -76,15 +78,16 @@ async def test_a_dump_is_loaded_elsewhere(engine: ff.Engine, database: str, serv
     await engine.complete(claimed.handle, b'"done"')
     waiting = await submit(engine)
     file = tmp_path / "all.sql"
-    said = await call("db", "dump", "-o", str(file), dsn=database)
-    assert said.out == ""
+    assert (await call("db", "dump", "-o", str(file), dsn=database)).out == ""
+    answer = (await call("db", "dump", "-o", str(file), "--json", dsn=database)).json
+    assert answer == {"file": str(file), "bytes": file.stat().st_size}
     assert [path.name for path in tmp_path.iterdir()] == ["all.sql"]
     async with fresh_database(server) as other:
         assert "has our schema already" in (await call("db", "load", str(file), dsn=other, code=2)).err
         connection = await asyncpg.connect(other)
         await connection.execute("drop schema flowfabric cascade")
         await connection.close()
-        assert "the schema is version" in (await call("db", "load", str(file), dsn=other)).out
+        assert (await call("db", "load", str(file), "--json", dsn=other)).json == {"schema_version": SCHEMA_VERSION}
         async with await ff.Engine.connect(other) as copy:
             assert await copy.get_execution_result(claimed.execution_id) == b'"done"'
             assert await copy.read_execution_state(waiting) is ff.State.WAITING
@@ -285,10 +288,6 @@ async def test_doctor_sees_dead_rows(findings: Any, plain_engine: ff.Engine, sql
 @pytest.fixture
 async def old_transaction(sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A transaction that is old by the measure of this test, and the pid of whoever holds it."""
-    from datetime import timedelta
-
-    from flowfabric._postgres import diagnosis
-
     monkeypatch.setattr(diagnosis, "_OLD_TRANSACTION", timedelta(0))
     transaction = sql.transaction(isolation="repeatable_read")
     await transaction.start()
@@ -303,6 +302,33 @@ async def test_doctor_names_who_holds_vacuum_back(findings: Any, old_transaction
     assert "idle in transaction" in words
 
 
+@pytest.mark.parametrize(
+    ("threshold", "value", "check", "words"),
+    [
+        ("_BLOATED_BYTES", -1, "bloat", "reindex table concurrently flowfabric.ready"),
+        ("_CLOCK_OFF", -timedelta(days=1), "clock", "NTP"),
+        ("_WRAPAROUND", -1, "autovacuum", "vacuum (freeze)"),
+        ("MINIMUM_SERVER", 999_999, "server", "15 or newer"),
+        ("_MANY_DEAD", -1, "dead rows", "vacuum"),
+    ],
+)
+async def test_doctor_says_what_to_do(
+    findings: Any,
+    engine: ff.Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    threshold: str,
+    value: Any,
+    check: str,
+    words: str,
+) -> None:
+    await started(engine)
+    monkeypatch.setattr(diagnosis, threshold, value)
+    async with asyncio.timeout(PATIENCE):
+        while (found := (await findings(1))[check])[0] == "ok":
+            await asyncio.sleep(0.1)  # statistics come late
+    assert words in found[1]
+
+
 async def test_doctor_says_why_there_is_no_connection() -> None:
     said = await call("doctor", dsn=f"postgresql://u:{SECRET}@127.0.0.1:1/shop", code=2)
     assert "cannot be reached" in said.out
@@ -310,8 +336,6 @@ async def test_doctor_says_why_there_is_no_connection() -> None:
 
 
 async def test_warnings_count_only_when_asked(findings: Any, engine: ff.Engine, clock: Clock) -> None:
-    from flowfabric._postgres import diagnosis
-
     await started(engine)
     await clock.advance(minutes=10)
     safe = tuple(check for check in diagnosis.CHECKS if check.__name__ != "_durability")

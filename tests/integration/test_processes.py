@@ -30,7 +30,7 @@ from flowfabric.worker.processes import ChildDied, PoolClosed, ProcessPool, Remo
 
 PATIENCE = 60.0
 HERE = __name__
-ROOT = Path(__file__).parents[2]
+SOURCES = str(Path(processes.__file__).parents[2])
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -784,7 +784,7 @@ def program(*args: str, folder: Path, stdin: str | None = None) -> Iterator[subp
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     with running:
         try:

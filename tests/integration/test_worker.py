@@ -21,7 +21,7 @@ import flowfabric as ff
 from flowfabric.middleware import Middleware
 
 PATIENCE = 30.0
-"""Seconds after which something that should have happened counts as missing. Nothing waits this long when all is well."""
+"""Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 
 
 async def until(condition: Callable[[], Any], what: str = "waited in vain") -> None:
@@ -230,7 +230,7 @@ async def test_finished_work_goes_back_in_few_calls_and_alone_when_idle(app: ff.
         await asyncio.wait_for(under_way.wait(), PATIENCE)
         assert calls.counts["complete_many"] == 1
         rest = await job.submit_many([()] * 200)
-        await until(lambda: worker._running == set() and len(worker.held) == 201)
+        await until(lambda: not worker._running and len(worker.held) == 201)
         gate.set()
         for run in (first, *rest):
             await run.result(PATIENCE)
@@ -252,7 +252,9 @@ async def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
     app: ff.App, sql: asyncpg.Connection[Any], calls: Calls
 ) -> None:
     # The database refuses one of the results, as a full disk or a broken index would: in the middle of the call.
-    await sql.execute("alter table flowfabric.execution add constraint poison check (result is distinct from '\"bad\"')")
+    await sql.execute(
+        "alter table flowfabric.execution add constraint poison check (result is distinct from '\"bad\"')"
+    )
 
     @app.task
     async def job(what: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.models import AlreadySatisfied, Attempt, Claimed, ClaimGrant, Execution, Rejected
+from flowfabric.ids import ExecutionId
+from flowfabric.models import AlreadySatisfied, Attempt, Claimed, ClaimGrant, Execution, NewStep, Parked, Rejected
 from flowfabric.state import TRANSITIONS, Transition, matches, position
 from tests.conftest import fresh_database
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, new_id
@@ -30,13 +31,14 @@ delete from flowfabric.execution; delete from flowfabric.ready; delete from flow
 delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
 delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
 delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.keystore where kid <> 'k1';
+delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch; delete from flowfabric.schedule;
 update flowfabric.clock set shift = '0';
 update flowfabric.lane set state = 'active' where state <> 'active';
 update flowfabric.keystore set state = 'current', expires_at = null;
 update flowfabric.deployment set auto_reclaim = true, reclaim_grace = '0', retention = '24 hours';
 """
 
-_TABLES = ("execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "event")
+_TABLES = ("execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "step", "waiter", "event")
 _PICTURE = (
     "select q.source, q.row from ("
     + " union all ".join(
@@ -196,6 +198,7 @@ class Case:
         self.handle = stranger(at.id) if at.claimed is None else at.handle
         self.operator = ff.Operator(at.id)
         self.grant: ClaimGrant | None = None
+        self.other = ExecutionId.of(11, new_id())  # unknown until `_another` makes it
 
     def by(self, source: str) -> ff.Operator:
         return ff.Operator(self.id, source)
@@ -224,6 +227,28 @@ async def _claim_grant(case: Case) -> None:
 async def _reclaim_grant(case: Case) -> None:
     answer = await case.engine.issue_reclaim_grant(case.id, **WORKER)
     case.grant = answer if isinstance(answer, ClaimGrant) else None
+
+
+async def _another(case: Case) -> None:
+    """Another execution, for which one can wait."""
+    await case.engine.create_execution(execution_kind="other", execution_id=case.other, delay_until=timedelta(days=9))
+
+
+async def _another_ended(case: Case) -> None:
+    await _another(case)
+    await case.engine.cancel(ff.Operator(case.other), "enough")
+
+
+async def _verdict(batch: Awaitable[list[Any]]) -> Any:
+    """The one verdict of a batch of one."""
+    (answer,) = await batch
+    if isinstance(answer, ff.FlowFabricError):
+        raise answer
+    return answer
+
+
+async def _park_until(case: Case, **later: float) -> Parked:
+    return await case.engine.park(case.handle, until=await case.world.clock.now() + timedelta(**later))
 
 
 async def _claim(case: Case) -> Claimed | None:
@@ -529,6 +554,39 @@ OPERATIONS: tuple[Operation, ...] = (
         unchanged=NOT_HELD,
     ),
     Operation("release", lambda c: c.engine.release(c.handle), rows=(39,), answer="Released", unchanged=NOT_HELD),
+    Operation("park", lambda c: _park_until(c, hours=1), rows=(18,), answer="Parked", unchanged=NOT_HELD),
+    Operation(
+        "park until another ends",
+        lambda c: c.engine.park(c.handle, ends_of=[c.other]),
+        rows=(18,),
+        answer="Parked",
+        prepare=_another,
+        unchanged=NOT_HELD,
+    ),
+    *(
+        Operation(
+            f"park when {why}",
+            call,
+            prepare=prepare,
+            unchanged={**NOT_HELD, "A": "Parked"},
+        )
+        for why, call, prepare in (
+            ("the time has come", lambda c: _park_until(c), _nothing),
+            ("the other has ended", lambda c: c.engine.park(c.handle, ends_of=[c.other]), _another_ended),
+            ("the other is unknown", lambda c: c.engine.park(c.handle, ends_of=[c.other]), _nothing),
+        )
+    ),
+    Operation(
+        "park without a fence",
+        lambda c: c.engine.park(c.operator, ends_of=[c.other]),  # type: ignore[arg-type]
+        prepare=_another,
+        unchanged=_everywhere("invalid_input"),
+    ),
+    Operation(
+        "record_steps without a fence",
+        lambda c: _verdict(c.engine.record_steps([(c.operator, NewStep(name="s"))])),  # type: ignore[list-item]
+        unchanged=_everywhere("invalid_input"),
+    ),
     # cancelling
     Operation(
         "cancel",
@@ -547,6 +605,13 @@ OPERATIONS: tuple[Operation, ...] = (
             unchanged=_ENDED,
         )
         for source in ("operator_override", "flow_cascade", "system_timeout")
+    ),
+    Operation(
+        "cancel_many",
+        lambda c: _verdict(c.engine.cancel_many([c.id], "enough")),
+        rows=(33, 34),
+        answer="Cancelled",
+        unchanged=_ENDED,
     ),
     Operation(
         "cancel as lease_holder",
@@ -595,6 +660,20 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.replay_execution(c.id),
         rows=(36,),
         answer="Replayed",
+        unchanged=_everywhere("execution_not_terminal"),
+    ),
+    Operation(
+        "replay_many",
+        lambda c: _verdict(c.engine.replay_many([c.id])),
+        rows=(36,),
+        answer="Replayed",
+        unchanged=_everywhere("execution_not_terminal"),
+    ),
+    Operation(
+        "delete_execution",
+        lambda c: c.engine.delete_execution(c.id),
+        rows=(38,),
+        answer="none",
         unchanged=_everywhere("execution_not_terminal"),
     ),
     Operation(
@@ -658,8 +737,9 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.promote_delayed(c.id),
         rows=(8,),
         answer="promoted",
+        only=("D.1", "D.r", "D.i"),
         prepare=_later(hours=2),
-        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed"),
+        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", **{"D.w": "not_yet_due"}),
     ),
     Operation(
         "promote_delayed too early",
@@ -712,7 +792,17 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.trim_retention(),
         rows=(38,),
         answer="1",
+        only=("T:completed", "T:cancelled"),
         prepare=_later(hours=25),
+        unchanged=_everywhere("0"),
+        missing="0",
+    ),
+    Operation(
+        "trim_retention after two weeks",
+        lambda c: c.engine.trim_retention(),
+        rows=(38,),
+        answer="1",
+        prepare=_later(days=14, hours=1),
         unchanged=_everywhere("0"),
         missing="0",
     ),
@@ -735,6 +825,7 @@ HOLDER_CALLS = (
     "delay",
     "wait_children",
     "release",
+    "park",
     "cancel",
     "cancel as lease_holder",
     "cancel as billing",

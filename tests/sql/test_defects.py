@@ -132,7 +132,7 @@ async def test_every_way_of_claiming_shows_active(world: World, claim: Any) -> N
 async def test_the_public_state_follows_every_transition(world: World) -> None:
     expected = {
         "W.1": "waiting", "W.r": "waiting", "W.p": "waiting", "W.i": "waiting", "D.1": "delayed", "D.r": "delayed",
-        "D.i": "delayed", "B.budget": "rate_limited", "B.quota": "rate_limited", "B.route": "waiting",
+        "D.i": "delayed", "D.w": "delayed", "B.budget": "rate_limited", "B.quota": "rate_limited", "B.route": "waiting",
         "B.operator": "waiting", "B.lane": "waiting", "A": "active", "X": "active", "V": "active",
         "T:completed": "completed", "T:failed": "failed", "T:cancelled": "cancelled", "T:expired": "expired",
     }  # fmt: skip
@@ -518,7 +518,7 @@ async def test_duties_serve_lanes_that_nobody_configured(world: World) -> None:
     assert (await world.engine.run_timers("delay")).handled == 1
     assert (await world.engine.run_timers("deadline")).handled == 1
     assert (await world.at(delayed), await world.at(late)) == ("W.1", "T:expired")
-    await world.clock.advance(hours=25)
+    await world.clock.advance(days=14)
     assert await world.engine.trim_retention() == 1
 
 

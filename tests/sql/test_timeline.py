@@ -25,29 +25,29 @@ async def whole_log(engine: ff.Engine) -> list[Event]:
         cursor = page.next_cursor
 
 
-async def test_the_history_of_one_is_what_the_log_says_of_it(plain_engine: ff.Engine, clock: Clock) -> None:
+async def test_the_history_of_one_is_what_the_log_says_of_it(database: str, clock: Clock) -> None:
     """Many others before, between and after, so that the place in the log has to be looked for."""
-    chosen: list[ff.ExecutionId] = []
-    for _ in range(3):
-        for _ in range(4):
-            await plain_engine.create_many([ff.NewExecution(execution_kind="crowd") for _ in range(500)])
-            claimed = await plain_engine.claim_many(**WORKER, kinds=["crowd"], limit=500)
-            await plain_engine.complete_many([one.handle for one in claimed])
-        await clock.advance(minutes=20)
-        mine = await started(plain_engine, execution_kind="mine")
-        chosen.append(mine.execution_id)
-        await plain_engine.renew(mine.handle)
-        await plain_engine.fail(mine.handle, "boom", failure_class="permanent")
-        await plain_engine.replay_execution(mine.execution_id)
-        again = await claim_one(plain_engine)
-        await clock.advance(minutes=20)
-        await plain_engine.cancel(ff.Operator(again.execution_id), "enough")
-    running = await started(plain_engine)
-    log = await whole_log(plain_engine)
-    for execution_id in [*chosen, running.execution_id]:
-        expected = [event for event in log if event.execution_id == execution_id]
-        assert expected
-        assert await plain_engine.list_events(execution_id) == expected
+    async with await ff.Engine.connect(database) as engine:
+        chosen: list[ff.ExecutionId] = []
+        for _ in range(3):
+            await engine.create_many([ff.NewExecution(execution_kind="crowd") for _ in range(800)])
+            claimed = await engine.claim_many(**WORKER, kinds=["crowd"], limit=800)
+            await engine.complete_many([one.handle for one in claimed])
+            await clock.advance(minutes=20)
+            mine = await started(engine, execution_kind="mine")
+            chosen.append(mine.execution_id)
+            await engine.renew(mine.handle)
+            await engine.fail(mine.handle, "boom", failure_class="permanent")
+            await engine.replay_execution(mine.execution_id)
+            again = await claim_one(engine)
+            await clock.advance(minutes=20)
+            await engine.cancel(ff.Operator(again.execution_id), "enough")
+        running = await started(engine)
+        log = await whole_log(engine)
+        for execution_id in [*chosen, running.execution_id]:
+            expected = [event for event in log if event.execution_id == execution_id]
+            assert expected
+            assert await engine.list_events(execution_id) == expected
 
 
 async def test_an_execution_nothing_happened_to_has_no_events(engine: ff.Engine) -> None:

@@ -81,8 +81,8 @@ class Connections:
         try:
             found = await connection.fetch(sql, *args)
             usable = True
-        except (asyncpg.PostgresError, asyncpg.DataError):
-            usable = True
+        except (asyncpg.PostgresError, asyncpg.DataError) as error:
+            usable = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
             raise
         finally:
             self.give(connection, usable=usable)

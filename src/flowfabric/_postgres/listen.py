@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 
 CHANNEL = "flowfabric"
+_ASK_AFTER = 10.0  # seconds of silence after which the connection has to prove that it lives
 
 
 class Listener:
@@ -26,6 +27,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = False
+        self.connections = 0  # how many there have been
 
     @contextlib.contextmanager
     def topic(self, name: str) -> Iterator[asyncio.Event]:
@@ -82,9 +84,14 @@ class Listener:
                 connection.add_termination_listener(lambda _, done=closed: done.set())
                 await connection.add_listener(CHANNEL, self._notified)
                 self._ready = True
+                self.connections += 1
                 self.wake()  # whatever was announced while nobody listened
                 pause = 0.2
-                await closed.wait()
+                while not closed.is_set():
+                    try:
+                        await asyncio.wait_for(closed.wait(), _ASK_AFTER)
+                    except TimeoutError:  # one that hangs is silent too
+                        await connection.execute("", timeout=_ASK_AFTER)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                 pass
             finally:

@@ -38,8 +38,12 @@ _LOST = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,  # the server has become a standby: the next connection finds the new one
 )
+# Resources, prerequisites, an operator's hand, the system: nothing that another try could not find gone.
+_BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
+_CONNECT_TIMEOUT = 10.0
 
 
 class Database:
@@ -69,6 +73,7 @@ class Database:
         async def open_one() -> asyncpg.Connection[Any]:
             connection = await asyncpg.connect(
                 dsn,
+                timeout=min(_CONNECT_TIMEOUT, command_timeout),
                 command_timeout=command_timeout,
                 statement_cache_size=100 if prepared_statements else 0,
                 server_settings={"application_name": "flowfabric"},
@@ -223,5 +228,14 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return Unavailable("read_events", str(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
+        case asyncpg.PostgresError() if (error.sqlstate or "")[:2] in _BUSY:
+            return TransportError("server_busy", _words(error))
+        case asyncpg.PostgresError():
+            return TransportError("other", f"{type(error).__name__}: {_words(error)}")
         case _:
             return TransportError("other", f"{type(error).__name__}: {error}")
+
+
+def _words(error: asyncpg.PostgresError) -> str:
+    """The server's message without its details, which may show a whole row."""
+    return str(error.args[0]) if error.args else type(error).__name__

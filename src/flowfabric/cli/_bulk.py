@@ -101,10 +101,11 @@ async def _matching(engine: Engine, wanted: Filter, what: Change, *, verb: str, 
     until = min(now, wanted.arguments.get("created_before", now))
     wanted = Filter({**wanted.arguments, "created_before": until})
     count = 0
-    async for page in wanted.pages(engine):
-        count += len(page.items)
-        if count > _COUNTED:
-            break
+    with _output.busy("counting"):
+        async for page in wanted.pages(engine):
+            count += len(page.items)
+            if count > _COUNTED:
+                break
     if count == 0:
         _output.note("no execution matches")
         return _Tally()

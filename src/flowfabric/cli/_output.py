@@ -7,11 +7,12 @@ be searched. Text that came from elsewhere (failures, names, messages) cannot mo
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -166,6 +167,16 @@ def duration(span: timedelta | None) -> str:
 def seconds(number: float) -> str:
     """A number of seconds for people."""
     return duration(timedelta(seconds=number))
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says on standard error that something takes a while, where somebody sees it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(what):
+        yield
 
 
 def console(*, stderr: bool = False) -> Console:

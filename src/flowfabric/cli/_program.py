@@ -37,6 +37,10 @@ class Program(TyperGroup):
             # Whoever read has seen enough. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
+        except OSError as error:
+            words = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+            typer.echo(f"flowfabric: {redact(words)}", err=True)
+            raise typer.Exit(CANNOT) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

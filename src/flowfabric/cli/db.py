@@ -76,6 +76,7 @@ def dump(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The file; default: standard output.", show_default=False),
     ] = None,
+    json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """Write the whole database as SQL, for `flowfabric db load`. Readable by any later version of Postgres."""
@@ -90,19 +91,23 @@ def dump(
         if unfinished is not None:
             arguments.append(f"--file={unfinished}")
         try:
-            _run("pg_dump", arguments, chosen)
+            with _output.busy("dumping") if output is not None else contextlib.nullcontext():
+                _run("pg_dump", arguments, chosen)
             if output is not None and unfinished is not None:
                 unfinished.replace(output)
         finally:
             if unfinished is not None:
                 unfinished.unlink(missing_ok=True)
-    if output is not None:
+    if output is not None and json:
+        _output.document({"file": output.resolve(), "bytes": output.stat().st_size})
+    elif output is not None:
         _output.note(f"written to {output} ({output.stat().st_size:,} bytes)")
 
 
 @app.command()
 def load(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `flowfabric db dump` wrote.", show_default=False)],
+    json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """Load a dump into a database without our schema, all or nothing, then bring the schema up to date."""
@@ -115,17 +120,24 @@ def load(
             reset = " (`flowfabric db reset` empties it)" if is_embedded(dsn) else ""
             raise InvalidInput("the database has our schema already", field="FILE", allowed=f"an empty database{reset}")
         arguments = ["--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
-        _run("psql", [*arguments, f"--file={file}"], chosen)
-        done = asyncio.run(migrate_database(chosen))
-    _output.say(f"loaded; the schema is version {done.version}")
+        with _output.busy("loading"):
+            _run("psql", [*arguments, f"--file={file}"], chosen)
+            done = asyncio.run(migrate_database(chosen))
+    if json:
+        _output.document({"schema_version": done.version})
+    else:
+        _output.say(f"loaded; the schema is version {done.version}")
 
 
 @app.command()
-def run(dsn: Dsn = None) -> None:
+def run(json: Json = False, dsn: Dsn = None) -> None:
     """Keep the embedded server running until interrupted, and print its address."""
     _only_embedded(dsn, "run")
     with address(None) as chosen:
-        _output.say(chosen)
+        if json:
+            _output.line({"url": chosen})
+        else:
+            _output.say(chosen)
         sys.stdout.flush()
         _output.note("Ctrl-C ends this; the server stops when nobody uses it any more")
         asyncio.run(_until_told())

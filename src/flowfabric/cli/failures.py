@@ -49,7 +49,8 @@ def failures(
     most = limit or (10_000 if summary else 50)
 
     async def work(engine: Engine) -> None:
-        found, is_more = await _find(engine, wanted, most)
+        with _output.busy("looking"):
+            found, is_more = await _find(engine, wanted, most)
         if summary:
             _summarise(found, is_more, as_json=json)
         else:

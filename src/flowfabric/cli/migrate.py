@@ -32,7 +32,8 @@ def migrate(
         if check:
             _tell(asyncio.run(schema_version(chosen)), as_json=json)
             return
-        done = asyncio.run(migrate_database(chosen, worker_roles=tuple(worker_role or ())))
+        with _output.busy("migrating"):
+            done = asyncio.run(migrate_database(chosen, worker_roles=tuple(worker_role or ())))
     if json:
         _output.document({"schema_version": done.version, "applied": done.applied})
         return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from flowfabric.client import current
 from flowfabric.client.outcomes import Outcomes
@@ -28,12 +28,25 @@ from flowfabric.models import (
     Page,
     Schedule,
 )
-from flowfabric.options import OPTION_NAMES, Options
+from flowfabric.options import OPTION_NAMES, OptionNames, Options, meant
 from flowfabric.state import State
 
 R = TypeVar("R")
 _ANYTHING = ValueType.of(Any)
-_CHUNK = 500
+_CHUNK = 500  # executions per call of what goes through all of them
+_MOST = 1000  # of create_many
+
+
+class Filters(TypedDict, total=False):
+    """Which executions: those that match everything given."""
+
+    states: Collection[State | str] | None
+    lane: str | None
+    kind: str | None
+    namespace: str | None
+    tag: tuple[str, str] | None
+    created_from: datetime | None
+    created_before: datetime | None
 
 
 class Connector(Protocol):
@@ -43,16 +56,18 @@ class Connector(Protocol):
     def name(self) -> str: ...
 
     @property
+    def address(self) -> tuple[str | None, str | None]: ...
+
+    @property
     def codecs(self) -> Codecs: ...
 
     @property
     def middleware(self) -> Sequence[Middleware]: ...
 
+    @property
+    def tasks(self) -> Mapping[str, Submittable[Any]]: ...
+
     async def client(self) -> AsyncClient: ...
-
-    async def close(self) -> None: ...
-
-    def find_task(self, name: str) -> Submittable | None: ...
 
 
 class AsyncClient:
@@ -75,36 +90,37 @@ class AsyncClient:
 
     def result_type(self, kind: str | None) -> ValueType:
         """How the result of a kind is read: by its task's annotation, where the task is known here."""
-        task = None if kind is None else self._connector.find_task(kind)
+        task = None if kind is None else self._connector.tasks.get(kind)
         return _ANYTHING if task is None else task.signature.result
 
     # Submitting
 
-    async def submit(self, task: Submittable | str, *args: Any, **kwargs: Any) -> Run[Any]:
+    @overload
+    async def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Run[R]: ...
+    @overload
+    async def submit(self, task: str, *args: Any, **kwargs: Any) -> Run[Any]: ...
+    async def submit(self, task: Submittable[Any] | str, *args: Any, **kwargs: Any) -> Run[Any]:
         """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
-        return await self.send(self.submission(task, args, kwargs))
-
-    def submission(self, task: Submittable | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:
-        """A submission of a task; the options among the keywords are taken out."""
-        known = self._task(task) if isinstance(task, str) else task
-        return new_submission(known, args, kwargs)
+        return await self.send(new_submission(self._task(task), args, kwargs))
 
     async def send(self, submission: Submission) -> Run[Any]:
         """Submit what `submission` says, through the middleware."""
-        middleware = self._connector.middleware
-        return await (chain_submit(middleware, self._send)(submission) if middleware else self._send(submission))
+        scope = current.scope_of(self._connector)
+        if scope is not None:
+            return self.run(await scope.submit_durably(submission, self._around))
+        return await self._around(self._send)(submission)
+
+    def _around(
+        self, final: Callable[[Submission], Awaitable[Run[Any]]]
+    ) -> Callable[[Submission], Awaitable[Run[Any]]]:
+        return chain_submit(self._connector.middleware, final)
 
     async def _send(self, submission: Submission) -> Run[Any]:
-        scope = current.running.get()
-        if scope is not None:
-            return await scope.submit_durably(submission)
-        verdict = await self.create(submission.item(), submission.options)
-        return Run(
-            verdict.execution_id,
-            kind=submission.kind,
-            connector=self._connector,
-            is_new=isinstance(verdict, Created),
-        )
+        return self._made(submission, await self.create(submission.item(), submission.options))
+
+    def _made(self, submission: Submission, verdict: Created | Duplicate) -> Run[Any]:
+        is_new = isinstance(verdict, Created)
+        return Run(verdict.execution_id, kind=submission.kind, connector=self._connector, is_new=is_new)
 
     async def create(self, item: NewExecution, options: Options) -> Created | Duplicate:
         """Create one execution, doing with a known key what the options say."""
@@ -112,72 +128,82 @@ class AsyncClient:
             verdict = (await self.engine.create_many([item]))[0]
             if isinstance(verdict, FlowFabricError):
                 raise verdict
-            if isinstance(verdict, Created) or options.on_duplicate not in ("raise", "replace"):
+            if isinstance(verdict, Created) or not await self._is_free(verdict, options):
                 return verdict
-            if options.on_duplicate == "raise":
-                raise Conflict(
-                    "duplicate_submission",
-                    f"the idempotency key is known: execution {verdict.execution_id}",
-                    existing=verdict.execution_id,
-                    execution_id=verdict.execution_id,
-                )
-            if not await self.engine.free_key(verdict.execution_id):
-                return verdict  # it has not failed: it stands
 
-    async def submit_many(self, task: Submittable | str, arguments: Iterable[Any], **options: Any) -> list[Run[Any]]:
-        """Submit a task once per item of `arguments`, in few calls.
-
-        A tuple is the arguments of one submission, anything else its one argument. A wrong argument anywhere fails
-        before anything is stored. Not atomic beyond a thousand.
-        """
-        known = self._task(task) if isinstance(task, str) else task
-        unknown = set(options) - OPTION_NAMES
-        if unknown:
-            raise InvalidInput(
-                f"unknown option {sorted(unknown)[0]!r}", field="options", allowed=", ".join(sorted(OPTION_NAMES))
+    async def _is_free(self, standing: Duplicate, options: Options) -> bool:
+        """Whether a known key may be used again; not when its execution stands."""
+        if options.on_duplicate == "raise":
+            raise Conflict(
+                "duplicate_submission",
+                f"the idempotency key is known: execution {standing.execution_id}",
+                existing=standing.execution_id,
+                execution_id=standing.execution_id,
             )
-        chosen = known.defaults.merged(Options(**options))
-        if current.running.get() is not None:
-            return [await self.send(new_submission(known, *_call(one), chosen)) for one in arguments]
-        if overriding(self._connector.middleware, "submit"):
-            return [await self.send(new_submission(known, *_call(one), chosen)) for one in arguments]
-        seal, encode, policy = self.codecs.seal, known.signature.encode, chosen.policy
-        items = [
-            chosen.item(known.name, *seal(encode(args, kwargs)), policy=policy)
-            for args, kwargs in (_call(one) for one in arguments)
+        return options.on_duplicate == "replace" and await self.engine.free_key(standing.execution_id)
+
+    @overload
+    async def submit_many(
+        self, task: Submittable[R], arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[Run[R]]: ...
+    @overload
+    async def submit_many(
+        self, task: str, arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[Run[Any]]: ...
+    async def submit_many(
+        self, task: Submittable[Any] | str, arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[Run[Any]]:
+        """Submit a task once per item of `arguments`, a thousand to a call.
+
+        A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
+        taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
+        """
+        known = self._task(task)
+        chosen = known.defaults.merged(Options.of(options))
+        submissions = [
+            one
+            if isinstance(one, Submission)
+            else Submission(task=known, args=one if isinstance(one, tuple) else (one,), options=chosen)
+            for one in arguments
         ]
+        items = [one.item() for one in submissions]
+        if overriding(self._connector.middleware, "submit") or current.scope_of(self._connector) is not None:
+            return [await self.send(one) for one in submissions]
         runs: list[Run[Any]] = []
-        for at in range(0, len(items), 1000):
-            for verdict in await self.engine.create_many(items[at : at + 1000]):
+        for at in range(0, len(items), _MOST):
+            for verdict in await self.engine.create_many(items[at : at + _MOST]):
+                one, item = submissions[len(runs)], items[len(runs)]
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
-                runs.append(
-                    Run(
-                        verdict.execution_id,
-                        kind=known.name,
-                        connector=self._connector,
-                        is_new=isinstance(verdict, Created),
-                    )
-                )
+                if isinstance(verdict, Duplicate) and await self._is_free(verdict, one.options):
+                    verdict = await self.create(item, one.options)  # noqa: PLW2901 - the answer to the second try
+                runs.append(self._made(one, verdict))
         return runs
 
-    def _task(self, name: str) -> Submittable:
-        task = self._connector.find_task(name)
-        if task is None:
-            raise NotFound("task", name)
-        return task
+    def _task(self, task: Submittable[Any] | str) -> Submittable[Any]:
+        if not isinstance(task, str):
+            return task
+        found = self._connector.tasks.get(task)
+        if found is None:
+            raise NotFound("task", task, detail=meant(task, self._connector.tasks))
+        return found
 
     # Looking
 
     def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> Run[Any]:
         """A handle from an id (or from a handle of another process)."""
         if isinstance(execution_id, Run):
-            return Run(execution_id.execution_id, kind=execution_id.kind or kind, connector=self._connector)
+            known = execution_id
+            return Run(known.execution_id, kind=known.kind or kind, connector=self._connector, is_new=known.is_new)
         return Run(ExecutionId.parse(execution_id), kind=kind, connector=self._connector)
 
     async def get(self, execution_id: str | ExecutionId) -> Execution:
         """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
-        return await self.run(execution_id).get()
+        wanted = ExecutionId.parse(execution_id)
+        found = await self.engine.read_execution(wanted)
+        if found is None:
+            raise NotFound("execution", wanted)
+        return found
 
     async def find(
         self,
@@ -205,20 +231,29 @@ class AsyncClient:
             cursor=cursor,
         )
 
-    async def all(self, **filters: Any) -> AsyncIterator[ExecutionInfo]:
+    async def all(self, **filters: Unpack[Filters]) -> AsyncIterator[ExecutionInfo]:
         """Every execution that `find` would page through."""
+        async for page in self._pages(filters):
+            for item in page:
+                yield item
+
+    async def _pages(self, filters: Filters) -> AsyncIterator[Sequence[ExecutionInfo]]:
+        """Pages by the time of creation: what happens to the executions of one does not change the next."""
         cursor: Place | None = None
         while True:
-            page = await self.find(**{"limit": _CHUNK, **filters, "cursor": cursor})
-            for item in page.items:
-                yield item
+            page = await self.find(**filters, limit=_CHUNK, cursor=cursor)
+            if page.items:
+                yield page.items
             if page.next_cursor is None:
                 return
             cursor = page.next_cursor
 
-    async def failures(self, *, limit: int = 50, **filters: Any) -> Page[ExecutionInfo, Place]:
+    async def failures(
+        self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
+    ) -> Page[ExecutionInfo, Place]:
         """What ended without success, newest first."""
-        return await self.find(states=(State.FAILED, State.EXPIRED), limit=limit, **filters)
+        wanted: Filters = {"states": _FAILED, **filters}
+        return await self.find(**wanted, limit=limit, cursor=cursor)
 
     # Changing
 
@@ -242,29 +277,39 @@ class AsyncClient:
         """Remove what an ended execution carried; its history stays."""
         await self.engine.redact_execution(ExecutionId.parse(execution_id))
 
-    async def cancel_all(self, reason: str, **filters: Any) -> AsyncIterator[int]:
-        """Cancel everything the filters match that has not ended; yields how many so far, chunk by chunk."""
-        states = filters.pop("states", None) or [state for state in State if not state.is_terminal]
-        done = 0
-        async for ids in self._chunks(states=states, **filters):
-            verdicts = await self.engine.cancel_many(ids, reason)
-            done += sum(not isinstance(verdict, FlowFabricError) for verdict in verdicts)
-            yield done
+    async def cancel_all(
+        self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+    ) -> int:
+        """Cancel everything the filters match that has not ended; answers how many.
 
-    async def replay_all(self, reason: str | None = None, **filters: Any) -> AsyncIterator[int]:
-        """Replay everything the filters match that failed or expired; yields how many so far, chunk by chunk."""
-        states = filters.pop("states", None) or (State.FAILED, State.EXPIRED)
-        done = 0
-        async for ids in self._chunks(states=states, **filters):
-            verdicts = await self.engine.replay_many(ids, reason=reason)
-            done += sum(not isinstance(verdict, FlowFabricError) for verdict in verdicts)
-            yield done
+        Goes chunk by chunk and calls `progress` after each with how many it is so far.
+        """
+        return await self._each_chunk(
+            lambda ids: self.engine.cancel_many(ids, reason), progress, {"states": _NOT_ENDED, **filters}
+        )
 
-    async def _chunks(self, **filters: Any) -> AsyncIterator[list[ExecutionId]]:
-        """Ids in chunks, all read before the first is given out: changing them must not change what is found."""
-        found = [item.execution_id async for item in self.all(**filters)]
-        for at in range(0, len(found), _CHUNK):
-            yield found[at : at + _CHUNK]
+    async def replay_all(
+        self, reason: str | None = None, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+    ) -> int:
+        """Replay everything the filters match that failed or expired; answers how many. As `cancel_all` goes."""
+        return await self._each_chunk(
+            lambda ids: self.engine.replay_many(ids, reason=reason), progress, {"states": _FAILED, **filters}
+        )
+
+    async def _each_chunk(
+        self,
+        change: Callable[[list[ExecutionId]], Awaitable[Sequence[object]]],
+        progress: Callable[[int], object] | None,
+        filters: Filters,
+    ) -> int:
+        done = 0
+        async for page in self._pages(filters):
+            verdicts = await change([item.execution_id for item in page])
+            # Whatever came in between (it ended by itself, it was replayed too often) is no reason to stop.
+            done += sum(not isinstance(verdict, FlowFabricError) for verdict in verdicts)
+            if progress is not None:
+                progress(done)
+        return done
 
     # Lanes and schedules
 
@@ -300,17 +345,29 @@ class AsyncClient:
         await self.engine.delete_schedule(name)
 
 
-def new_submission(
-    task: Submittable, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options | None = None
-) -> Submission:
+_FAILED = (State.FAILED, State.EXPIRED)
+_NOT_ENDED = tuple(state for state in State if not state.is_terminal)
+
+
+def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:
     """A submission of a task. Keywords that name options and no parameter of the task are taken as options."""
-    given = {name: kwargs[name] for name in kwargs if name in OPTION_NAMES and name not in task.parameter_names}
-    chosen = task.defaults if options is None else options
-    if given:
-        chosen = chosen.merged(Options(**given).checked())
-        kwargs = {name: value for name, value in kwargs.items() if name not in given}
-    return Submission(task=task, args=args, kwargs=kwargs, options=chosen)
+    if not kwargs:
+        return Submission(task=task, args=args, options=task.defaults)
+    arguments = {name: value for name, value in kwargs.items() if name in task.parameter_names}
+    given = {name: value for name, value in kwargs.items() if name not in arguments}
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise _no_keyword(task, name)
+    options = task.defaults.merged(Options.of(given)) if given else task.defaults
+    return Submission(task=task, args=args, kwargs=arguments, options=options)
 
 
-def _call(one: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    return (one if isinstance(one, tuple) else (one,)), {}
+def _no_keyword(task: Submittable[Any], name: str) -> InvalidInput:
+    signature = task.signature
+    if name == signature.context_param or name in signature.data:
+        problem = f"is no argument of {task.name}: the worker gives it"
+    else:
+        near = meant(name, task.parameter_names | OPTION_NAMES)
+        problem = f"is neither an argument of {task.name} nor an option" + (f"; {near}" if near else "")
+    names = ", ".join(parameter.name for parameter in signature.parameters)
+    return InvalidInput(problem, field=name, allowed=names or "no arguments")

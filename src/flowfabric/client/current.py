@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +16,34 @@ if TYPE_CHECKING:
     from flowfabric.client.submission import Submission
 
 
+class Addressed(Protocol):
+    """Whose database is known: an app."""
+
+    @property
+    def address(self) -> tuple[str | None, str | None]: ...
+
+
+class Host(Protocol):
+    """Who runs the handler: a worker."""
+
+    @property
+    def app(self) -> Addressed: ...
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+
 class DurableScope(Protocol):
     """A running handler, as far as submitting and waiting inside it go."""
 
-    async def submit_durably(self, submission: Submission) -> Run[Any]:
-        """Submit once, however often the handler is run again."""
+    @property
+    def worker(self) -> Host: ...
+
+    async def submit_durably(
+        self,
+        submission: Submission,
+        around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
+    ) -> Run[Any]:
+        """Submit once, however often the handler is run again; `around` is the middleware, for what is new."""
         ...
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
@@ -34,3 +57,14 @@ def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]
 
 
 running: ContextVar[DurableScope | None] = ContextVar("flowfabric_running", default=None)
+
+
+def scope_of(app: Addressed) -> DurableScope | None:
+    """The handler that runs here, if its worker is on the database of this app, and this is the worker's loop.
+
+    The loop is another one when a handler uses a sync client.
+    """
+    scope = running.get()
+    if scope is None or scope.worker.loop is not asyncio.get_running_loop():
+        return None
+    return scope if scope.worker.app is app or scope.worker.app.address == app.address else None

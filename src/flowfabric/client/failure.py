@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from flowfabric.contracts import Codecs, ValueType
+from flowfabric.contracts import CannotDecode, Codecs, ValueType
 from flowfabric.errors import Purged, TaskFailed
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
@@ -13,6 +13,7 @@ from flowfabric.state import State
 
 _MARK = "\n\nTraceback (most recent call last):\n"
 _MAX_TRACEBACK = 16 * 1024
+REDACTED = "redacted"  # the encoding of what was removed
 
 
 def type_name(error: BaseException) -> str:
@@ -75,4 +76,6 @@ def result_of(execution_id: ExecutionId, outcome: Outcome, result: ValueType, co
         raise task_failed(execution_id, outcome)
     if outcome.result is None:
         return None
+    if outcome.result_encoding == REDACTED:
+        raise CannotDecode("was redacted", what="result", execution_id=execution_id)
     return result.decode(codecs.open(outcome.result, outcome.result_encoding))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable
+from datetime import timedelta
 
 from flowfabric.client.current import background
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import FlowFabricError, TransportError
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
 
@@ -21,6 +23,7 @@ log = logging.getLogger("flowfabric.client")
 _FIRST_LOOK = 0.005
 _LAST_LOOK = 2.0
 _LAST_LOOK_UNTOLD = 0.5  # without notifications
+_ONE_LOOK = 1.0  # what the first look may take
 _WATCHED_FOR = 60.0
 _CHUNK = 1000
 
@@ -47,11 +50,13 @@ class Outcomes:
         return waiter
 
     async def wait(self, execution_id: ExecutionId, timeout: float | None = None) -> Outcome:
-        """The outcome; `TimeoutError` when it has not come in time."""
-        known = (await self._engine.read_outcomes([execution_id])).get(execution_id)
+        """The outcome; `TimeoutError` when it has not come in time. It is looked for once, however short that is."""
+        begun = time.monotonic()
+        async with asyncio.timeout(None if timeout is None else max(timeout, _ONE_LOOK)):
+            known = (await self._engine.read_outcomes([execution_id])).get(execution_id)
         if known is not None:
             return known
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(None if timeout is None else begun + timeout - time.monotonic()):
             return await self.future(execution_id)
 
     def _left(self, execution_id: ExecutionId, waiter: asyncio.Future[Outcome]) -> None:
@@ -80,14 +85,14 @@ class Outcomes:
                         pause = _FIRST_LOOK
                         if told is not None:
                             for chunk in _chunks(fresh):
-                                await self._engine.watch(chunk, int(_WATCHED_FOR * 1000))
+                                await self._engine.watch(chunk, timedelta(seconds=_WATCHED_FOR))
                     for chunk in _chunks(self._waiting):
                         for execution_id, outcome in (await self._engine.read_outcomes(chunk)).items():
                             for waiter in list(self._waiting.get(execution_id, ())):
                                 if not waiter.done():
                                     waiter.set_result(outcome)
-                except FlowFabricError as error:
-                    log.warning("waiting for results: %s", error)
+                except Exception as error:
+                    log.warning("waiting for results: %s", error, exc_info=not isinstance(error, FlowFabricError))
                     watched_until = 0.0
                     pause = max(pause, 0.5)
                 await asyncio.sleep(0)  # let those who got their answer leave
@@ -96,14 +101,16 @@ class Outcomes:
                     pause = min(pause * 4, _LAST_LOOK if told is not None else _LAST_LOOK_UNTOLD)
 
     async def close(self) -> None:
-        """Stop; whoever still waits is cancelled."""
+        """Stop; whoever still waits is told."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
-                waiter.cancel()
+                if not waiter.done():
+                    waiter.set_exception(TransportError("transport", "the client was closed"))
+                    waiter.exception()  # seen, should nobody look any more
 
 
 def _chunks(ids: Iterable[ExecutionId]) -> list[list[ExecutionId]]:

@@ -3,59 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar, cast
+
+from flowfabric.errors import InvalidInput, TransportError
 
 T = TypeVar("T")
 
 
 class Portal:
-    """Runs coroutines on a loop of its own; the calling thread waits."""
+    """Runs coroutines on a loop of its own; the calling thread waits. Any number of threads may call."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="flowfabric client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+        # At its end the runner stops what is left and closes what the loop holds, the app's client too.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._stopped.wait())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's answer, or its exception. An interrupted wait cancels it."""
-        if self._loop.is_closed() or not self._thread.is_alive():
+        try:
+            self._check_thread()
+            with self._mutex:
+                if self._is_closed:
+                    raise _closed()
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
             work.close()
-            raise RuntimeError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            if self._is_closed:
+                raise _closed() from None
+            raise
         except BaseException:
             future.cancel()
             raise
 
+    def _check_thread(self) -> None:
+        if self._pid != os.getpid():
+            raise InvalidInput(
+                "was opened in another process, before a fork", field="client", allowed="a client of this process"
+            )
+        if threading.current_thread() is self._thread:
+            raise InvalidInput(
+                "is used inside one of its own calls, which would wait for itself",
+                field="client",
+                allowed="another client, or the same one afterwards",
+            )
+
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an async iterator, one by one."""
+        """The items of an async generator, one by one."""
 
-        async def following() -> tuple[bool, T | None]:
-            try:
-                return True, await anext(items)
-            except StopAsyncIteration:
-                return False, None
+        async def following() -> list[T]:
+            async for item in items:
+                return [item]
+            return []
 
-        while True:
-            there, item = self.call(following())
-            if not there:
-                return
-            yield item  # type: ignore[misc]  # it is there
+        try:
+            while found := self.call(following()):
+                yield found[0]
+        finally:
+            if not self._is_closed:
+                self.call(cast("AsyncGenerator[T, None]", items).aclose())
 
     def close(self) -> None:
-        """Stop the loop. Whatever ran there has ended before."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+        """Stop what is under way, then the loop. Closing again changes nothing."""
+        self._check_thread()
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(30)
+
+
+def _closed() -> TransportError:
+    return TransportError("transport", "the client is closed")

@@ -7,8 +7,7 @@ from weakref import WeakValueDictionary
 
 from flowfabric.client import current
 from flowfabric.client.failure import result_of
-from flowfabric.contracts import ValueType
-from flowfabric.errors import InvalidInput, NotFound, TimedOut
+from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Attempt, Execution, Outcome, Step
 from flowfabric.policies import Duration, duration
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient, Connector
 
 R_co = TypeVar("R_co", covariant=True)
-# Where a handle that was pickled finds its way back to a database: apps by name.
-connectors: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_ANYTHING = ValueType.of(Any)
+# Where a handle that was pickled finds its way back to a database: the apps of this process, in order.
+connectors: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 class Run(Generic[R_co]):
     """One execution of a task. Survives pickling; `client.run(id)` makes one from an id.
 
-    `is_new` is False when the idempotency key was known and this is the execution that stood already.
+    `is_new` is False when it stood already: the idempotency key was known, or an earlier run of the same handler had
+    submitted it.
     """
 
     __slots__ = ("_connector", "execution_id", "is_new", "kind")
@@ -58,13 +57,16 @@ class Run(Generic[R_co]):
         return _revive, (str(self.execution_id), self.kind, self.is_new, name)
 
     async def _client(self) -> AsyncClient:
+        return await self._app().client()
+
+    def _app(self) -> Connector:
         if self._connector is None:
             raise InvalidInput(
-                "this handle came from another process and its app is not loaded here",
+                "this handle came from another process and it is not clear which app here it belongs to",
                 field="run",
-                allowed="client.run(run.id)",
+                allowed="client.run(run)",
             )
-        return await self._connector.client()
+        return self._connector
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
@@ -73,13 +75,16 @@ class Run(Generic[R_co]):
         """
         outcome = await self.outcome(timeout)
         client = await self._client()
+        if self.kind is None and outcome.result is not None:
+            info = await client.engine.read_execution_info(self.execution_id)
+            self.kind = None if info is None else info.execution_kind
         value: Any = result_of(self.execution_id, outcome, client.result_type(self.kind), client.codecs)
         return value  # type: ignore[no-any-return]  # as the task's annotation says, which is all there is to know
 
     async def outcome(self, timeout: Duration | None = None) -> Outcome:
         """How the execution ended, waiting until it has; never raises for how it ended."""
-        scope = current.running.get()
         span = None if timeout is None else duration(timeout, "timeout")
+        scope = current.scope_of(self._app())
         if scope is not None:
             return await scope.outcome_of(self.execution_id, span)
         seconds = None if span is None else span.total_seconds()
@@ -91,10 +96,7 @@ class Run(Generic[R_co]):
 
     async def get(self) -> Execution:
         """Everything stored about it but payload and result; `NotFound` when it is not stored."""
-        found = await (await self._client()).engine.read_execution(self.execution_id)
-        if found is None:
-            raise NotFound("execution", self.execution_id)
-        return found
+        return await (await self._client()).get(self.execution_id)
 
     async def state(self) -> State:
         """Where it stands."""
@@ -118,5 +120,11 @@ class Run(Generic[R_co]):
 
 
 def _revive(execution_id: str, kind: str | None, is_new: bool, name: str | None) -> Run[Any]:
-    connector = None if name is None else connectors.get(name)
-    return Run(ExecutionId.parse(execution_id), kind=kind, connector=connector, is_new=is_new)
+    return Run(ExecutionId.parse(execution_id), kind=kind, connector=_find(name, kind), is_new=is_new)
+
+
+def _find(name: str | None, kind: str | None) -> Connector | None:
+    """The latest app of that name that knows the task; none where several with different databases do."""
+    named: list[Connector] = [one for _, one in sorted(connectors.items()) if one.name == name]
+    knowing = [one for one in named if kind in one.tasks] or named
+    return knowing[-1] if len({one.address for one in knowing}) == 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -12,8 +12,13 @@ from flowfabric.contracts import Codecs, Signature
 from flowfabric.models import NewExecution
 from flowfabric.options import Options
 
+if TYPE_CHECKING:
+    from flowfabric.client.run import Run
 
-class Submittable(Protocol):
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Submittable(Protocol[R_co]):
     """What a submission needs to know of a task."""
 
     @property
@@ -31,11 +36,13 @@ class Submittable(Protocol):
     @property
     def codecs(self) -> Codecs: ...
 
+    def run(self, execution_id: str) -> Run[R_co]: ...
+
 
 class Submission(Struct, frozen=True, kw_only=True):
     """What middleware sees and may replace on the way: which task, with which arguments and options."""
 
-    task: Submittable
+    task: Submittable[Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     options: Options = Options()

@@ -5,12 +5,12 @@ Generated from the async client by scripts/sync_client.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from flowfabric.client.client import AsyncClient, Connector
+from flowfabric.client.client import AsyncClient, Connector, Filters
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
@@ -27,14 +27,16 @@ from flowfabric.models import (
     Schedule,
     Step,
 )
+from flowfabric.options import OptionNames
 from flowfabric.policies import Duration
 from flowfabric.state import State
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class SyncRun(Generic[R_co]):
-    """One execution of a task, as the sync client gives it."""
+    """One execution of a task, as the sync client gives it. Pickled it becomes a `Run`, for `client.run(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -60,10 +62,16 @@ class SyncRun(Generic[R_co]):
         return self.run.is_new
 
     def __repr__(self) -> str:
-        return repr(self.run)
+        return f"Sync{self.run!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncRun) and other.run == self.run
+
+    def __hash__(self) -> int:
+        return hash(self.run)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.run.__reduce__()  # in another process it is a handle to be given to its client
+        return self.run.__reduce__()
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
@@ -102,10 +110,12 @@ class SyncRun(Generic[R_co]):
 
 
 class Client:
-    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`."""
+    """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
+
+    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another.
+    """
 
     def __init__(self, app: Connector) -> None:
-        self._app = app
         self._portal = Portal()
         try:
             self._client: AsyncClient = self._portal.call(app.client())
@@ -114,11 +124,8 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Stop waiting and close the connections."""
-        try:
-            self._portal.call(self._app.close())
-        finally:
-            self._portal.close()
+        """Stop what is under way and close the connections. Closing again changes nothing."""
+        self._portal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -128,19 +135,40 @@ class Client:
     ) -> None:
         self.close()
 
-    def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> SyncRun[Any]:
-        """A handle from an id (or from a handle of another process)."""
-        return SyncRun(self._portal, self._client.run(execution_id, kind=kind))
+    def run(
+        self, execution_id: str | ExecutionId | Run[Any] | SyncRun[Any], *, kind: str | None = None
+    ) -> SyncRun[Any]:
+        """A handle from an id (or from a handle of another process or client)."""
+        known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
+        return SyncRun(self._portal, self._client.run(known, kind=kind))
 
-    def submit(self, task: Submittable | str, *args: Any, **kwargs: Any) -> SyncRun[Any]:
+    @overload
+    def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> SyncRun[R]: ...
+
+    @overload
+    def submit(self, task: str, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
+
+    def submit(self, task: Submittable[Any] | str, *args: Any, **kwargs: Any) -> SyncRun[Any]:
         """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
         return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
 
-    def submit_many(self, task: Submittable | str, arguments: Iterable[Any], **options: Any) -> list[SyncRun[Any]]:
-        """Submit a task once per item of `arguments`, in few calls.
+    @overload
+    def submit_many(
+        self, task: Submittable[R], arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[SyncRun[R]]: ...
 
-        A tuple is the arguments of one submission, anything else its one argument. A wrong argument anywhere fails
-        before anything is stored. Not atomic beyond a thousand.
+    @overload
+    def submit_many(
+        self, task: str, arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[SyncRun[Any]]: ...
+
+    def submit_many(
+        self, task: Submittable[Any] | str, arguments: Iterable[Any], **options: Unpack[OptionNames]
+    ) -> list[SyncRun[Any]]:
+        """Submit a task once per item of `arguments`, a thousand to a call.
+
+        A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
+        taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
         """
         return [
             SyncRun(self._portal, run)
@@ -179,13 +207,15 @@ class Client:
             )
         )
 
-    def all(self, **filters: Any) -> Iterator[ExecutionInfo]:
+    def all(self, **filters: Unpack[Filters]) -> Iterator[ExecutionInfo]:
         """Every execution that `find` would page through."""
         yield from self._portal.iterate(self._client.all(**filters))
 
-    def failures(self, *, limit: int = 50, **filters: Any) -> Page[ExecutionInfo, Place]:
+    def failures(
+        self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
+    ) -> Page[ExecutionInfo, Place]:
         """What ended without success, newest first."""
-        return self._portal.call(self._client.failures(limit=limit, **filters))
+        return self._portal.call(self._client.failures(limit=limit, cursor=cursor, **filters))
 
     def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
         """End an execution as cancelled, whatever it is doing. Cancelling it again changes nothing."""
@@ -207,13 +237,20 @@ class Client:
         """Remove what an ended execution carried; its history stays."""
         self._portal.call(self._client.redact(execution_id))
 
-    def cancel_all(self, reason: str, **filters: Any) -> Iterator[int]:
-        """Cancel everything the filters match that has not ended; yields how many so far, chunk by chunk."""
-        yield from self._portal.iterate(self._client.cancel_all(reason, **filters))
+    def cancel_all(
+        self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+    ) -> int:
+        """Cancel everything the filters match that has not ended; answers how many.
 
-    def replay_all(self, reason: str | None = None, **filters: Any) -> Iterator[int]:
-        """Replay everything the filters match that failed or expired; yields how many so far, chunk by chunk."""
-        yield from self._portal.iterate(self._client.replay_all(reason, **filters))
+        Goes chunk by chunk and calls `progress` after each with how many it is so far.
+        """
+        return self._portal.call(self._client.cancel_all(reason, progress=progress, **filters))
+
+    def replay_all(
+        self, reason: str | None = None, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+    ) -> int:
+        """Replay everything the filters match that failed or expired; answers how many. As `cancel_all` goes."""
+        return self._portal.call(self._client.replay_all(reason, progress=progress, **filters))
 
     def lanes(self) -> list[LaneStats]:
         """How every lane stands."""

@@ -1,1 +1,24 @@
-"""For tests of your own tasks."""
+"""For tests of your own tasks: a database per test, a worker in the test's process, a movable clock, crashes.
+
+The fixtures `flowfabric_dsn` and `flowfabric_kit` come with the pytest plugin that is installed with the package.
+"""
+
+from flowfabric.testing.clock import Clock
+from flowfabric.testing.errors import CrashChangedResult, Nondeterministic, NotFinished, NotReached
+from flowfabric.testing.faults import Crash, Point
+from flowfabric.testing.kit import Crashed, CrashReport, Kit
+from flowfabric.testing.server import Server
+
+__all__ = [
+    "Clock",
+    "Crash",
+    "CrashChangedResult",
+    "CrashReport",
+    "Crashed",
+    "Kit",
+    "Nondeterministic",
+    "NotFinished",
+    "NotReached",
+    "Point",
+    "Server",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -22,8 +23,8 @@ class Batcher(Generic[Item, Answer]):
     """Sends items in calls of up to `limit`, `lines` calls at a time.
 
     `answered` is called with every item and its verdict, which may be an error. A call that fails because the database
-    cannot be reached is made again for as long as `keeps_trying` allows; one that fails otherwise is made again item by
-    item, so that one bad item does not take the others down.
+    cannot be reached is made again until it can, or until `close`; one that fails otherwise is made again item by item,
+    so that one bad item does not take the others down.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Batcher(Generic[Item, Answer]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_closing = False
+        self._is_closed = False
 
     @property
     def pending(self) -> int:
@@ -69,48 +70,42 @@ class Batcher(Generic[Item, Answer]):
             while self._queue:
                 queue = self._queue
                 batch = [queue.popleft() for _ in range(min(len(queue), self._limit))]
-                await self._send(batch)
+                unanswered = TransportError("transport", "the worker stopped before there was an answer")
+                verdicts: Sequence[Answer | FlowFabricError] = [unanswered] * len(batch)
+                with contextlib.suppress(asyncio.CancelledError):  # by `close`
+                    if not self._is_closed:
+                        verdicts = await self._send(batch)
+                for item, verdict in zip(batch, verdicts, strict=True):
+                    try:
+                        self._answered(item, verdict)
+                    except Exception:
+                        log.exception("%s: what follows an answer failed", self._name)
         finally:
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
 
-    async def _send(self, batch: list[Item]) -> None:
+    async def _send(self, batch: list[Item]) -> Sequence[Answer | FlowFabricError]:
         pause = 0.05
         while True:
             try:
                 verdicts = await self._call(batch)
-            except TransportError as error:
-                if error.retryable and not self._is_closing:
-                    log.warning("%s: %s; trying again", self._name, error)
+            except Exception as error:
+                if isinstance(error, FlowFabricError):
+                    failure = error
+                else:
+                    log.exception("%s failed", self._name)
+                    failure = TransportError("other", f"{type(error).__name__}: {error}")
+                if failure.retryable:
+                    log.warning("%s: %s; %d to be sent again", self._name, failure, len(batch))
                     await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
                     pause = min(pause * 2, _MAX_PAUSE)
-                    continue
-                verdicts = await self._one_by_one(batch, error)
-            except FlowFabricError as error:
-                verdicts = await self._one_by_one(batch, error)
-            except Exception as error:
-                log.exception("%s failed", self._name)
-                verdicts = await self._one_by_one(batch, TransportError("other", f"{type(error).__name__}: {error}"))
-            for item, verdict in zip(batch, verdicts, strict=True):
-                try:
-                    self._answered(item, verdict)
-                except Exception:
-                    log.exception("%s: what follows an answer failed", self._name)
-            return
-
-    async def _one_by_one(self, batch: list[Item], error: FlowFabricError) -> list[Answer | FlowFabricError]:
-        if len(batch) == 1:
-            return [error]
-        verdicts: list[Answer | FlowFabricError] = []
-        for item in batch:
-            try:
-                verdicts.extend(await self._call([item]))
-            except FlowFabricError as refused:
-                verdicts.append(refused)
-            except Exception as failed:  # whatever it is, it is this item's answer
-                verdicts.append(TransportError("other", f"{type(failed).__name__}: {failed}"))
-        return verdicts
+                elif len(batch) == 1:
+                    return [failure]
+                else:
+                    return [(await self._send([item]))[0] for item in batch]
+            else:
+                return verdicts
 
     async def flushed(self, timeout: float | None = None) -> bool:
         """Wait until nothing is under way; False when that takes too long."""
@@ -122,5 +117,7 @@ class Batcher(Generic[Item, Answer]):
         return True
 
     def close(self) -> None:
-        """Give up on an unreachable database: what is under way is answered with the error."""
-        self._is_closing = True
+        """Give up on what is under way and what comes: it is answered with an error."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()

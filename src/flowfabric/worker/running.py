@@ -9,15 +9,13 @@ until the handler as a whole is stopped.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import logging
 import random
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowfabric.client.client import new_submission
 from flowfabric.client.failure import result_of
@@ -25,6 +23,7 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.contracts import CannotDecode, ValueType
 from flowfabric.errors import (
+    Conflict,
     ExecutionNotActive,
     FlowFabricError,
     Interrupted,
@@ -40,11 +39,13 @@ from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, Out
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
 from flowfabric.worker import tree
 from flowfabric.worker.memory import Memory, encode_error, remembered_error
+from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task
     from flowfabric.worker.worker import Worker
 
+R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
 _LOOK_AGAIN = 0.1  # seconds until parking is tried again
 
@@ -60,6 +61,7 @@ class Running:
         "_parking",
         "_waits",
         "asyncio_task",
+        "call",
         "claimed",
         "claimed_at",
         "handle",
@@ -70,7 +72,6 @@ class Running:
         "stop_reason",
         "task",
         "tasks",
-        "thread_id",
         "wants_park",
         "worker",
     )
@@ -84,7 +85,7 @@ class Running:
         self.renewed_at = claimed_at
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.thread_id: int | None = None
+        self.call: Interruptible | None = None  # of a plain handler
         self.is_lost = False
         self.is_stopping = False
         self.is_parked = False
@@ -137,7 +138,7 @@ class Running:
         if self.handle.kind is HandleKind.FRESH and run == 0:
             self._memory = Memory()  # nothing can be known of a first attempt
         else:
-            self._memory = Memory(await self.worker.load_steps(claimed.execution_id), run)
+            self._memory = Memory(await self.worker.reports.load_steps(claimed.execution_id), run)
         return self._memory
 
     def _check(self) -> None:
@@ -253,26 +254,44 @@ class Running:
 
     # Other executions
 
-    async def submit(self, task: Submittable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[Any]:
+    async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]:
         return await self.worker.client.send(new_submission(task, args, kwargs))
 
-    async def submit_durably(self, submission: Submission) -> Run[Any]:
+    async def submit_durably(
+        self,
+        submission: Submission,
+        around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
+    ) -> Run[Any]:
         self._check()
         name = f"submit {submission.kind}"
         n, known = (await self.memory()).next(name, "submit")
-        connector = self.worker.app
         if known is not None and known.child_id is not None:
-            return Run(known.child_id, kind=submission.kind, connector=connector, is_new=False)
+            return Run(known.child_id, kind=submission.kind, connector=self.worker.app, is_new=False)
+        run = await around(lambda changed: self._submit_child(name, n, changed))(submission)
+        if self.worker.step_hook is not None:
+            await self.worker.step_hook(self, name, n)
+        return run
+
+    async def _submit_child(self, name: str, n: int, submission: Submission) -> Run[Any]:
+        parent = str(self.claimed.execution_id)
+        item = submission.item(creator=parent)
+        engine, made = self.worker.engine, None
+        if submission.options.on_duplicate in ("raise", "replace") and item.idempotency_key:
+            # The key is settled first and then remembered, which finds it known: as made here, if an earlier run
+            # came no further than that.
+            try:
+                made = await self.worker.client.create(item, submission.options)
+            except Conflict as error:
+                standing = await engine.read_execution(ExecutionId(error.existing or ""))
+                if standing is None or standing.creator_identity != parent:
+                    raise
         try:
-            verdict = await self.worker.engine.submit_child(
-                self.handle, name, n, submission.item(creator=str(self.claimed.execution_id))
-            )
+            verdict = await engine.submit_child(self.handle, name, n, item)
         except (LeaseLost, ExecutionNotActive) as error:
             self.worker.lost(self, error)
             raise
-        if self.worker.step_hook is not None:
-            await self.worker.step_hook(self, name, n)
-        return Run(verdict.execution_id, kind=submission.kind, connector=connector, is_new=isinstance(verdict, Created))
+        is_new = isinstance(made or verdict, Created)
+        return Run(verdict.execution_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
         """How another execution ended; remembered, so that a later run gets the same answer, also that it was late."""
@@ -474,12 +493,8 @@ class Running:
 
     def interrupt_thread(self) -> None:
         """Raise `Interrupted` in the handler's thread, if it runs in one."""
-        if self.thread_id is not None and self.thread_id != threading.get_ident():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Interrupted))
-
-    def interrupt_loop(self, thread_id: int) -> None:
-        """Raise `Interrupted` in the thread of the loop, which this handler holds up although it lost its lease."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Interrupted))
+        if self.call is not None:
+            self.call.interrupt()
 
     async def forget(self) -> None:
         """Begin the handler anew: what is remembered is read again."""
@@ -487,7 +502,7 @@ class Running:
         self._memory = None
         self._memory_loading = None
         self._memory = Memory(
-            await self.worker.load_steps(self.claimed.execution_id),
+            await self.worker.reports.load_steps(self.claimed.execution_id),
             self.claimed.retry_count + self.claimed.replay_count,
         )
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from flowfabric._duties import ALL, Duties
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
 from flowfabric.worker.schedules import ScheduleDuty
+from flowfabric.worker.threads import raise_in
 
 if TYPE_CHECKING:
     from flowfabric.worker.running import Running
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
+_PATIENCE = timedelta(seconds=20)  # with a call of a duty; one that hangs keeps the others of its kind from being made
+_LAST_ROUND = timedelta(seconds=5)  # what a duty may take to finish its round when the worker stops
 
 
 class Service(threading.Thread):
@@ -46,11 +49,13 @@ class Service(threading.Thread):
         try:
             asyncio.run(self._main())
         except BaseException as error:
-            if not self._ready.is_set():
-                self._error = error
-                self._ready.set()
-            else:
-                log.exception("the worker's service thread ended")
+            self._error = error
+            if self._ready.is_set():
+                # Without heartbeats every lease would lapse: better an end that is seen.
+                log.critical("the worker's service thread failed; the worker stops", exc_info=error)
+                with contextlib.suppress(RuntimeError):
+                    self._worker.loop.call_soon_threadsafe(self._worker.stop)
+            self._ready.set()
 
     async def started(self) -> Engine:
         """Start the thread and wait until it is connected; raises what stood in the way."""
@@ -61,36 +66,36 @@ class Service(threading.Thread):
         assert self.engine is not None
         return self.engine
 
-    async def stopped(self, timeout: float = 15.0) -> None:
-        """Stop the thread and wait for it."""
+    async def stopped(self, timeout: float = 10.0) -> None:
+        """Stop the thread and wait for it; raises what it had died of."""
         loop, stopping = self.loop, self._stopping
         if loop is not None and stopping is not None and self.is_alive():
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stopping.set)
         await asyncio.to_thread(self.join, timeout)
+        if self._error is not None:
+            raise self._error
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         worker = self._worker
-        ttl = worker.lease_ttl.total_seconds()
-        # A call that takes longer than a third of the lease has missed its purpose.
-        patience = timedelta(seconds=max(ttl / 3, 1.0))
+        # A connection for each that may want one, so that a slow duty does not hold up the leases.
         engine = await worker.app.open_engine(
-            min_size=1, max_size=4, command_timeout=patience, reconnect_for=timedelta(0)
+            min_size=1, max_size=6, command_timeout=_PATIENCE, reconnect_for=timedelta(0)
         )
         async with engine:
             self.engine = engine
+            duties = Duties(engine, (*ALL, ScheduleDuty) if self._runs_duties else ())
             with engine.lost_wakeups(worker.instance_id) as lost:
-                async with contextlib.AsyncExitStack() as stack:
-                    if self._runs_duties:
-                        await stack.enter_async_context(Duties(engine, (*ALL, ScheduleDuty)))
+                async with duties:
                     self._ready.set()
                     watching = asyncio.create_task(self._watch_the_loop())
                     try:
-                        await self._renew_until_stopped(engine, ttl, lost)
+                        await self._renew_until_stopped(engine, worker.lease_ttl.total_seconds(), lost)
                     finally:
                         watching.cancel()
+                        await duties.stop(_LAST_ROUND)
 
     # Leases
 
@@ -105,7 +110,7 @@ class Service(threading.Thread):
                 await self._renew(engine, ttl, all_of_them=all_of_them)
             except Exception:
                 log.exception("renewing leases failed")
-            await _first_of(tick, self._stopping, lost)
+            await first_of(tick, self._stopping, lost)
 
     async def _renew(self, engine: Engine, ttl: float, *, all_of_them: bool) -> None:
         """Renew at a third of the lease: two lost heartbeats still leave time for a third."""
@@ -119,15 +124,17 @@ class Service(threading.Thread):
             chunk = held[at : at + _CHUNK]
             asked = time.monotonic()
             try:
-                verdicts = await engine.renew_many([one.handle for one in chunk])
-            except FlowFabricError as error:
-                log.warning("leases could not be renewed: %s", error)
+                # A heartbeat that takes longer than a third of the lease has missed its purpose.
+                async with asyncio.timeout(max(ttl / 3, 0.5)):
+                    verdicts = await engine.renew_many([one.handle for one in chunk])
+            except (FlowFabricError, TimeoutError) as error:
+                log.warning("%d leases could not be renewed: %s", len(chunk), error or "no answer in time")
                 for one in chunk:
                     if time.monotonic() - one.renewed_at >= ttl:
                         self._tell(one, LeaseLost("lease_expired", "it could not be renewed in time"))
                 continue
             for one, verdict in zip(chunk, verdicts, strict=True):
-                if isinstance(verdict, LeaseLost | ExecutionNotActive):
+                if isinstance(verdict, LeaseLost | ExecutionNotActive | NotFound):
                     self._tell(one, verdict)
                 elif isinstance(verdict, FlowFabricError):
                     log.warning("the lease of %s was not renewed: %s", one.claimed.execution_id, verdict)
@@ -136,7 +143,7 @@ class Service(threading.Thread):
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
         """A lease is gone: flag it for threads at once, tell the loop as soon as it listens."""
-        if one.handle.attempt_id not in self._worker.held:
+        if one.handle.lease_id not in self._worker.held:
             return  # it ended meanwhile
         one.is_lost = True
         one.stop_reason = str(error)
@@ -147,7 +154,7 @@ class Service(threading.Thread):
     # The handlers' loop
 
     async def _watch_the_loop(self) -> None:
-        """Say when a handler holds the loop up, and interrupt it once its lease is gone."""
+        """Say when a handler holds the loop up, and interrupt it when it may not run any longer."""
         loop, thread = self._worker.loop, self._worker.thread_id
         while True:
             answered = threading.Event()
@@ -155,32 +162,34 @@ class Service(threading.Thread):
             try:
                 loop.call_soon_threadsafe(answered.set)
             except RuntimeError:
-                return
+                return  # it is closed
             said = False
+            await asyncio.sleep(0.1)
             while not answered.is_set():
-                await asyncio.sleep(0.1)
-                if answered.is_set():
-                    break
                 stalled = time.monotonic() - asked
                 culprit = self._worker.of_task(asyncio.current_task(loop))
                 if stalled > _STALLED_AFTER and not said:
                     said = True
                     frame = sys._current_frames().get(thread)
-                    where = "".join(traceback.format_stack(frame, limit=8)) if frame is not None else ""
                     log.warning(
                         "%s holds up the worker's event loop for %.0f s:\n%s",
                         "something" if culprit is None else f"execution {culprit.claimed.execution_id}",
                         stalled,
-                        where,
+                        "".join(traceback.format_stack(frame, limit=8)) if frame is not None else "",
                     )
-                if culprit is not None and culprit.is_lost and stalled > 1.0:
-                    culprit.interrupt_loop(thread)
+                if culprit is not None and stalled > 1.0 and self._worker.is_over(culprit):
+                    culprit.is_stopping = True
+                    # Looked up again, with nothing in between: what is interrupted must be this handler and no other.
+                    if asyncio.current_task(loop) in culprit.tasks:
+                        raise_in(thread, Interrupted)
+                await asyncio.sleep(0.1)
             if said:
                 log.warning("the event loop goes on after %.0f s", time.monotonic() - asked)
             await asyncio.sleep(1.0)
 
 
-async def _first_of(seconds: float, *events: asyncio.Event | None) -> None:
+async def first_of(seconds: float, *events: asyncio.Event | None) -> None:
+    """Sleep, but no longer than until one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -27,19 +27,24 @@ def check_provided(tasks: Iterable[Task[Any, Any]], provided: Mapping[type, Any]
 
 
 async def make(stack: contextlib.AsyncExitStack, cls: type, maker: Any) -> Any:
-    """The value for a class: the object itself, or what a function gives; a context manager is entered."""
-    value = maker if isinstance(maker, cls) or not callable(maker) else maker()
+    """The value for a class: the object itself, or what a function gives; a context manager it gives is entered."""
+    if isinstance(maker, cls):
+        return maker
+    value = maker()
     if inspect.isawaitable(value):
         value = await value
     if inspect.isasyncgen(value) or inspect.isgenerator(value):
         raise InvalidInput(
             f"the maker of {cls.__qualname__} is a generator", field="provide", allowed="contextlib.asynccontextmanager"
         )
-    if value is not maker and not isinstance(value, cls):
-        if isinstance(value, contextlib.AbstractAsyncContextManager):
-            value = await stack.enter_async_context(value)
-        elif isinstance(value, contextlib.AbstractContextManager):
-            value = stack.enter_context(value)
+    if isinstance(value, contextlib.AbstractAsyncContextManager):
+        value = await stack.enter_async_context(value)
+    elif isinstance(value, contextlib.AbstractContextManager):
+        value = stack.enter_context(value)
     if not isinstance(value, cls):
-        raise InvalidInput(f"got {type(value).__name__} for {cls.__qualname__}", field="provide")
+        raise InvalidInput(
+            f"what was made for {cls.__qualname__} is a {type(value).__name__}",
+            field="provide",
+            allowed=f"a {cls.__qualname__}, or a function that gives one",
+        )
     return value

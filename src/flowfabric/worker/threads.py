@@ -5,71 +5,159 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from flowfabric.errors import Interrupted
+
 _IDLE = 30.0  # seconds
 
 
 class Threads:
-    """Runs functions in daemon threads, at most `limit` at a time. The standard pool would wait for them at exit."""
+    """Runs functions in daemon threads, at most `limit` at a time. The standard pool would wait for them at exit.
+
+    A function whose caller has left does not count: it cannot be stopped, and must not keep others from running.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._mutex = threading.Lock()
-        self._work: deque[Callable[[], None]] = deque()
+        self._work: deque[_Job] = deque()
         self._ready = threading.Condition(self._mutex)
         self._idle = 0
         self._count = 0
+        self.abandoned = 0
 
     async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in a thread. Cancelling the wait does not stop the function."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def answer(value: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(value)
-            elif isinstance(error, StopIteration):  # a future cannot carry it
-                future.set_exception(RuntimeError("the function raised StopIteration"))
-            else:
-                future.set_exception(error)
-
-        def work() -> None:
-            value, error = None, None
-            try:
-                value = context.run(fn, *args, **kwargs)
-            except BaseException as raised:  # all of it belongs to whoever waits
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
-                loop.call_soon_threadsafe(answer, value, error)
-
+        """Call a function in a thread. Cancelling the wait does not stop it, unless it has not begun."""
+        job = _Job(asyncio.get_running_loop(), fn, args, kwargs)
         with self._mutex:
-            self._work.append(work)
+            self._work.append(job)
             if self._idle >= len(self._work):
                 self._ready.notify()
-            elif self._count < self._limit:
-                self._count += 1
-                threading.Thread(target=self._serve, name="flowfabric handler", daemon=True).start()
-        return await future
+            else:
+                self._start_thread()
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._leave(job)
+            raise
+
+    def _start_thread(self) -> None:
+        if self._count < self._limit:
+            self._count += 1
+            threading.Thread(target=self._serve, name="flowfabric handler", daemon=True).start()
+
+    def _leave(self, job: _Job) -> None:
+        with self._mutex:
+            if job.is_done:
+                return
+            if not job.has_begun:
+                self._work.remove(job)
+                return
+            job.is_abandoned = True
+            self.abandoned += 1
+            self._count -= 1
+            if self._work:
+                self._start_thread()
 
     def _serve(self) -> None:
         while True:
             with self._mutex:
                 self._idle += 1
-                try:
-                    if not self._work:
-                        self._ready.wait(_IDLE)
-                    if not self._work:
-                        self._count -= 1
-                        return
-                    work = self._work.popleft()
-                finally:
-                    self._idle -= 1
-            with contextlib.suppress(BaseException):  # an interruption that came a moment too late
-                work()
+                if not self._work:
+                    self._ready.wait(_IDLE)
+                self._idle -= 1
+                if not self._work:
+                    self._count -= 1
+                    return
+                job = self._work.popleft()
+                job.has_begun = True
+            job.run()
+            with self._mutex:
+                job.is_done = True
+                if job.is_abandoned:
+                    self.abandoned -= 1
+                    return  # another thread has its place
+            del job  # an idle thread keeps nothing alive
+
+
+class _Job:
+    __slots__ = ("args", "context", "fn", "future", "has_begun", "is_abandoned", "is_done", "kwargs", "loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.loop = loop
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.context = contextvars.copy_context()
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.has_begun = self.is_done = self.is_abandoned = False
+
+    def run(self) -> None:
+        value, error = None, None
+        try:
+            value = self.context.run(self.fn, *self.args, **self.kwargs)
+        except BaseException as raised:  # all of it belongs to whoever waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+            self.loop.call_soon_threadsafe(self._answer, value, error)
+
+    def _answer(self, value: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        elif isinstance(error, StopIteration):  # a future cannot carry it
+            self.future.set_exception(RuntimeError("the function raised StopIteration"))
+        else:
+            self.future.set_exception(error)
+
+
+class Interruptible:
+    """A call that another thread can make raise `Interrupted` at its next line: once, and only while it lasts."""
+
+    __slots__ = ("_lock", "_thread", "_was_told")
+
+    def __init__(self) -> None:
+        # Reentrant: the exception may come between taking the lock and being told so.
+        self._lock = threading.RLock()
+        self._thread: int | None = None
+        self._was_told = False
+
+    def __call__(self, fn: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        self._thread = threading.get_ident()
+        try:
+            return fn(**kwargs)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Whatever was sent and has not arrived is taken back: it must not reach what this thread does next."""
+        while self._thread is not None:
+            with contextlib.suppress(Interrupted), self._lock:
+                raise_in(threading.get_ident(), None)
+                self._thread = None
+
+    def interrupt(self) -> None:
+        """Raise `Interrupted` in the call. Without effect when it has not begun, has ended, or was told before."""
+        if self._was_told or not self._lock.acquire(timeout=1.0):
+            return
+        try:
+            if self._thread is not None and self._thread != threading.get_ident() and not self._was_told:
+                self._was_told = True
+                raise_in(self._thread, Interrupted)
+        finally:
+            self._lock.release()
+
+
+def raise_in(thread_id: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread at its next line of Python; None takes back one that has not arrived."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
+    )

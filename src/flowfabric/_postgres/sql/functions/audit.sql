@@ -174,17 +174,19 @@ begin
         -- what waits for nothing but another execution is waited for by a row; no row is without an owner
         union all
         select 'parked_for_ever', e.partition, e.id, null from e
-        where e.state = 'delayed' and e.delay_until >= flowfabric.far_date()
+        where flowfabric.is_parked(e.*::flowfabric.execution) and e.delay_until >= flowfabric.far_date()
+          and e.blocking_detail = 'waiting for another execution'
           and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.child_partition
                           and c.id = w.child_id and c.completed_at is null
                           where w.partition = e.partition and w.id = e.id)
           and not exists (select from pointed p where p.kind = 'parked' and p.partition = e.partition and p.id = e.id)
         union all
-        select 'waiter_orphan', w.partition, w.id, null from flowfabric.waiter w
-        left join flowfabric.execution x on x.partition = w.partition and x.id = w.id
+        select 'waiter_missed', w.partition, w.id, null from flowfabric.waiter w
+        join flowfabric.execution x on x.partition = w.partition and x.id = w.id
         left join flowfabric.execution c on c.partition = w.child_partition and c.id = w.child_id
-        where (p_partition is null or w.partition = p_partition)
-          and (x.id is null or x.completed_at is not null or c.id is null or c.completed_at is not null)
+        where (p_partition is null or w.partition = p_partition) and flowfabric.is_parked(x)
+          and (c.id is null or c.completed_at is not null)
+          and not exists (select from pointed p where p.kind = 'parked' and p.partition = w.partition and p.id = w.id)
         union all
         select 'step_orphan', s.partition, s.id, s.name from flowfabric.step s
         left join flowfabric.execution x on x.partition = s.partition and x.id = s.id

@@ -10,8 +10,7 @@ language sql immutable as $$
         when 'attempt' then case when e.state = 'active' then e.attempt_timeout_at end
         when 'deadline' then case when e.completed_at is null then e.deadline_at end
         when 'delay' then case when e.state = 'delayed' and e.delay_until < flowfabric.far_date() then e.delay_until end
-        when 'parked' then case when e.state = 'delayed' and e.blocking_reason = 'waiting_for_delay'
-                                     and e.pending = 'interrupted' then timestamptz '-infinity' end
+        when 'parked' then case when flowfabric.is_parked(e) then timestamptz '-infinity' end
         when 'retention' then e.completed_at + flowfabric.retention_of(e.state, e.policy, d)
     end
 $$;
@@ -233,7 +232,8 @@ begin
 end;
 $$;
 
--- promote: delayed -> waiting, or resumable after a suspension; which attempt comes next is unchanged.
+-- promote: delayed -> waiting, or resumable after a suspension; which attempt comes next is unchanged. Whatever else it
+-- waited for is forgotten.
 create or replace function flowfabric.promote(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
@@ -242,6 +242,7 @@ begin
         blocking_detail = null, delay_until = null, transitioned_at = p_now, mutated_at = p_now
     from unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id;
+    perform flowfabric.forget_waits(p_partition, p_id);
     perform flowfabric.make_ready(p_partition, p_id, null);
 end;
 $$;
@@ -269,7 +270,7 @@ begin
 end;
 $$;
 
--- sweep: remove idempotency records and grants whose time is over, and event segments past their retention.
+-- sweep: remove idempotency records, grants and watches whose time is over, and event segments past their retention.
 create or replace function flowfabric.sweep(p_limit integer) returns integer
 language plpgsql security definer set search_path = flowfabric, pg_temp as $$
 declare
@@ -289,7 +290,10 @@ begin
     where g.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_sum + v_n;
-    delete from flowfabric.watch w where w.until < clock_timestamp() - interval '1 minute';
+    delete from flowfabric.watch w using (
+        select x.ctid as tid from flowfabric.watch x where x.until < clock_timestamp() - interval '1 minute'
+        limit p_limit for update skip locked) old
+    where w.ctid = old.tid;
     get diagnostics v_n = row_count;
     return v_sum + v_n + flowfabric.trim_events(v_now);
 end;

@@ -2,7 +2,7 @@
 --
 -- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
 -- Takes    p_tids: the places of the rows, when every item is known to be active and leased, so that there is no ready
---          row, grant or block to remove; null otherwise.
+--          row, grant, block or wait to remove; null otherwise.
 --          p_lease_event: emit the lease part of the event even if the lease was lost before.
 -- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
 create or replace function flowfabric.end_executions(
@@ -27,6 +27,7 @@ begin
         from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
         perform flowfabric.drop_ready(p_partition, p_id);
+        perform flowfabric.forget_waits(p_partition, p_id);
         delete from flowfabric.blocked b
         using unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
@@ -76,10 +77,13 @@ begin
                  p_now + flowfabric.retention_of(p_state, e.policy, d) as due
           from ended e, flowfabric.deployment d) r
     group by r.due;
-    if exists (select from flowfabric.waiter) then
+    -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others.
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               join flowfabric.waiter w on w.child_partition = u.partition and w.child_id = u.id) then
         perform flowfabric.wake_parents(p_partition, p_id, p_now);
     end if;
-    if exists (select from flowfabric.watch) then
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               join flowfabric.watch w on w.partition = u.partition and w.id = u.id) then
         perform flowfabric.tell_watchers(p_partition, p_id);
     end if;
 end;

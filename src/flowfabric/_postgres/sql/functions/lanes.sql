@@ -49,8 +49,10 @@ language sql volatile security definer set search_path = flowfabric, pg_temp as 
         where e.lease_lost is null group by r.lane
     ), delayed as (
         select r.lane, count(*) as n
-        from (select distinct u.partition, u.id from flowfabric.timer t
-              cross join lateral unnest(t.partitions, t.ids) as u (partition, id) where t.kind = 'delay') p
+        from (select u.partition, u.id from flowfabric.timer t
+              cross join lateral unnest(t.partitions, t.ids) as u (partition, id) where t.kind in ('delay', 'parked')
+              union
+              select w.partition, w.id from flowfabric.waiter w) p
         join flowfabric.execution e on e.partition = p.partition and e.id = p.id and e.state = 'delayed'
         join flowfabric.route r on r.id = e.route group by r.lane
     ), waiting as (

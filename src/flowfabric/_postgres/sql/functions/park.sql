@@ -16,6 +16,7 @@ set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
 declare
     v_detail text;
+    v flowfabric.verdict;
 begin
     perform 1 from unnest(p_child_partition || p_partition, p_child_id || p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
@@ -30,62 +31,89 @@ begin
         return query select 1, 'ok', v_detail, 'active', null::bigint, null::uuid, flowfabric.now();
         return;
     end if;
-    return query
-    select v.* from flowfabric.pause('park', p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_until, null, false) v;
-    if exists (select from flowfabric.execution e where e.partition = p_partition and e.id = p_id and e.state = 'delayed'
-               and e.lease_id = p_lease) then
-        delete from flowfabric.waiter w where w.partition = p_partition and w.id = p_id;
+    select p.* into v
+    from flowfabric.pause('park', p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_until, null, false) p;
+    if v.code = 'ok' then
+        perform flowfabric.forget_waits(array[p_partition], array[p_id]);
         insert into flowfabric.waiter (partition, id, child_partition, child_id)
-        select distinct p_partition, p_id, u.partition, u.id from unnest(p_child_partition, p_child_id) as u (partition, id);
+        select distinct p_partition, p_id, u.partition, u.id from unnest(p_child_partition, p_child_id) as u (partition, id)
+        on conflict do nothing;
     end if;
+    if exists (select from unnest(p_child_partition, p_child_id) as u (partition, id)
+               join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'waiting') then
+        perform flowfabric.wake_workers();   -- a claim that came meanwhile passed it over
+    end if;
+    return next v;
 end;
 $$;
 
 -- wake_parents: executions ended; whoever is parked until then goes on.
 --
--- Called by end_executions, under its locks. Never waits: a parked execution that is in somebody's hands gets a timer.
+-- Called by end_executions, under its locks. Never waits: a parked execution that is in somebody's hands, or whose
+-- route is, gets a timer. Whoever removes waiter rows otherwise holds the lock of the execution that waits, so a row
+-- that cannot be had belongs to an execution that cannot be had either.
 create or replace function flowfabric.wake_parents(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
     v_partitions integer[]; v_ids uuid[];
     v_free_partitions integer[]; v_free_ids uuid[];
 begin
-    -- A row that somebody else is deleting is gone for us too.
-    delete from flowfabric.waiter w using (
-        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.waiter x on x.partition = u.partition and x.id = u.id for update of x skip locked) own
-    where w.ctid = own.tid;
-    with consumed as (
-        delete from flowfabric.waiter w using (
-            select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-            join flowfabric.waiter x on x.child_partition = u.partition and x.child_id = u.id
-            for update of x skip locked) due
-        where w.ctid = due.tid
-        returning w.partition, w.id
-    )
     select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
-    from (select distinct c.partition, c.id from consumed c) d;
+    from (select distinct w.partition, w.id from unnest(p_partition, p_id) as u (partition, id)
+          join flowfabric.waiter w on w.child_partition = u.partition and w.child_id = u.id) d;
     if v_ids is null then
         return;
     end if;
-    with free as materialized (
-        select e.partition, e.id from unnest(v_partitions, v_ids) as u (partition, id)
+    delete from flowfabric.waiter w using (
+        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.waiter x on x.child_partition = u.partition and x.child_id = u.id
+        for update of x skip locked) consumed
+    where w.ctid = consumed.tid;
+    with held as materialized (
+        select e.partition, e.id, e.route
+        from unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        where e.state = 'delayed'
+        where flowfabric.is_parked(e)
         order by e.partition, e.id for no key update of e skip locked
+    ), open as materialized (
+        select r.route from (select distinct h.route from held h) r
+        where pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route)
     )
-    select array_agg(f.partition), array_agg(f.id) into v_free_partitions, v_free_ids from free f;
+    select array_agg(h.partition) filter (where h.route in (select o.route from open o)),
+           array_agg(h.id) filter (where h.route in (select o.route from open o))
+    into v_free_partitions, v_free_ids
+    from held h;
     if v_free_ids is not null then
         perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
     end if;
-    -- In somebody's hands: looked at again when they let go. Who goes on already needs nothing.
+    -- Looked at again when it is let go of. What goes on already, or waits for a retry, needs nothing.
     perform flowfabric.set_timers('parked', array_agg(u.partition), array_agg(u.id), array_agg(p_now))
     from unnest(v_partitions, v_ids) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where e.state = 'delayed' and (v_free_ids is null or u.id <> all (v_free_ids))
+    where flowfabric.is_parked(e) and (v_free_ids is null or u.id <> all (v_free_ids))
     having count(*) > 0;
-    -- A claim that came while they were locked here passed them over.
+    -- A claim that came while one was locked here passed it over.
     perform flowfabric.wake_workers();
+end;
+$$;
+
+-- is_parked: waits for a time or for somebody's end, with its attempt to be continued.
+create or replace function flowfabric.is_parked(e flowfabric.execution) returns boolean
+language sql immutable as $$
+    select e.state = 'delayed' and e.pending = 'interrupted' and e.blocking_reason = 'waiting_for_delay'
+$$;
+
+-- forget_waits: these executions wait for nobody any more.
+--
+-- Called under their locks. Never waits: a row that cannot be had is being consumed by the end of the one waited for.
+create or replace function flowfabric.forget_waits(p_partition integer[], p_id uuid[]) returns void
+language plpgsql as $$
+begin
+    delete from flowfabric.waiter w using (
+        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.waiter x on x.partition = u.partition and x.id = u.id
+        for update of x skip locked) own
+    where w.ctid = own.tid;
 end;
 $$;
 
@@ -95,26 +123,36 @@ language sql volatile security definer set search_path = flowfabric, pg_temp as 
     insert into flowfabric.watch as w (partition, id, instance, until)
     select distinct u.partition, u.id, p_instance, clock_timestamp() + flowfabric.ms(p_ms)
     from unnest(p_partition, p_id) as u (partition, id)
+    order by u.partition, u.id
     on conflict (partition, id, instance) do update set until = excluded.until
 $$;
 
 -- unwatch: never mind.
 create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer set search_path = flowfabric, pg_temp as $$
-    delete from flowfabric.watch w using unnest(p_partition, p_id) as u (partition, id)
-    where w.partition = u.partition and w.id = u.id and w.instance = p_instance
+    delete from flowfabric.watch w using (
+        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.watch x on x.partition = u.partition and x.id = u.id and x.instance = p_instance
+        for update of x skip locked) mine
+    where w.ctid = mine.tid
 $$;
 
 -- tell_watchers: executions ended; one notification per process that watches any of them.
+--
+-- Never waits: a row that its watcher is just renewing is told of and stays until its time is over.
 create or replace function flowfabric.tell_watchers(p_partition integer[], p_id uuid[]) returns void
-language sql volatile as $$
-    with told as (
-        delete from flowfabric.watch w using unnest(p_partition, p_id) as u (partition, id)
-        where w.partition = u.partition and w.id = u.id
-        returning w.instance, w.until
-    )
-    select pg_notify('flowfabric', 'ended ' || d.instance)
-    from (select distinct t.instance from told t where t.until > clock_timestamp()) d
+language plpgsql as $$
+begin
+    perform pg_notify('flowfabric', 'ended ' || d.instance)
+    from (select distinct w.instance from unnest(p_partition, p_id) as u (partition, id)
+          join flowfabric.watch w on w.partition = u.partition and w.id = u.id
+          where w.until > clock_timestamp()) d;
+    delete from flowfabric.watch w using (
+        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.watch x on x.partition = u.partition and x.id = u.id
+        for update of x skip locked) told
+    where w.ctid = told.tid;
+end;
 $$;
 
 -- tell_holders: leases were taken away by somebody else; one notification per worker that held any of them.

@@ -43,7 +43,8 @@ begin
             blocking_detail = case
                 when v_until < flowfabric.far_date() then 'delayed until '
                     || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
-                when v_state = 'delayed' then 'waiting for another execution' end,
+                when p_call = 'park' then 'waiting for another execution'
+                when v_state = 'delayed' then 'delayed for ever' end,
             attempt_lifecycle = 'suspended', attempt_suspended_at = v_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - v_now, interval '1 millisecond') end,

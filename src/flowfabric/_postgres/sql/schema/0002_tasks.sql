@@ -3,7 +3,7 @@
 -- A success that is replayed begins a new generation, whose steps start from nothing.
 alter table flowfabric.execution add column generation integer not null default 0;
 
--- What ended without success is kept longer, unless its policy says how long.
+-- What failed or expired is kept longer, unless its policy says how long.
 alter table flowfabric.deployment add column failure_retention interval not null default '14 days';
 
 -- What a handler did once and need not do again. `run` counts retries and replays: a failure is remembered for its
@@ -14,12 +14,12 @@ create table flowfabric.step (
     generation  integer not null,
     name        text collate "C" not null,
     n           integer not null,       -- how often the name was used before in this run
-    kind        text not null constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit')),
+    kind        text not null constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result')),
     run         integer not null,
     attempt_index integer not null,
     result      bytea,
     encoding    text,
-    error       jsonb,                  -- set when the step failed
+    error       jsonb,                  -- set when the step failed, or the execution waited for did
     at          timestamptz,            -- of now: the time; of sleep: when it ends
     child_partition integer,            -- of submit: the execution made
     child_id    uuid,

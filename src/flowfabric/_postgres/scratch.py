@@ -1,0 +1,127 @@
+"""Databases that live for one test: copied from a migrated template, dropped afterwards; and the clock in them.
+
+For a server on which the caller may create databases. Who starts the server and when is the business of others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
+from flowfabric._postgres.pool import check_server, connection_failed, describe
+from flowfabric.ids import mint_uuid
+from flowfabric.models import Handle
+
+# A template is of one build: another build makes another, and both may be in use on one server.
+TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{FUNCTIONS_DIGEST[:12]}"
+_LOCK = 708_301
+Strategy = Literal["wal_log", "file_copy"]
+
+
+def in_database(dsn: str, name: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
+
+
+class Databases:
+    """Makes and drops databases on one server, over one connection."""
+
+    def __init__(self, connection: asyncpg.Connection[Any], dsn: str, strategy: Strategy) -> None:
+        self._connection = connection
+        self._dsn = dsn
+        self._strategy = strategy
+        self._count = 0
+
+    @classmethod
+    async def open(cls, dsn: str, strategy: Strategy = "wal_log") -> Self:
+        """Connect, and make the template unless it is there. Any number of processes may do so at once.
+
+        `file_copy` copies faster where the server need not flush anything; elsewhere it costs a checkpoint.
+        """
+        try:
+            connection = await asyncpg.connect(dsn)
+        except Exception as error:
+            raise connection_failed(error, describe(dsn)) from error
+        try:
+            check_server(connection, describe(dsn))
+            await connection.execute("select pg_advisory_lock($1)", _LOCK)
+            try:
+                await _make_template(connection, dsn)
+            finally:
+                await connection.execute("select pg_advisory_unlock($1)", _LOCK)
+        except asyncpg.InsufficientPrivilegeError as error:
+            await connection.close()
+            raise connection_failed(error, describe(dsn)) from error
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, dsn, strategy)
+
+    async def create(self) -> str:
+        """A fresh copy of the template; answers its DSN."""
+        self._count += 1
+        name = f"flowfabric_test_{os.getpid()}_{mint_uuid().hex[-8:]}_{self._count}"
+        # Names of our own making: nothing to quote.
+        await self._connection.execute(f"create database {name} template {TEMPLATE} strategy {self._strategy}")
+        return in_database(self._dsn, name)
+
+    async def drop(self, dsn: str) -> None:
+        """Drop what `create` made, whoever is still connected."""
+        name = urlsplit(dsn).path.lstrip("/")
+        await self._connection.execute(f"drop database if exists {name} with (force)")
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
+    if await connection.fetchval("select exists (select from pg_database where datname = $1)", TEMPLATE):
+        return
+    # Under another name until it is whole: what a crash leaves of it is never copied.
+    making = f"{TEMPLATE}_making"
+    await connection.execute(f"drop database if exists {making} with (force)")
+    await connection.execute(f"create database {making}")
+    inside = await asyncpg.connect(in_database(dsn, making))
+    try:
+        await migrate(inside)
+    finally:
+        await inside.close()
+    await connection.execute(f"alter database {making} rename to {TEMPLATE}")
+
+
+async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> None:
+    """Set the clock of a database forward. Leases in `held` go along: their holders are alive and go on."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute("update flowfabric.clock set shift = shift + $1", by)
+            await connection.execute(
+                "update flowfabric.execution e set lease_expires_at = e.lease_expires_at + $1"
+                " from unnest($2::integer[], $3::uuid[], $4::uuid[]) as h (partition, id, lease)"
+                " where e.partition = h.partition and e.id = h.id and e.lease_id = h.lease and e.state = 'active'"
+                " and e.lease_lost is null",
+                by,
+                [handle.partition for handle in held],
+                [handle.uuid for handle in held],
+                [handle.lease_id for handle in held],
+            )
+            await connection.execute("select pg_notify('flowfabric', 'timer'), pg_notify('flowfabric', 'work')")
+    finally:
+        await connection.close()
+
+
+async def read_clock(dsn: str, kinds: Sequence[str] = ()) -> tuple[datetime, datetime | None]:
+    """What the clock of a database says, and when the next timer of these kinds is due."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))
+    finally:
+        await connection.close()
+    assert row is not None
+    return row["now"], row["due"]

@@ -1,0 +1,70 @@
+"""The movable clock: the database's, which is the only one there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from flowfabric._postgres.scratch import move_clock, read_clock
+from flowfabric.engine.hooks import TimerKind
+from flowfabric.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from flowfabric.testing.worker import KitWorker
+
+# What can make somebody go on. Lapsed leases belong to crashes, retention to housekeeping.
+_WAITED_FOR = (TimerKind.DELAY.value, TimerKind.ATTEMPT.value, TimerKind.DEADLINE.value)
+
+
+class Clock:
+    """The clock of the test's database. It runs on by itself, and forward only."""
+
+    def __init__(self, dsn: str, workers: Callable[[], Iterable[KitWorker]]) -> None:
+        self._dsn = dsn
+        self._workers = workers
+
+    async def now(self) -> datetime:
+        """What it says."""
+        return (await read_clock(self._dsn))[0]
+
+    async def advance(
+        self,
+        by: timedelta | None = None,
+        *,
+        weeks: float = 0,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+    ) -> None:
+        """Set it forward. What came due meanwhile is done by the next `run_all` or `run_inline`.
+
+        A handler that is running keeps its lease, as it would if the time had really passed; its sleeps end when they
+        are due, and an attempt timeout or deadline that is over ends it.
+        """
+        span = (by or timedelta()) + timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if span < timedelta():
+            raise InvalidInput(f"got {span}", field="by", allowed="no time or more: the clock never goes back")
+        workers = list(self._workers())
+        await move_clock(self._dsn, span, [one.handle for worker in workers for one in list(worker.held.values())])
+        for worker in workers:
+            worker.clock_moved(span)
+
+    async def advance_to(self, time: datetime) -> None:
+        """Set it forward to a time, which must have an offset and not be over."""
+        if time.tzinfo is None:
+            raise InvalidInput(f"got {time}", field="time", allowed="a time with an offset from UTC")
+        await self.advance(time - await self.now())
+
+    async def advance_to_next(self) -> timedelta | None:
+        """Set it forward to when something is due that an execution waits for; answers by how much.
+
+        That is the end of a sleep, a retry, a delayed start, a timeout or a deadline; None when there is none.
+        """
+        now, due = await read_clock(self._dsn, _WAITED_FOR)
+        if due is None:
+            return None
+        span = max(due - now, timedelta())
+        await self.advance(span)
+        return span

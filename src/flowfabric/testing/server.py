@@ -1,0 +1,80 @@
+"""The server behind the tests: started once per run and shared by its processes, or one of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flowfabric._postgres.scratch import Databases
+from flowfabric.client.portal import Portal
+from flowfabric.errors import ConnectionFailed
+
+# Nothing in it is meant to outlive the tests.
+_SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "300",
+    "shared_buffers": "128MB",
+}
+
+
+class Server:
+    """Gives out databases of one server. `place` is where an embedded one keeps its data; `dsn` names another."""
+
+    def __init__(self, place: Path, dsn: str | None = None) -> None:
+        self._embedded: Any = None
+        if dsn is None:
+            self._embedded = _start(place)
+        # In a thread of its own: a fixture may be asked for while the test's event loop runs.
+        self._portal = Portal()
+        try:
+            self._databases = self._portal.call(
+                Databases.open(dsn or self._embedded.dsn, "file_copy" if dsn is None else "wal_log")
+            )
+        except BaseException:
+            self._portal.close()
+            self._release()
+            raise
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The DSN of a fresh, migrated database, dropped afterwards whoever is still connected."""
+        dsn = self._portal.call(self._databases.create())
+        try:
+            yield dsn
+        finally:
+            self._portal.call(self._databases.drop(dsn))
+
+    def close(self) -> None:
+        """Disconnect. An embedded server stops when the last process of the run has left it."""
+        try:
+            self._portal.call(self._databases.close())
+        finally:
+            self._portal.close()
+            self._release()
+
+    def _release(self) -> None:
+        if self._embedded is not None:
+            self._embedded.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _start(place: Path) -> Any:
+    try:
+        from flowfabric._postgres import embedded  # noqa: PLC0415 - not importable on every platform
+    except ImportError as error:
+        raise ConnectionFailed(
+            "unreachable", f"no embedded server on this platform ({error}); set FLOWFABRIC_TEST_DSN"
+        ) from error
+    return embedded.start(place, settings=_SETTINGS)

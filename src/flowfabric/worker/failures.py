@@ -1,0 +1,62 @@
+"""What an exception that left a handler means for its execution: the class, the category and the words to store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowfabric.client.failure import describe_failure
+from flowfabric.contracts import CannotDecode
+from flowfabric.engine import Engine
+from flowfabric.errors import Reject, RetryLater, StepsChanged
+from flowfabric.models import Failure
+from flowfabric.policies import Exponential, Fixed, RetryPolicy, duration
+from flowfabric.worker.processes import ChildDied
+
+if TYPE_CHECKING:
+    from flowfabric.worker.running import Running
+
+_OWN_FILES = str(Path(__file__).parent.parent)
+_RETRY_LATER_AT_MOST = 100  # for a task without a retry policy
+
+
+async def failure_of(engine: Engine, running: Running, error: BaseException) -> Failure:
+    """The failure to report."""
+    handle = running.handle
+    match error:
+        case Reject():
+            reason = error.reason or "rejected"
+            return Failure(authority=handle, reason=reason, failure_class="permanent", category="rejected")
+        case RetryLater():
+            return Failure(
+                authority=handle,
+                reason=error.reason or "asked to be retried later",
+                failure_class="transient",
+                category="retry_later",
+                retry_policy=await _later(engine, running, error),
+            )
+        case CannotDecode():
+            category, failure_class = "bad_arguments", "permanent"
+        case StepsChanged():
+            category, failure_class = "steps_changed", "permanent"
+        case ChildDied():
+            category, failure_class = "child_died", "infra_crash"
+        case _ if isinstance(error, running.task.permanent):
+            category, failure_class = type(error).__name__, "permanent"
+        case _:
+            category, failure_class = type(error).__name__, "transient"
+    reason = describe_failure(error, skip=lambda filename: filename.startswith(_OWN_FILES))
+    return Failure(authority=handle, reason=reason, failure_class=failure_class, category=category)
+
+
+async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPolicy | dict[str, Any]:
+    """The retry that a handler asked for: when it says, as often as the execution's policy allows."""
+    found = await engine.read_execution(running.claimed.execution_id)
+    frozen = ((found.policy or {}) if found is not None else {}).get("retry_policy")
+    if error.after is not None:
+        most = frozen.get("max_retries", 3) if frozen else _RETRY_LATER_AT_MOST
+        return RetryPolicy(max_retries=most, backoff=Fixed(delay=duration(error.after, "after")))
+    if frozen:
+        policy: dict[str, Any] = {**frozen, "retryable_categories": []}
+        return policy
+    return RetryPolicy(max_retries=_RETRY_LATER_AT_MOST, backoff=Exponential())

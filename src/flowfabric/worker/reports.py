@@ -1,0 +1,156 @@
+"""What executions tell the database together: results, failures, and the steps they did or ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, Step
+from flowfabric.worker.batching import Batcher
+
+if TYPE_CHECKING:
+    from flowfabric.worker.running import Running
+    from flowfabric.worker.worker import Worker
+
+log = logging.getLogger("flowfabric.worker")
+_GONE = (LeaseLost, ExecutionNotActive, NotFound)
+
+
+class Reports:
+    """The calls that many executions share. `each`: every result and failure in a call of its own."""
+
+    def __init__(self, worker: Worker, *, each: bool, lines: int) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        limit, lines = (1, lines) if each else (1000, 1)
+        self._completions: Batcher[tuple[Running, Completion], Completed] = Batcher(
+            "completions", self._complete, self._completed, limit=limit, lines=lines
+        )
+        self._failures: Batcher[tuple[Running, Failure], Any] = Batcher(
+            "failures", self._fail, self._failed, limit=limit
+        )
+        self._records: Batcher[_Record, datetime | None] = Batcher("steps", self._record_steps, _answer)
+        self._reads: Batcher[_Read, list[Step]] = Batcher("step reads", self._read_steps, _answer)
+        self.completed_count = 0
+        self.failed_count = 0
+
+    @property
+    def pending(self) -> int:
+        """How many results wait for their call."""
+        return self._completions.pending
+
+    async def flushed(self, timeout: float | None = None) -> bool:
+        """Wait until all results and failures are reported; False when that takes too long."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for batcher in (self._completions, self._failures):  # in this order: a result may become a failure
+            if not await batcher.flushed(None if until is None else max(until - time.monotonic(), 0.001)):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Give up on what could not be reported."""
+        for batcher in (self._completions, self._failures, self._records, self._reads):
+            batcher.close()
+
+    # Results and failures
+
+    def complete(self, running: Running, result: bytes | None, encoding: str | None) -> None:
+        self._completions.put((running, Completion(running.handle, result, encoding)))
+
+    async def _complete(self, items: Sequence[tuple[Running, Completion]]) -> Sequence[Completed | FlowFabricError]:
+        return await self._engine.complete_many([completion for _, completion in items])
+
+    def _completed(self, item: tuple[Running, Completion], verdict: Completed | FlowFabricError) -> None:
+        running, _ = item
+        if not isinstance(verdict, FlowFabricError):
+            self.completed_count += 1
+        elif isinstance(verdict, _GONE) or verdict.retryable:
+            log.warning("execution %s: its result was not taken: %s", running.claimed.execution_id, verdict)
+        else:
+            # The result cannot be stored: that is how this attempt ended.
+            reason = f"the result cannot be stored: {verdict}"
+            never = isinstance(verdict, InvalidInput)
+            failure_class = "permanent" if never else "transient"
+            self.fail(
+                running,
+                Failure(authority=running.handle, reason=reason, failure_class=failure_class, category="bad_result"),
+            )
+            return
+        self._worker.let_go(running)
+        if not self._completions.pending:
+            self._worker.slot_free.set()
+
+    def fail(self, running: Running, failure: Failure) -> None:
+        self._failures.put((running, failure))
+
+    async def _fail(self, items: Sequence[tuple[Running, Failure]]) -> Sequence[Any]:
+        return await self._engine.fail_many([failure for _, failure in items])
+
+    def _failed(self, item: tuple[Running, Failure], verdict: Any) -> None:
+        running, failure = item
+        self._worker.let_go(running)
+        if isinstance(verdict, FlowFabricError):
+            log.warning("execution %s: its failure was not taken: %s", running.claimed.execution_id, verdict)
+            return
+        self.failed_count += 1
+        log.info(
+            "execution %s (%s) failed: %s",
+            running.claimed.execution_id,
+            running.claimed.execution_kind,
+            failure.reason.partition("\n")[0],
+        )
+
+    # Steps
+
+    async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
+        """Remember a step."""
+        item = _Record(handle, step, self._worker.loop.create_future())
+        self._records.put(item)
+        answer: datetime | FlowFabricError | None = await item.answer
+        return answer
+
+    async def _record_steps(self, items: Sequence[_Record]) -> Sequence[datetime | FlowFabricError | None]:
+        return await self._engine.record_steps([(item.handle, item.step) for item in items])
+
+    async def load_steps(self, execution_id: ExecutionId) -> list[Step]:
+        """What is remembered of an execution."""
+        item = _Read(execution_id, self._worker.loop.create_future())
+        self._reads.put(item)
+        found: list[Step] | FlowFabricError = await item.answer
+        if isinstance(found, FlowFabricError):
+            raise found
+        return found
+
+    async def _read_steps(self, items: Sequence[_Read]) -> Sequence[list[Step] | FlowFabricError]:
+        found: dict[ExecutionId, list[Step]] = {item.execution_id: [] for item in items}
+        for step in await self._engine.read_steps(list(found)):
+            found[step.execution_id].append(step)
+        return [found[item.execution_id] for item in items]
+
+
+class _Record:
+    __slots__ = ("answer", "handle", "step")
+
+    def __init__(self, handle: Handle, step: NewStep, answer: asyncio.Future[Any]) -> None:
+        self.handle = handle
+        self.step = step
+        self.answer = answer
+
+
+class _Read:
+    __slots__ = ("answer", "execution_id")
+
+    def __init__(self, execution_id: ExecutionId, answer: asyncio.Future[Any]) -> None:
+        self.execution_id = execution_id
+        self.answer = answer
+
+
+def _answer(item: _Record | _Read, verdict: Any) -> None:
+    if not item.answer.done():
+        item.answer.set_result(verdict)
