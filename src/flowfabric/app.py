@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from msgspec import UNSET, Struct
 
@@ -367,9 +367,13 @@ class App:
 class _Shared:
     """The one client of an event loop."""
 
+    # Kept until the loop ends, also when nobody knows the app any more: connections cannot be closed by the collector.
+    alive: ClassVar[set[_Shared]] = set()
+
     def __init__(self, app: App) -> None:
         self._app = app
         self.client: AsyncClient | None = None
+        self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.Lock()
         self._lifetime: AsyncGenerator[AsyncClient, None] | None = None
 
@@ -383,13 +387,16 @@ class _Shared:
 
     async def _live(self) -> AsyncGenerator[AsyncClient, None]:
         client = AsyncClient(await self._app.open_engine(), self._app)
+        self.alive.difference_update([one for one in self.alive if one._loop.is_closed()])
+        self.alive.add(self)
         try:
             yield client
         finally:
             self.client = None
-            clients, loop = self._app._clients, asyncio.get_running_loop()
-            if clients.get(loop) is self:
-                del clients[loop]
+            self.alive.discard(self)
+            clients = self._app._clients
+            if clients.get(self._loop) is self:
+                del clients[self._loop]
             await client.close()
 
     async def close(self) -> None:

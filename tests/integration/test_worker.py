@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -19,6 +22,8 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.middleware import Middleware
+from flowfabric.worker import service
+from tests.support import Clock
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -286,3 +291,507 @@ async def test_a_handler_that_blocks_the_loop_for_several_lease_times_keeps_its_
     async with working(app, lease_ttl=0.4):
         assert await run.result(PATIENCE) == "done"
     assert len(await run.attempts()) == 1
+
+
+Take = Callable[[ff.App, "ff.Run[Any]", Clock], Awaitable[None]]
+
+
+async def revoke(app: ff.App, run: ff.Run[Any], _clock: Clock) -> None:
+    await (await app.client()).engine.revoke_lease(run.execution_id, reason="a test")
+
+
+async def cancel(_app: ff.App, run: ff.Run[Any], _clock: Clock) -> None:
+    await run.cancel()
+
+
+async def pass_time(_app: ff.App, _run: ff.Run[Any], clock: Clock) -> None:
+    await clock.advance(minutes=20)
+
+
+# How an execution is taken from its handler, the options of its task, and how it ends.
+TAKEN: dict[str, tuple[Take, dict[str, Any], ff.State]] = {
+    "revoked": (revoke, {}, ff.State.COMPLETED),
+    "cancelled": (cancel, {}, ff.State.CANCELLED),
+    "attempt timed out": (pass_time, {"attempt_timeout": 600}, ff.State.EXPIRED),
+    "attempt timed out, retried": (
+        pass_time,
+        {"attempt_timeout": 600, "retry": ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(milliseconds=1)))},
+        ff.State.COMPLETED,
+    ),
+    "deadline passed": (pass_time, {"deadline": 600}, ff.State.EXPIRED),
+}
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("way", TAKEN)
+async def test_a_handler_is_told_at_once_that_its_execution_is_not_its_own_any_more(
+    app: ff.App, clock: Clock, way: str, kind: str
+) -> None:
+    take, options, end = TAKEN[way]
+    begun = threading.Event()
+    seen: list[Any] = []
+
+    if kind == "async":
+
+        @app.task(**options)
+        async def job(ctx: ff.Context) -> str:
+            if ctx.attempt_index > 0:
+                return "second"
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                seen.append(ctx.is_cancelled)
+                for write in (ctx.progress(1), ctx.step("late", asyncio.sleep, 0), ctx.heartbeat(), ctx.now()):
+                    try:
+                        await write
+                    except (asyncio.CancelledError, ff.FlowFabricError):
+                        seen.append("refused")
+            return "late"
+    else:
+
+        @app.task(name="job", **options)
+        def plain(ctx: ff.SyncContext) -> str:
+            if ctx.attempt_index > 0:
+                return "second"
+            begun.set()
+            try:
+                while True:
+                    time.sleep(0.001)
+            except ff.Interrupted:
+                seen.append(ctx.is_cancelled)
+                for write in (
+                    lambda: ctx.progress(1),
+                    lambda: ctx.step("late", time.sleep, 0),
+                    ctx.heartbeat,
+                    ctx.now,
+                ):
+                    try:
+                        write()
+                    except (ff.Interrupted, ff.FlowFabricError):
+                        seen.append("refused")
+            return "late"
+
+    @app.task
+    async def other() -> str:
+        return "other"
+
+    # With such a lease a heartbeat would find out after minutes.
+    async with working(app, concurrency=1, lease_ttl=900):
+        run = await app.tasks["job"].submit()
+        await until(begun.is_set)
+        await take(app, run, clock)
+        outcome = await run.outcome(PATIENCE)
+        assert await (await other.submit()).result(PATIENCE) == "other"  # in the only slot
+    assert outcome.state is end
+    assert outcome.result in (None, b'"second"')
+    assert seen == [True, "refused", "refused", "refused", "refused"]
+    assert [step.name for step in await run.steps()] == []
+
+
+async def test_a_lease_that_lapsed_stops_the_handler_at_the_next_heartbeat(app: ff.App, clock: Clock) -> None:
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def job(ctx: ff.Context) -> int:
+        if ctx.reclaim_count:
+            return ctx.reclaim_count
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+
+    async with working(app, lease_ttl=3):
+        run = await job.submit()
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        await clock.advance(seconds=4)
+        await asyncio.wait_for(stopped.wait(), PATIENCE)
+        assert await run.result(PATIENCE) == 1
+
+
+async def test_a_thread_that_hears_nothing_keeps_neither_the_slot_nor_the_end_of_the_worker(app: ff.App) -> None:
+    begun, go = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    @app.task
+    def deaf() -> None:
+        begun.set()
+        go.wait(PATIENCE)  # nothing reaches a thread that waits like this
+        ended.append("deaf")
+
+    @app.task
+    def other() -> str:
+        return "other"
+
+    try:
+        async with working(app, concurrency=1, grace=0.2):
+            run = await deaf.submit()
+            await until(begun.is_set)
+            await run.cancel()
+            assert await (await other.submit()).result(PATIENCE) == "other"
+            begun.clear()
+            again = await deaf.submit()
+            await until(begun.is_set)
+        assert ended == []
+        assert await again.state() is ff.State.WAITING
+        assert [attempt.attempt_index for attempt in await again.attempts()] == [0]
+    finally:
+        go.set()
+    await until(lambda: len(ended) == 2)
+
+
+async def test_plain_handlers_run_side_by_side_and_the_loop_goes_on(app: ff.App) -> None:
+    together = threading.Barrier(4)
+
+    @app.task
+    def plain() -> None:
+        together.wait(PATIENCE)
+
+    @app.task
+    async def on_the_loop() -> None:
+        await asyncio.to_thread(together.wait, PATIENCE)
+
+    async with working(app, concurrency=4):
+        runs = [*await plain.submit_many([()] * 3), await on_the_loop.submit()]
+        for run in runs:
+            await run.result(PATIENCE)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_handler_that_never_yields_is_interrupted_when_its_time_is_over(
+    app: ff.App, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    options: Any = {"attempt_timeout": 0.3}
+    if kind == "async":
+
+        @app.task(**options)
+        async def job() -> None:
+            while True:
+                pass
+    else:
+
+        @app.task(name="job", **options)
+        def plain() -> None:
+            while True:
+                pass
+
+    @app.task
+    async def other() -> str:
+        return "other"
+
+    async with working(app, concurrency=1):
+        run = await app.tasks["job"].submit()
+        assert (await run.outcome(PATIENCE)).state is ff.State.EXPIRED
+        assert await (await other.submit()).result(PATIENCE) == "other"
+
+
+async def test_a_handler_that_holds_up_the_loop_is_named_with_the_line_it_is_at(
+    app: ff.App, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_STALLED_AFTER", 0.2)
+
+    @app.task
+    async def rude() -> None:
+        time.sleep(1.5)
+
+    async with working(app):
+        run = await rude.submit()
+        await run.result(PATIENCE)
+        await until(lambda: "the event loop goes on" in caplog.text)
+    assert f"execution {run.id} holds up the worker's event loop" in caplog.text
+    assert "time.sleep(1.5)" in caplog.text
+
+
+async def test_sys_exit_in_a_handler_fails_the_execution_and_not_the_worker(app: ff.App) -> None:
+    @app.task
+    async def leave() -> None:
+        sys.exit(3)
+
+    @app.task
+    def leave_plainly() -> None:
+        raise KeyboardInterrupt
+
+    async with working(app):
+        for task, words in ((leave, "SystemExit"), (leave_plainly, "KeyboardInterrupt")):
+            with pytest.raises(ff.TaskFailed, match=words):
+                await (await task.submit()).result(PATIENCE)
+
+
+# Processes
+
+
+def square(n: int) -> int:
+    return n * n
+
+
+def vanish() -> None:
+    os._exit(7)
+
+
+def tell_and_stay(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+async def test_process_tasks_return_die_alone_and_are_killed_when_taken_away(app: ff.App, tmp_path: Path) -> None:
+    squares = app.task(pool="process")(square)
+    vanishes = app.task(pool="process")(vanish)
+    stays = app.task(pool="process")(tell_and_stay)
+    async with working(app, processes=1, grace=0.1):
+        assert [await run.result(PATIENCE) for run in await squares.submit_many(range(5))] == [0, 1, 4, 9, 16]
+
+        died = await vanishes.submit(retry=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0)))
+        with pytest.raises(ff.TaskFailed, match="exit code 7"):
+            await died.result(PATIENCE)
+        attempts = await died.attempts()
+        assert len(attempts) == 2
+        assert (await died.get()).failure_category == "child_died"
+        assert await (await squares.submit(3)).result(PATIENCE) == 9
+
+        for number, take in enumerate((revoke, cancel)):
+            place = tmp_path / str(number)
+            taken = await stays.submit(str(place), max_reclaims=0)
+            await until(lambda place=place: place.exists() and place.read_text())  # type: ignore[misc]
+            await take(app, taken, None)  # type: ignore[arg-type]
+            await until(lambda place=place: not is_alive(int(place.read_text())))  # type: ignore[misc]
+            assert (await taken.outcome(PATIENCE)).state in (ff.State.FAILED, ff.State.CANCELLED)
+        assert await (await squares.submit(4)).result(PATIENCE) == 16
+
+        last = tmp_path / "last"
+        stopped = await stays.submit(str(last))
+        await until(lambda: last.exists() and last.read_text())
+    assert not is_alive(int(last.read_text()))
+    assert await stopped.state() is ff.State.WAITING
+
+
+# Stopping
+
+
+async def test_a_worker_that_stops_lets_handlers_end_and_gives_the_rest_back_for_the_same_attempt(app: ff.App) -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+
+    @app.task
+    async def job(ctx: ff.Context, seconds: float) -> str:
+        begun.append(str(ctx.execution_id))
+        if ctx.is_resumed:
+            return "resumed"
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append(str(ctx.execution_id))
+        return "first"
+
+    worker = ff.Worker(app, grace=0.5, concurrency=2)
+    await worker.start()
+    short, long, waits = [await job.submit(seconds) for seconds in (0.2, 3600, 0)]
+    await until(lambda: len(begun) == 2)
+    worker.stop()
+    await worker.close()
+    assert sorted(begun) == sorted(ended) == sorted([short.id, long.id])
+    assert await short.result() == "first"
+    assert await waits.state() is ff.State.WAITING
+    assert await long.state() is ff.State.WAITING
+    async with working(app):
+        assert await long.result(PATIENCE) == "resumed"
+        assert await waits.result(PATIENCE) == "first"
+    assert [attempt.attempt_index for attempt in await long.attempts()] == [0]
+
+
+async def test_what_a_claim_brings_after_the_stop_is_given_back_without_being_begun(app: ff.App, calls: Calls) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+    begun: list[str] = []
+
+    @app.task
+    async def job(ctx: ff.Context) -> None:
+        begun.append(ctx.execution_id)
+
+    async def hold() -> None:
+        asked.set()
+        await go.wait()
+
+    run = await job.submit()
+    calls.before["claim_many"] = hold
+    worker = ff.Worker(app)
+    await worker.start()
+    await asyncio.wait_for(asked.wait(), PATIENCE)
+    worker.stop()
+    closing = asyncio.ensure_future(worker.close())
+    go.set()
+    await closing
+    assert begun == []
+    assert await run.state() is ff.State.WAITING
+    assert calls.counts["release"] == 1
+
+
+async def test_a_handler_that_ignores_cancellation_does_not_keep_the_worker(
+    app: ff.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("flowfabric.worker.worker._LAST_WORDS", 0.1)
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def deaf() -> str:
+        begun.set()
+        while not go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return "late"
+
+    async with working(app, grace=0):
+        run = await deaf.submit()
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+    assert await run.state() is ff.State.WAITING
+    assert "1 handlers and 0 threads do not listen" in caplog.text
+    go.set()
+    await asyncio.sleep(0.05)
+    assert await run.state() is ff.State.WAITING
+
+
+async def test_a_worker_that_cannot_start_leaves_nothing_open(app: ff.App, sql: asyncpg.Connection[Any]) -> None:
+    @app.task
+    async def job() -> None: ...
+
+    def broken() -> int:
+        raise ValueError("cannot be made")
+
+    app.provide(int, broken)
+
+    @app.task
+    async def needs(n: ff.Data[int]) -> None: ...
+
+    await app.close()
+    before = set(threading.enumerate())
+    with pytest.raises(ValueError, match="cannot be made"):
+        await ff.Worker(app).run()
+
+    async def is_left() -> bool:
+        return bool(
+            await sql.fetchval(
+                "select count(*) = 0 from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid() and application_name = 'flowfabric'"
+            )
+        )
+
+    await until_true(is_left)
+    assert [thread for thread in set(threading.enumerate()) - before if "flowfabric" in thread.name] == []
+
+
+# Waking up
+
+
+async def test_an_idle_worker_is_woken_by_a_submission(app: ff.App, calls: Calls) -> None:
+    @app.task
+    async def job(n: int) -> int:
+        return n
+
+    async with working(app, poll=600, duties=False) as worker:
+        for number in range(3):
+            await worker.idle()
+            asked = calls.counts["claim_many"]
+            assert await (await job.submit(number)).result(PATIENCE) == number
+            assert calls.counts["claim_many"] - asked <= 4  # woken, not asking all the time
+
+
+async def test_a_worker_without_notifications_polls(database: str, sql: asyncpg.Connection[Any]) -> None:
+    app = ff.App(database, notifications=False, prepared_statements=False)
+
+    @app.task
+    async def child(n: int) -> int:
+        return n + 1
+
+    @app.task
+    async def job(n: int) -> int:
+        return await (await child.submit(n)).result() * 2
+
+    async with app, working(app, poll=0.05) as worker:
+        await worker.idle()
+        assert await (await job.submit(20)).result(PATIENCE) == 42
+        listening = "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%'"
+        assert await sql.fetchval(listening) == 0
+
+
+# Trouble
+
+
+async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
+    app: ff.App, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    errors: list[Exception] = [ff.TransportError("transport", "gone"), KeyError("odd"), ff.TransportError("other", "?")]
+
+    async def fail() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    calls.before["claim_many"] = fail
+    run = await job.submit()
+    with caplog.at_level("INFO", "flowfabric.worker"):
+        async with working(app):
+            assert await run.result(PATIENCE) == "done"
+    said = [record.getMessage() for record in caplog.records if "claim" in record.getMessage()]
+    assert len(said) == 4
+    assert said[0].startswith("a claim failed: transport: gone; again in 0.")
+    assert said[-1] == "claims work again"
+
+
+async def test_what_the_database_cannot_take_for_a_moment_is_reported_later(
+    app: ff.App, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def job(ctx: ff.Context, fails: bool) -> str:
+        await ctx.step("step", asyncio.sleep, 0)
+        if fails:
+            raise ff.Reject("no")
+        return "done"
+
+    left = {"complete_many": 2, "fail_many": 2, "record_steps": 2}
+    for method in left:
+
+        async def fail(method: str = method) -> None:
+            if left[method]:
+                left[method] -= 1
+                raise ff.TransportError("transport", f"{method} is lost")
+
+        calls.before[method] = fail
+    async with working(app):
+        good, bad = await job.submit(False), await job.submit(True)
+        assert await good.result(PATIENCE) == "done"
+        with pytest.raises(ff.TaskFailed, match="no"):
+            await bad.result(PATIENCE)
+    assert set(left.values()) == {0}
+    assert len(await good.attempts()) == len(await bad.attempts()) == 1
+
+
+async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is_away_for_a_moment(
+    app: ff.App, calls: Calls
+) -> None:
+    trouble = [ff.TransportError("transport", "gone")]
+
+    async def fail() -> None:
+        if trouble:
+            raise trouble.pop()
+
+    calls.before["read_execution"] = fail
+
+    @app.task
+    async def job(ctx: ff.Context) -> int:
+        if ctx.retry_count == 0:
+            raise ff.RetryLater(after=0.01)
+        return ctx.retry_count
+
+    async with working(app):
+        assert await (await job.submit()).result(PATIENCE) == 1
+    assert not trouble

@@ -31,7 +31,8 @@ delete from flowfabric.execution; delete from flowfabric.ready; delete from flow
 delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
 delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
 delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.keystore where kid <> 'k1';
-delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch; delete from flowfabric.schedule;
+delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch;
+delete from flowfabric.schedule;
 update flowfabric.clock set shift = '0';
 update flowfabric.lane set state = 'active' where state <> 'active';
 update flowfabric.keystore set state = 'current', expires_at = null;

@@ -21,13 +21,14 @@ import flowfabric as ff
 from flowfabric._postgres.create_call import MAX_PAYLOAD
 from flowfabric.engine.reads import Place
 from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Completion
+from flowfabric.models import ClaimGrant, Completion, NewStep
 from tests.support import WORKER, Clock, claim_one, started, submit
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
 UNKNOWN = ff.ExecutionId(f"{{fp:3}}:{UUID_TEXT}")
 BEYOND = ff.ExecutionId(f"{{fp:256}}:{UUID_TEXT}")
 NAIVE = datetime(2030, 1, 1)
+DUE = datetime(2050, 1, 1, tzinfo=UTC)
 DIGEST_FUNCTION = """
 create function pg_temp.digest() returns text language plpgsql as $$
 declare
@@ -118,6 +119,7 @@ class World:
         self.done = (await self._claimed(engine)).execution_id
         await engine.complete(ff.Operator(self.done), b"done")
         self.held = await self._claimed(engine)
+        await engine.put_schedule("standing", kind="k", timing={"every_ms": 5}, next_at=DUE)
         self.waiting = await submit(engine, tags={"a.b": "c"})
         self.blocked = await submit(engine)
         await engine.block_execution_for_admission(self.blocked, "paused_by_operator")
@@ -130,7 +132,7 @@ class World:
 class Case:
     """One operation: arguments that are fine, and for each argument what is not."""
 
-    def __init__(self, name: str, good: Callable[[World], dict[str, Any]], **bad: tuple[Any, list[Any]]) -> None:
+    def __init__(self, name: str, good: Callable[[World], dict[str, Any]], /, **bad: tuple[Any, list[Any]]) -> None:
         self.name = name
         self.good = good
         self.bad = bad
@@ -167,6 +169,16 @@ AUTHORITIES: list[Any] = [
     lambda world: _fence(world, attempt_index=2**31),
     lambda world: _fence(world, attempt_index=True),
 ]  # fmt: skip
+
+
+def _step(authority: Any = None, **fields: Any) -> Callable[[World], Any]:
+    """A batch of one step with something wrong in it."""
+
+    def items(world: World) -> list[Any]:
+        by = authority(world) if inspect.isfunction(authority) else authority
+        return [(world.held.handle if fields else by, NewStep(**({"name": "s"} | fields)))]
+
+    return items
 
 
 def _authority(world: World) -> dict[str, Any]:
@@ -544,6 +556,185 @@ CASES = [
         lambda world: {"at_most": timedelta(1)},
         at_most=by_field([None, 5, timedelta(-1), timedelta.max]),
     ),
+    # steps, parking, waiting for the end of others
+    Case(
+        "record_steps",
+        lambda world: {"items": [(world.held.handle, NewStep(name="s", result=b"1"))]},
+        items=by_field([None, 5, "x", {"a": 1}, [5], [None], [(1, 2, 3)], lambda world: [world.held.handle]]),
+    ),
+    Case(
+        "record_steps",
+        lambda world: {"items": []},
+        items=by_field([_step(authority=value) for value in AUTHORITIES], "*"),
+    ),
+    *(
+        Case("record_steps", lambda world: {"items": []}, items=by_field([_step(**{field: v}) for v in values], field))
+        for field, values in {
+            "name": [None, "", *TEXTS[:-2], "x" * 513, "é" * 257],
+            "n": [*INTS, 2**31],
+            "kind": [None, 5, "", "steps", "Step", [], "\0"],
+            "result": [*BYTES, bytes(MAX_PAYLOAD + 1)],
+            "encoding": TEXTS,
+            "error": [*LONG_TEXTS, "", "no json", "[]", "5", '{"a": "\\u0000"}', '{"a": ', '"x"', f'"{"x" * 2**18}"'],
+            "seconds": ["1", True, []],
+            "pause": [5, "5", timedelta(-1), timedelta.max, timedelta(1)],
+        }.items()
+    ),
+    Case(
+        "record_steps",
+        lambda world: {"items": []},
+        items=by_field([_step(kind="sleep", pause=value) for value in (None, 5, "5", timedelta(-1))], "pause"),
+    ),
+    *(
+        Case(
+            name,
+            lambda world: {"execution_ids": [world.waiting]},
+            execution_ids=by_field([None, 5, "x", {"a"}, [UNKNOWN] * 1001]),
+        )
+        for name in ("read_steps", "read_outcomes", "unwatch")
+    ),
+    *(
+        Case(
+            name,
+            lambda world: {"execution_ids": []},
+            execution_ids=by_field([[value] for value in IDS], "execution_id"),
+        )
+        for name in ("read_steps", "read_outcomes", "unwatch")
+    ),
+    Case(
+        "park",
+        lambda world: {"authority": world.held.handle, "until": datetime(2050, 1, 1, tzinfo=UTC)},
+        authority=by_field(AUTHORITIES, "*"),
+        until=by_field([*MOMENTS, timedelta(1), None]),
+        ends_of=by_field([5, "x", *([value] for value in IDS), [UNKNOWN] * 1001, lambda w: [w.held.execution_id]]),
+    ),
+    Case(
+        "submit_child",
+        lambda world: {
+            "authority": world.held.handle,
+            "name": "s",
+            "n": 0,
+            "item": ff.NewExecution(execution_kind="child", lane_id="own"),
+        },
+        authority=by_field(AUTHORITIES, "*"),
+        name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
+        n=by_field(INTS),
+        item=by_field(
+            [
+                None,
+                5,
+                "x",
+                ff.NewExecution(execution_kind="\0"),
+                ff.NewExecution(execution_kind="k", lane_id="é"),
+                ff.NewExecution(execution_kind="k", priority="5"),  # type: ignore[arg-type]
+                ff.NewExecution(execution_kind="k", tags={"a": 5}),  # type: ignore[dict-item]
+                ff.NewExecution(execution_kind="k", execution_id=BEYOND),
+            ],
+            "*",
+        ),
+    ),
+    Case(
+        "submit_child",
+        lambda world: {
+            "authority": world.held.handle,
+            "name": "s",
+            "n": 0,
+            "item": ff.NewExecution(execution_kind="child", lane_id="own"),
+        },
+        item=by_kind("invalid_policy_json", [ff.NewExecution(execution_kind="k", policy=value) for value in POLICIES]),
+    ),
+    Case(
+        "watch",
+        lambda world: {"execution_ids": [world.done], "within": timedelta(seconds=1)},
+        execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
+        within=by_field([None, *DURATIONS]),
+    ),
+    Case("free_key", lambda world: {"execution_id": world.done}, **ONE_ID),
+    Case(
+        "claim_lanes",
+        lambda world: {"shares": {"default": 1}, "limit": 1, **WORKER},
+        shares=by_field([{}, None, 5, "x", ["default"], {"": 1}, {"é": 1}, {5: 1}, *({"l": v} for v in (*INTS, 1001))]),
+        limit=by_field([*INTS, 0, 1001]),
+        worker_id=by_field(WORKERS),
+        worker_instance_id=by_field(WORKERS),
+        capabilities=by_kind("invalid_capabilities", CAPABILITIES),
+        kinds=by_field([*LISTS, [5], ["\0"], ["x" * 257]]),
+        lease_ttl=by_field([None, *DURATIONS]),
+        max_wait=by_field([5, timedelta(-1), timedelta.max]),
+    ),
+    Case("sleep_for_work", lambda world: {"at_most": timedelta(1)}, at_most=by_field([None, *DURATIONS])),
+    # many at once, and forgetting
+    Case(
+        "cancel_many",
+        lambda world: {"execution_ids": [world.waiting], "reason": "no"},
+        execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
+    ),
+    Case(
+        "cancel_many",
+        lambda world: {"execution_ids": [], "reason": "no"},
+        execution_ids=by_field([[value] for value in IDS], "execution_id"),
+    ),
+    Case(
+        "replay_many",
+        lambda world: {"execution_ids": [world.done]},
+        execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
+        requested_by=by_field(TEXTS),
+    ),
+    Case(
+        "replay_many",
+        lambda world: {"execution_ids": []},
+        execution_ids=by_field([[value] for value in IDS], "execution_id"),
+    ),
+    Case("delete_execution", lambda world: {"execution_id": world.done}, **ONE_ID),
+    Case("redact_execution", lambda world: {"execution_id": world.done}, **ONE_ID),
+    # schedules
+    Case(
+        "put_schedule",
+        lambda world: {"name": "s", "kind": "k", "timing": {"every_ms": 5}, "next_at": None},
+        name=by_field([None, "", *TEXTS]),
+        kind=by_field([None, *TEXTS]),
+        timing=by_field([None, 5, "x", [], {"a": object()}, {"a": "\0"}, {"a": "\ud800"}]),
+        next_at=by_field([*MOMENTS, timedelta(1)]),
+        catch_up=by_field([None, 5, "", "none", "Skip", []]),
+        payload=by_field([*BYTES, bytes(MAX_PAYLOAD + 1)]),
+        payload_encoding=by_field(TEXTS),
+        options=by_field([5, "x", [], {"a": object()}, {"a": "\0"}, {"\ud800": 1}]),
+    ),
+    Case("list_schedules", lambda world: {}, cursor=by_field(["", *TEXTS]), limit=by_field(INTS)),
+    Case("read_schedule", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
+    Case("schedule_as_due", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
+    *(
+        Case(name, lambda world: {"name": "standing"}, name=by_field([None, "", *TEXTS]))
+        for name in ("pause_schedule", "delete_schedule")
+    ),
+    Case(
+        "resume_schedule",
+        lambda world: {"name": "standing"},
+        name=by_field([None, "", *TEXTS]),
+        next_at=by_field([*MOMENTS, timedelta(1)]),
+    ),
+    Case("due_schedules", lambda world: {}, limit=by_field(INTS)),
+    Case(
+        "fire_schedule",
+        lambda world: {
+            "name": "standing",
+            "due_at": DUE,
+            "next_at": None,
+            "fired_at": DUE,
+            "items": [ff.NewExecution(execution_kind="k", lane_id="own")],
+        },
+        name=by_field([None, "", *TEXTS]),
+        due_at=by_field([None, *MOMENTS, timedelta(1)]),
+        next_at=by_field([*MOMENTS, timedelta(1)]),
+        fired_at=by_field([*MOMENTS, timedelta(1)]),
+        items=by_field([None, 5, "x", {"a": 1}, [5], [ff.NewExecution(execution_kind="\0")]], "*"),
+    ),
+    Case("list_events", lambda world: {"execution_id": world.done}, **ONE_ID),
+    Case(
+        "count_events",
+        lambda world: {},
+        after=by_field([5, "x", (0, 0), ff.EventCursor(-1), ff.EventCursor(2**63)]),
+    ),
     Case("shutdown_prepare", lambda world: {}, grace=by_field([None, 5, timedelta(-1), timedelta.max])),
 ]
 NO_ARGUMENTS = {
@@ -553,10 +744,13 @@ NO_ARGUMENTS = {
     "server_time_ms",
     "next_due",
     "timer_wakeups",
+    "work_wakeups",
+    "ended_wakeups",
+    "until_next_schedule",
     "backend_label",
     "capabilities",
 }
-NOT_CALLED = {"connect", "attach", "detach"}
+NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups"}
 
 
 def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:
@@ -683,7 +877,28 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     for call in (lambda: engine.renew(fence), lambda: engine.progress(fence, percent=1)):
         with pytest.raises(ff.NotFound):
             await call()
-    for batch in (engine.renew_many([fence]), engine.complete_many([fence])):
+    for call in (
+        lambda: engine.park(fence, ends_of=[BEYOND]),
+        lambda: engine.submit_child(fence, "s", 0, ff.NewExecution(execution_kind="k")),
+        lambda: engine.delete_execution(UNKNOWN),
+        lambda: engine.redact_execution(UNKNOWN),
+        lambda: engine.pause_schedule("unknown"),
+        lambda: engine.resume_schedule("unknown"),
+        lambda: engine.delete_schedule("unknown"),
+    ):
+        with pytest.raises(ff.NotFound):
+            await call()
+    assert await engine.fire_schedule("unknown", DUE, next_at=None, fired_at=None, items=[]) is None
+    assert await engine.read_schedule("unknown") is await engine.schedule_as_due("unknown") is None
+    assert await engine.read_steps([UNKNOWN]) == []
+    assert (await engine.read_outcomes([UNKNOWN]))[UNKNOWN].state is None
+    for batch in (
+        engine.renew_many([fence]),
+        engine.complete_many([fence]),
+        engine.record_steps([(fence, NewStep(name="s"))]),
+        engine.cancel_many([UNKNOWN], "no"),
+        engine.replay_many([UNKNOWN]),
+    ):
         (verdict,) = await batch
         assert isinstance(verdict, ff.NotFound)
     (failed,) = await engine.fail_many([ff.Failure(authority=fence, reason="no")])

@@ -63,8 +63,8 @@ SQL_CALLS = {
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " 'infinity', '{}', '{}')",
     "record_steps": "select code, detail from flowfabric.record_steps(array[$1::int], array[$2::uuid], array[$3::uuid],"
-    " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null, null,"
-    " null)",
+    " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
+    " null, null)",
     "cancel": "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'lease_holder', 'x')",
 }

@@ -144,6 +144,11 @@ class CreateCall:
     def is_empty(self) -> bool:
         return not self._places
 
+    @property
+    def refused(self) -> list[FlowFabricError]:
+        """Why items were not sent, in their order."""
+        return [self._refused[place] for place in sorted(self._refused)]
+
     def _minted(self, number: int) -> UUID | None:
         """The id of an item sent, if it is of our own making: nobody else can have used it."""
         return None if self._places[number] in self._given else self._sent[number]

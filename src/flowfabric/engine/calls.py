@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
@@ -19,6 +20,8 @@ from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, par
 from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator, ScannerFilter
 
 MAX_GRANT_TTL = timedelta(seconds=60)
+# In JSON that the database shall hold; an escaped backslash before the u is text.
+ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 __all__ = ["MAX_BATCH", "Calls", "instant", "moment"]
 
 

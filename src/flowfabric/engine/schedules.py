@@ -10,8 +10,8 @@ import msgspec
 
 from flowfabric._postgres import create_call, rows
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.calls import Calls, check_limit, moment, optional_bytes
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.engine.calls import ESCAPED_NUL, Calls, check_batch, check_limit, moment, optional_bytes
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, check_text
 from flowfabric.models import Created, DueSchedule, Duplicate, NewExecution, Page, Schedule
 
@@ -19,11 +19,13 @@ CATCH_UP = ("skip", "one", "all")
 _CREATE = create_call.create_sql().split(" from ", 1)[1]
 # Whoever moves the schedule on from the time it read creates what is due; for everybody else there is no row to join.
 _FIRE = (
-    "select c.ordinal, c.code, c.partition, c.id, c.state"  # noqa: S608 - placeholders only
-    " from flowfabric.advance_schedule($24, $25, $26, $27, ($5::integer[])[$28], ($6::uuid[])[$28]) h"
+    "select c.ordinal, c.code, c.partition, c.id, c.state,"  # noqa: S608 - placeholders only
+    " case when c.code <> 'lane_closed' and c.ordinal in (0, $28)"
+    " then flowfabric.schedule_made($24, ($5::integer[])[$28], ($6::uuid[])[$28]) end"
+    " from flowfabric.advance_schedule($24, $25, $26, $27) h"
     f" cross join lateral {_CREATE.replace('$7::boolean', '($7::boolean and h.moved)')} c"
 )
-_SKIP = "select moved from flowfabric.advance_schedule($1, $2, $3, null, null, null)"
+_SKIP = "select moved from flowfabric.advance_schedule($1, $2, $3, null)"
 
 
 class Schedules(Calls):
@@ -42,17 +44,17 @@ class Schedules(Calls):
         options: Mapping[str, Any] | None = None,
     ) -> Literal["created", "changed", "unchanged"]:
         """Store a schedule under its name. One whose timing is the same keeps its next time, and its pause."""
-        if catch_up not in CATCH_UP:
+        if not isinstance(catch_up, str) or catch_up not in CATCH_UP:
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed=", ".join(CATCH_UP))
         row = await self._row(
             "select flowfabric.put_schedule($1, $2, $3, $4, $5, $6, $7, $8) as did",
             _name(name),
             check_text(kind, "kind"),
-            msgspec.json.encode(timing).decode(),
+            _json(timing, "timing"),
             catch_up,
             optional_bytes(payload, "payload") or b"",
-            payload_encoding,
-            msgspec.json.encode(options or {}).decode(),
+            None if payload_encoding is None else check_text(payload_encoding, "payload_encoding"),
+            _json({} if options is None else options, "options"),
             None if next_at is None else moment(next_at, "next_at"),
             repeatable=True,
         )
@@ -130,18 +132,17 @@ class Schedules(Calls):
     ) -> list[ExecutionId] | None:
         """Move a schedule on from `due_at` and create what is due, in one transaction; None when another was quicker.
 
-        The latest of `items` becomes the schedule's last execution. No items: only move on.
+        The latest of `items` becomes the schedule's last execution. No items: only move on. What a closed lane does not
+        take is not created, and the schedule moves on all the same.
         """
+        check_batch(items)
         expected = moment(due_at, "due_at")
         following = None if next_at is None else moment(next_at, "next_at")
         if not items:
             return [] if await self._fetch(_SKIP, _name(name), expected, following) else None
         call = CreateCall(items, self._database.flow_partitions)
-        refused = (
-            next((v for v in call.verdicts([]) if isinstance(v, FlowFabricError)), None) if call.is_empty else None
-        )
-        if refused is not None:
-            raise refused
+        if call.refused:
+            raise call.refused[0]
         found = await self._fetch(
             _FIRE,
             *call.args,
@@ -153,7 +154,7 @@ class Schedules(Calls):
         )
         if not found:
             return None
-        verdicts = call.verdicts([tuple(row) for row in found])
+        verdicts = call.verdicts([tuple(row)[:5] for row in found])
         return [verdict.execution_id for verdict in verdicts if isinstance(verdict, Created | Duplicate)]
 
 
@@ -162,6 +163,19 @@ def _name(value: str, field: str = "name") -> str:
     if not name:
         raise InvalidInput("empty", field=field, allowed="a non-empty text")
     return name
+
+
+def _json(value: object, field: str) -> str:
+    """A mapping as JSON that the database can hold."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a mapping of JSON values")
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"not JSON: {error}", field=field, allowed="a mapping of JSON values") from None
+    if ESCAPED_NUL.search(text):
+        raise InvalidInput("contains NUL", field=field, allowed="text without NUL")
+    return text
 
 
 def _due(row: Mapping[str, Any]) -> DueSchedule:

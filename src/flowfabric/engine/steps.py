@@ -13,6 +13,7 @@ import msgspec
 from flowfabric._postgres import create_call, rows
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.calls import (
+    ESCAPED_NUL,
     Batch,
     Calls,
     Fences,
@@ -26,7 +27,7 @@ from flowfabric.engine.calls import (
     raised,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, check_text
+from flowfabric.ids import ExecutionId, check_text, check_worker
 from flowfabric.models import (
     Created,
     Duplicate,
@@ -150,10 +151,8 @@ class Steps(Calls):
         call = CreateCall([item], self._database.flow_partitions)
         fences = Fences([authority])
         step = (_step_name(name), check_int(n, "n", 0, 2**31 - 1))
-        if call.is_empty:
-            refused = call.verdicts([])[0]
-            assert isinstance(refused, FlowFabricError)
-            raise refused
+        if call.refused:
+            raise call.refused[0]
         # What is remembered already is not made again, so a call whose answer was lost can be repeated.
         found = await self._fetch(_SUBMIT, *call.args, *fences.first, *step, repeatable=True)
         if not found:
@@ -218,7 +217,7 @@ class Steps(Calls):
         if self._listener is None:
             yield None
             return
-        with self._listener.topic(f"lost {worker_instance_id}") as lost:
+        with self._listener.topic(f"lost {check_worker(worker_instance_id, 'worker_instance_id')}") as lost:
             yield lost
 
     async def free_key(self, execution_id: ExecutionId) -> bool:
@@ -292,7 +291,7 @@ def _error(value: object) -> str:
         found = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise InvalidInput(f"not JSON: {error}", field="error", allowed="a JSON object as text") from None
-    if not isinstance(found, dict) or "\\u0000" in text:
+    if not isinstance(found, dict) or ESCAPED_NUL.search(text):
         raise InvalidInput("not an object without NUL", field="error", allowed="a JSON object as text")
     return text
 

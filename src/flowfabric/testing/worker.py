@@ -130,11 +130,16 @@ class KitWorker(Worker):
         self.held.clear()
         self.grace = _LAST_WORDS
         self.engine._database._pool._closing = True  # what is under way may still arrive, nothing else is sent
-        self.reports.close()
         for one in list(self._running):
             one.stop("the worker was killed")
         self.dead.set()
         await asyncio.Event().wait()  # until the cancellation arrives
+
+    async def close(self) -> None:
+        if self.dead.is_set():
+            await asyncio.sleep(0)
+            self.reports.close()  # nobody takes them any more
+        await super().close()
 
     # Forced replay
 

@@ -13,19 +13,23 @@ declare
     v_same_timing boolean;
     v_same boolean;
 begin
-    insert into flowfabric.schedule
-        (name, kind, timing, catch_up, payload, payload_encoding, options, next_at, created_at, updated_at)
-    values (p_name, p_kind, p_timing::jsonb, p_catch_up, p_payload, p_payload_encoding, p_options::jsonb, p_next_at,
-            v_now, v_now)
-    on conflict (name) do nothing;
-    if found then
-        return 'created';
-    end if;
+    loop
+        insert into flowfabric.schedule
+            (name, kind, timing, catch_up, payload, payload_encoding, options, next_at, created_at, updated_at)
+        values (p_name, p_kind, p_timing::jsonb, p_catch_up, p_payload, p_payload_encoding, p_options::jsonb, p_next_at,
+                v_now, v_now)
+        on conflict (name) do nothing;
+        if found then
+            return 'created';
+        end if;
+        perform from flowfabric.schedule s where s.name = p_name for update;
+        exit when found;   -- else it was deleted since
+    end loop;
     select s.timing = p_timing::jsonb,
            s.timing = p_timing::jsonb and s.kind = p_kind and s.catch_up = p_catch_up and s.payload = p_payload
            and s.payload_encoding is not distinct from p_payload_encoding and s.options = p_options::jsonb
     into v_same_timing, v_same
-    from flowfabric.schedule s where s.name = p_name for update;
+    from flowfabric.schedule s where s.name = p_name;
     if v_same then
         return 'unchanged';
     end if;
@@ -72,14 +76,19 @@ $$;
 --
 -- For a statement that creates what is due behind this row, in the same transaction.
 create or replace function flowfabric.advance_schedule(
-    p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz, p_last_partition integer, p_last_id uuid)
+    p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
 returns table (moved boolean)
 language sql volatile security definer set search_path = flowfabric, pg_temp as $$
     update flowfabric.schedule s
-    set next_at = p_next, last_at = coalesce(p_last, s.last_at),
-        last_partition = coalesce(p_last_partition, s.last_partition), last_id = coalesce(p_last_id, s.last_id)
+    set next_at = p_next, last_at = coalesce(p_last, s.last_at)
     where s.name = p_name and s.next_at = p_expected and not s.paused
     returning true
+$$;
+
+-- schedule_made: what a schedule that was moved on in this transaction has made last.
+create or replace function flowfabric.schedule_made(p_name text, p_partition integer, p_id uuid) returns boolean
+language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+    update flowfabric.schedule s set last_partition = p_partition, last_id = p_id where s.name = p_name returning true
 $$;
 
 -- set_schedule_paused: answers whether the schedule exists. Going on begins at p_next_at.
