@@ -1,7 +1,7 @@
 """Writes src/flowfabric/client/sync.py: the client for programs without an event loop, from the async one.
 
-    python scripts/sync_client.py           write it
-    python scripts/sync_client.py --check   exit 1 when it is not what would be written
+python scripts/sync_client.py           write it
+python scripts/sync_client.py --check   exit 1 when it is not what would be written
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SyncRun(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """The execution's id."""
+        """The execution's id, as plain text."""
         return self.run.id
 
     @property

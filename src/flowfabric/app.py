@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import itertools
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
@@ -34,7 +33,7 @@ from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, check_text
+from flowfabric.ids import ExecutionId, check_text, mint_uuid
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
 from flowfabric.options import OptionNames, Options
 from flowfabric.policies import Duration, duration
@@ -45,7 +44,6 @@ T = TypeVar("T")
 Pool = Literal["thread", "process"]
 CatchUp = Literal["skip", "one", "all"]
 StepsRule = Literal["strict", "lenient"]
-_count = itertools.count()
 
 
 class Task(Generic[P, R]):
@@ -127,10 +125,13 @@ class Task(Generic[P, R]):
         """What `submit` would submit, for `submit_many`: so each may have options of its own."""
         return new_submission(self, args, kwargs)
 
-    async def submit_many(self, arguments: Iterable[Any]) -> list[Run[R]]:
-        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument."""
+    async def submit_many(self, arguments: Iterable[Any], **options: Unpack[OptionNames]) -> list[Run[R]]:
+        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument.
+
+        What `submission` gives is taken as it is. A wrong argument anywhere fails before anything is stored.
+        """
         client = await self.app.client()
-        return await client.submit_many(self, arguments)
+        return await client.submit_many(self, arguments, **options)
 
     def run(self, execution_id: str) -> Run[R]:
         """A handle on an execution of this task, from its id."""
@@ -183,8 +184,10 @@ class App:
         self.declared: dict[str, ScheduleSpec] = {}
         self.provided: dict[type, Any] = {}
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
-        self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
-        connectors[next(_count)] = self
+        self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncClient]]
+        self._adopted = weakref.WeakKeyDictionary()
+        self.key = mint_uuid().hex  # which app of which process
+        connectors[self.key] = self
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
@@ -330,9 +333,8 @@ class App:
     async def client(self) -> AsyncClient:
         """The client of this event loop, connected when it is first needed and closed when the loop ends."""
         loop = asyncio.get_running_loop()
-        adopted = self._adopted.get(loop)
-        if adopted is not None:
-            return adopted
+        if adopted := self._adopted.get(loop):
+            return adopted[-1]
         shared = self._clients.get(loop)
         if shared is None:
             shared = self._clients[loop] = _Shared(self)
@@ -340,13 +342,11 @@ class App:
 
     def adopt(self, client: AsyncClient) -> None:
         """Let a client that somebody else opened and closes be the one of this event loop."""
-        self._adopted[asyncio.get_running_loop()] = client
+        self._adopted.setdefault(asyncio.get_running_loop(), []).append(client)
 
-    def forget(self, client: AsyncClient | None = None) -> None:
-        """Undo `adopt`; of this client, unless another was adopted since."""
-        loop = asyncio.get_running_loop()
-        if client is None or self._adopted.get(loop) is client:
-            self._adopted.pop(loop, None)
+    def forget(self, client: AsyncClient) -> None:
+        """Undo `adopt`."""
+        self._adopted[asyncio.get_running_loop()].remove(client)
 
     async def close(self) -> None:
         """Close the client of this event loop."""
@@ -387,7 +387,7 @@ class _Shared:
 
     async def _live(self) -> AsyncGenerator[AsyncClient, None]:
         client = AsyncClient(await self._app.open_engine(), self._app)
-        self.alive.difference_update([one for one in self.alive if one._loop.is_closed()])
+        self.alive.difference_update([one for one in list(self.alive) if one._loop.is_closed()])
         self.alive.add(self)
         try:
             yield client

@@ -6,7 +6,7 @@ The work behind the methods is the worker's (`Scope`); these classes are only th
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -56,7 +56,7 @@ class Scope(Protocol):
     ) -> Any: ...
     def sleep_in_thread(self, pause: Duration) -> None: ...
     def result_in_thread(self, run: Run[Any]) -> Any: ...
-    def in_thread(self, work: Awaitable[Any]) -> Any: ...
+    def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any: ...
 
 
 class _Facts:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(
-    r"^(?:<!-- (?:from (?P<source>\S+?)(?:: (?P<part>\w+))?|file (?P<file>\S+)|(?P<remark>[^>\n]+)) -->\n)?"
+    r"^(?:<!-- (?:from (?P<source>\S+?)(?:: (?P<part>\w+))?|file (?P<file>[^>\n]+?)|(?P<remark>[^>\n]+)) -->\n)?"
     r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,31 +44,6 @@ SAYS = {
     ],
 }
 NEED_A_WORKER = {"first_task.py", "sync_client.py"}  # as their page or their docstring says
-
-
-@pytest.fixture
-def surroundings(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment with its own data directory; afterwards nobody may be left who lives in it."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("FLOWFABRIC_")}
-    env["FLOWFABRIC_DATA_DIR"] = str(tmp_path / "data")
-    yield env
-    until = time.monotonic() + 60
-    while left := _inhabitants(env["FLOWFABRIC_DATA_DIR"]):
-        assert time.monotonic() < until, f"still running: {left}"
-        time.sleep(0.1)
-
-
-def _inhabitants(data_dir: str) -> list[str]:
-    """The processes that were started with this data directory, where the system can tell."""
-    mark = f"FLOWFABRIC_DATA_DIR={data_dir}\0".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes() + b"\0":
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue  # gone meanwhile, or somebody else's
-    return found
 
 
 @contextlib.contextmanager

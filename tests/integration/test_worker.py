@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ import pytest
 import flowfabric as ff
 from flowfabric.middleware import Middleware
 from flowfabric.worker import service
+from flowfabric.worker.schedules import ScheduleDuty, declare, fire
+from tests.interleave import Party, waiting
 from tests.support import Clock
 
 PATIENCE = 30.0
@@ -376,8 +378,8 @@ async def test_a_handler_is_told_at_once_that_its_execution_is_not_its_own_any_m
     async def other() -> str:
         return "other"
 
-    # With such a lease a heartbeat would find out after minutes.
-    async with working(app, concurrency=1, lease_ttl=900):
+    # With such a lease a heartbeat would find out after a quarter of an hour or more.
+    async with working(app, concurrency=1, lease_ttl=3600):
         run = await app.tasks["job"].submit()
         await until(begun.is_set)
         await take(app, run, clock)
@@ -417,8 +419,10 @@ async def test_a_thread_that_hears_nothing_keeps_neither_the_slot_nor_the_end_of
     @app.task
     def deaf() -> None:
         begun.set()
-        go.wait(PATIENCE)  # nothing reaches a thread that waits like this
-        ended.append("deaf")
+        try:
+            go.wait(PATIENCE)  # nothing reaches a thread that waits like this
+        finally:
+            ended.append("deaf")
 
     @app.task
     def other() -> str:
@@ -795,3 +799,210 @@ async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is
     async with working(app):
         assert await (await job.submit()).result(PATIENCE) == 1
     assert not trouble
+
+
+# Schedules
+
+
+async def times_of(sql: asyncpg.Connection[Any], name: str = "job") -> list[datetime]:
+    """The times for which a schedule has created executions."""
+    found = await sql.fetch(
+        "select (tags ->> 'schedule.time')::timestamptz as at from flowfabric.execution"
+        " where tags ->> 'schedule.name' = $1 order by 1",
+        name,
+    )
+    return [row["at"] for row in found]
+
+
+async def set_clock(clock: Clock, to: datetime) -> None:
+    await clock.advance(seconds=(to - await clock.now()).total_seconds())
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(f"2031-{text}:00+00:00")
+
+
+@pytest.fixture
+async def timed(app: ff.App, clock: Clock) -> tuple[ff.App, ScheduleDuty]:
+    """An app with a task, and the duty that a worker would run."""
+
+    @app.task
+    async def job() -> None: ...
+
+    await set_clock(clock, at("06-01T09:30"))
+    return app, ScheduleDuty((await app.client()).engine)
+
+
+async def declared(app: ff.App, **timing: Any) -> None:
+    app.declared.clear()
+    app.schedule(app.tasks["job"], **timing)
+    await declare((await app.client()).engine, app)
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "made"),
+    [
+        ("skip", []),
+        ("one", [at("06-01T12:00")]),
+        ("all", [at("06-01T10:00"), at("06-01T11:00"), at("06-01T12:00")]),
+    ],
+)
+async def test_times_that_passed_while_nobody_looked_are_made_up_for_as_the_schedule_says(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock, catch_up: str, made: list[datetime]
+) -> None:
+    app, duty = timed
+    await declared(app, cron="0 * * * *", catch_up=catch_up)
+    assert await duty.run_once() == 0
+    await set_clock(clock, at("06-01T12:20"))
+    assert await duty.run_once() == len(made)
+    assert await duty.run_once() == 0
+    assert await times_of(sql) == made
+    await set_clock(clock, at("06-01T13:00"))
+    await duty.run_once()
+    assert await times_of(sql) == [*made, at("06-01T13:00")]
+
+
+async def test_a_backlog_larger_than_one_call_takes_is_worked_off_in_order(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    app, duty = timed
+    await declared(app, every=60, catch_up="all")
+    await set_clock(clock, at("06-02T09:30"))
+    rounds = [await duty.run_once() for _ in range(3)]
+    assert rounds == [1000, 440, 0]
+    times = await times_of(sql)
+    assert times == [at("06-01T09:31") + timedelta(minutes=n) for n in range(1440)]
+
+
+async def test_a_schedule_follows_the_clock_of_its_zone_over_the_change_to_summer_time(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    app, duty = timed
+    await set_clock(clock, at("03-28T12:00"))
+    await declared(app, cron="30 2 * * *", timezone="Europe/Berlin")
+    # In the night to 30 March 2031 the clock jumps from 02:00 to 03:00: 02:30 is made up for at the jump, 01:00 UTC.
+    for day, hour in (("29", "01:30"), ("30", "01:00"), ("31", "00:30")):
+        await set_clock(clock, at(f"03-{day}T{hour}"))
+        assert await duty.run_once() == 1
+        assert (await times_of(sql))[-1] == at(f"03-{day}T{hour}")
+
+
+async def test_a_paused_schedule_does_not_fire_until_it_is_resumed(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    app, duty = timed
+    client = await app.client()
+    await declared(app, cron="0 * * * *", catch_up="one")
+    await client.pause_schedule("job")
+    await declared(app, cron="0 * * * *", catch_up="one")  # another worker starts
+    await set_clock(clock, at("06-01T12:20"))
+    assert await duty.run_once() == 0
+    assert await client.engine.until_next_schedule() is None
+    await client.resume_schedule("job")
+    assert await duty.run_once() == 1
+    assert await times_of(sql) == [at("06-01T12:00")]
+
+
+async def test_a_changed_timing_is_taken_over_and_an_unchanged_one_keeps_its_times(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    app, duty = timed
+    await declared(app, cron="0 * * * *", catch_up="all")
+    await set_clock(clock, at("06-01T11:20"))
+    await declared(app, cron="0 * * * *", catch_up="all")
+    assert await duty.run_once() == 2
+    await declared(app, cron="30 * * * *", catch_up="all")
+    await set_clock(clock, at("06-01T12:10"))
+    assert await duty.run_once() == 1
+    assert await times_of(sql) == [at("06-01T10:00"), at("06-01T11:00"), at("06-01T11:30")]
+
+
+@pytest.mark.parametrize("what", ["delete_schedule", "pause_schedule", "fired"])
+async def test_what_happens_between_looking_and_firing_is_respected(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock, what: str
+) -> None:
+    app, _ = timed
+    engine = (await app.client()).engine
+    await declared(app, cron="0 * * * *")
+    await set_clock(clock, at("06-01T10:00"))
+    (due,) = await engine.due_schedules()
+    if what == "fired":
+        assert await fire(engine, due) == 1
+    else:
+        await getattr(engine, what)("job")
+    assert await fire(engine, due) == 0
+    assert len(await times_of(sql)) == (1 if what == "fired" else 0)
+    if what == "delete_schedule":
+        assert await engine.read_schedule("job") is None
+        with pytest.raises(ff.NotFound):
+            await engine.delete_schedule("job")
+
+
+@pytest.mark.parametrize(("ending", "theirs"), [("commit", 0), ("rollback", 1)])
+async def test_of_two_workers_that_fire_at_the_same_moment_one_does(
+    timed: tuple[ff.App, ScheduleDuty],
+    database: str,
+    sql: asyncpg.Connection[Any],
+    clock: Clock,
+    ending: str,
+    theirs: int,
+) -> None:
+    app, _ = timed
+    await declared(app, cron="0 * * * *")
+    await set_clock(clock, at("06-01T10:00"))
+    first, second = [await Party.join(database) for _ in range(2)]
+    try:
+        dues = [(await party.due_schedules())[0] for party in (first, second)]
+        await first.begin()
+        assert await fire(first, dues[0]) == 1
+        behind = await waiting(sql, second, fire(second, dues[1]), behind=first)
+        await first.end(ending)
+        assert await behind == theirs
+    finally:
+        await first.close()
+        await second.close()
+    assert await times_of(sql) == [at("06-01T10:00")]
+    schedule = await (await app.client()).engine.read_schedule("job")
+    assert schedule is not None
+    assert schedule.next_at == at("06-01T11:00")
+
+
+async def test_a_schedule_that_cannot_fire_does_not_hold_up_the_others(
+    timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, duty = timed
+    await declared(app, name="good", cron="0 * * * *")
+    for name in ("a bad one", "bad too", "closed"):
+        await declared(app, name=name, cron="0 * * * *")
+    await sql.execute(
+        'update flowfabric.schedule set timing = \'{"cron": "0 * * * *", "timezone": "Mars"}\''
+        " where name = 'a bad one'"
+    )
+    await sql.execute("update flowfabric.schedule set options = '[]' where name = 'bad too'")
+    await sql.execute("update flowfabric.schedule set options = '{\"lane_id\": \"shut\"}' where name = 'closed'")
+    await (await app.client()).set_lane_state("shut", "disabled")
+    await set_clock(clock, at("06-01T10:00"))
+    assert await duty.run_once() == 1
+    assert await times_of(sql, "good") == [at("06-01T10:00")]
+    await duty.run_once()
+    for name in ("a bad one", "bad too", "closed"):
+        assert caplog.text.count(f"schedule {name}:") == 1
+    assert await duty.until_next() == 1.0  # what fails is looked at again, but not all the time
+
+
+async def test_workers_fire_a_declared_schedule_once_per_time_and_run_it(
+    app: ff.App, sql: asyncpg.Connection[Any]
+) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def tick(ctx: ff.Context, word: str) -> None:
+        ran.append(ctx.tags["schedule.time"])
+
+    app.schedule(tick, "again", every=1, catch_up="all")
+    async with working(app), working(app), working(app):
+        await until(lambda: len(ran) >= 3)
+    times = await times_of(sql, "tick")
+    assert len(times) == len(set(times)) >= 3
+    assert times == [times[0] + timedelta(seconds=n) for n in range(len(times))]
+    assert len(ran) == len(set(ran))

@@ -19,7 +19,7 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import mint_uuid
-from flowfabric.models import AlreadySatisfied, Claimed, ReclaimGrant, Rejected
+from flowfabric.models import AlreadySatisfied, Claimed, NewStep, ReclaimGrant, Rejected
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -137,6 +137,16 @@ async def _release(party: Party, case: Case) -> Any:
 
 async def _delay(party: Party, case: Case) -> Any:
     return await party.delay(case.handle, timedelta(seconds=5))
+
+
+async def _park(party: Party, case: Case) -> Any:
+    now = await party.connection.fetchval("select flowfabric.now()")
+    return await party.park(case.handle, until=now + timedelta(seconds=5))
+
+
+async def _record(party: Party, case: Case) -> Any:
+    (answer,) = await party.record_steps([(case.handle, NewStep(name="s", result=b"1"))])
+    return answer
 
 
 async def _change_priority(party: Party, case: Case) -> Any:
@@ -288,6 +298,8 @@ OPERATIONS = [
         refuses=HOLDER,
     ),
     Operation(name="delay", call=_delay, starts=("A",), acts=_to("Delayed", "D.i", "A"), refuses=HOLDER),
+    Operation(name="park", call=_park, starts=("A",), acts=_to("Parked", "D.i", "A"), refuses=HOLDER),
+    Operation(name="record", call=_record, starts=("A",), acts=_to("none", "A", "A"), refuses=HOLDER),
     Operation(
         name="promote",
         call=_duty("delay"),
@@ -490,6 +502,10 @@ async def _renew_all(party: Party, handles: list[ff.Handle]) -> list[str]:
     return [said(answer) for answer in await party.renew_many(handles)]
 
 
+async def _record_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+    return [said(answer) for answer in await party.record_steps([(h, NewStep(name="s")) for h in handles])]
+
+
 async def _cancel_all(party: Party, handles: list[ff.Handle]) -> list[str]:
     partitions, ids, *_ = _fences(handles)
     nothing = [None] * len(ids)
@@ -517,6 +533,7 @@ BATCHES = {
     "complete": (_complete_all, "Completed"),
     "fail": (_fail_all, "TerminalFailed"),
     "renew": (_renew_all, "Renewed"),
+    "record": (_record_all, "none"),
     "cancel": (_cancel_all, "Cancelled"),
     "replay": (_replay_all, "Replayed"),
 }
@@ -558,7 +575,7 @@ async def test_batches_in_opposite_orders_do_not_deadlock(
     answers = await later
     assert len(set(answers)) == 1, "all of a batch or nothing"
     match first, second:
-        case "renew", _:
+        case "renew" | "record", _:
             assert answers[0] == BATCHES[second][1]
         case "replay", _:
             assert answers[0] == "execution_not_terminal"

@@ -234,7 +234,13 @@ class Sent:
         self.gate.set()
         self.fails: list[Exception] = []
         self.poison: set[int] = set()
-        self.batcher: Batcher[int, int] = Batcher("numbers", self._call, self._answered, limit=limit, lines=lines)
+        self.batcher: Batcher[int, int] = Batcher(
+            "numbers", self._call, self._answered, weigh=self._weigh, limit=limit, lines=lines
+        )
+
+    @staticmethod
+    def _weigh(item: int) -> int:
+        return item << 20
 
     async def _call(self, items: Sequence[int]) -> list[int | FlowFabricError]:
         self.calls.append(list(items))
@@ -285,6 +291,13 @@ async def test_calls_are_no_larger_and_no_more_at_a_time_than_allowed(lines: int
     assert max(map(len, sent.calls)) == 2
 
 
+async def test_calls_are_no_heavier_than_allowed_unless_one_item_is() -> None:
+    sent = Sent()
+    sent.put(10, 6, 1, 100, 3, 14)
+    assert await sent.batcher.flushed(PATIENCE)
+    assert sent.calls == [[10, 6], [1], [100], [3], [14]]
+
+
 async def test_one_bad_item_does_not_take_the_others_down() -> None:
     sent = Sent()
     sent.poison = {3}
@@ -297,12 +310,21 @@ async def test_one_bad_item_does_not_take_the_others_down() -> None:
 
 async def test_a_call_that_found_no_database_is_made_again_whole(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
-    sent.fails = [TransportError("transport", "gone"), TransportError("timeout", "hangs")]
+    sent.fails = [TransportError("transport", "gone"), TransportError("server_busy", "full")]
     sent.put(1, 2)
     assert await sent.batcher.flushed(PATIENCE)
     assert sent.calls == [[1, 2]] * 3
     assert sent.answers == {1: 2, 2: 4}
     assert "numbers: transport: gone; 2 to be sent again" in caplog.text
+
+
+async def test_a_call_that_takes_too_long_is_made_again_in_halves() -> None:
+    sent = Sent()
+    sent.fails = [TransportError("timeout", "slow"), TransportError("timeout", "slow")]
+    sent.put(1, 2, 3, 4, 5)
+    assert await sent.batcher.flushed(PATIENCE)
+    assert sent.calls == [[1, 2, 3, 4, 5], [1, 2], [1], [2], [3, 4, 5]]
+    assert sent.answers == {n: 2 * n for n in range(1, 6)}
 
 
 async def test_an_unexpected_exception_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,7 +338,7 @@ async def test_an_unexpected_exception_is_an_answer_too(caplog: pytest.LogCaptur
 
 async def test_who_gets_an_answer_may_fail_without_harm(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
-    sent.put(12, 13, 14)
+    sent.put(1, 13, 2)
     assert await sent.batcher.flushed(PATIENCE)
     sent.put(15)
     assert await sent.batcher.flushed(PATIENCE)

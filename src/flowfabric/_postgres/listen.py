@@ -14,6 +14,8 @@ from typing import Any
 
 import asyncpg
 
+from flowfabric._postgres.pool import next_host_first
+
 CHANNEL = "flowfabric"
 _ASK_AFTER = 10.0  # seconds of silence after which the connection has to prove that it lives
 
@@ -78,9 +80,13 @@ class Listener:
             connection: asyncpg.Connection[Any] | None = None
             closed = asyncio.Event()
             try:
-                connection = await asyncpg.connect(
-                    self._dsn, timeout=10, server_settings={"application_name": "flowfabric"}
-                )
+                try:
+                    connection = await asyncpg.connect(
+                        self._dsn, timeout=_ASK_AFTER, server_settings={"application_name": "flowfabric"}
+                    )
+                except TimeoutError:
+                    self._dsn = next_host_first(self._dsn)
+                    raise
                 connection.add_termination_listener(lambda _, done=closed: done.set())
                 await connection.add_listener(CHANNEL, self._notified)
                 self._ready = True
@@ -91,7 +97,7 @@ class Listener:
                     try:
                         await asyncio.wait_for(closed.wait(), _ASK_AFTER)
                     except TimeoutError:  # one that hangs is silent too
-                        await connection.execute("", timeout=_ASK_AFTER)
+                        await connection.execute("select 1", timeout=_ASK_AFTER)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                 pass
             finally:

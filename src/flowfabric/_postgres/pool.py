@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
@@ -69,15 +69,21 @@ class Database:
     ) -> Database:
         """Open the pool and check server and schema. `ConnectionFailed` names what is wrong."""
         target = describe(dsn)
+        address = dsn
 
         async def open_one() -> asyncpg.Connection[Any]:
-            connection = await asyncpg.connect(
-                dsn,
-                timeout=min(_CONNECT_TIMEOUT, command_timeout),
-                command_timeout=command_timeout,
-                statement_cache_size=100 if prepared_statements else 0,
-                server_settings={"application_name": "flowfabric"},
-            )
+            nonlocal address
+            try:
+                connection = await asyncpg.connect(
+                    address,
+                    timeout=min(_CONNECT_TIMEOUT, command_timeout),
+                    command_timeout=command_timeout,
+                    statement_cache_size=100 if prepared_statements else 0,
+                    server_settings={"application_name": "flowfabric"},
+                )
+            except TimeoutError:
+                address = next_host_first(address)
+                raise
             if prepared_statements:
                 # What a call finds locked it waits for and then sees as it is; a stricter default would refuse it
                 # instead. Behind a transaction-pooling proxy the setting would be left on somebody else's connection.
@@ -193,6 +199,14 @@ def describe(dsn: str) -> str:
     except ValueError:
         return "the given address"
     return f"{host}{port}{parts.path}"
+
+
+def next_host_first(dsn: str) -> str:
+    """The DSN with its hosts in another order: the driver gives one that hangs all the time there is."""
+    parts = urlsplit(dsn)
+    user, at, hosts = parts.netloc.rpartition("@")
+    first, comma, rest = hosts.partition(",")
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{rest},{first}")) if comma else dsn
 
 
 def connection_failed(error: Exception, target: str) -> ConnectionFailed:

@@ -5,6 +5,7 @@ For a server on which the caller may create databases. Who starts the server and
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -30,13 +31,14 @@ def in_database(dsn: str, name: str) -> str:
 
 
 class Databases:
-    """Makes and drops databases on one server, over one connection."""
+    """Makes and drops databases on one server, over one connection, one after the other."""
 
     def __init__(self, connection: asyncpg.Connection[Any], dsn: str, strategy: Strategy) -> None:
         self._connection = connection
         self._dsn = dsn
         self._strategy = strategy
         self._count = 0
+        self._turn = asyncio.Lock()
 
     @classmethod
     async def open(cls, dsn: str, strategy: Strategy = "wal_log") -> Self:
@@ -68,13 +70,15 @@ class Databases:
         self._count += 1
         name = f"flowfabric_test_{os.getpid()}_{mint_uuid().hex[-8:]}_{self._count}"
         # Names of our own making: nothing to quote.
-        await self._connection.execute(f"create database {name} template {TEMPLATE} strategy {self._strategy}")
+        async with self._turn:
+            await self._connection.execute(f"create database {name} template {TEMPLATE} strategy {self._strategy}")
         return in_database(self._dsn, name)
 
     async def drop(self, dsn: str) -> None:
         """Drop what `create` made, whoever is still connected."""
         name = urlsplit(dsn).path.lstrip("/")
-        await self._connection.execute(f"drop database if exists {name} with (force)")
+        async with self._turn:
+            await self._connection.execute(f"drop database if exists {name} with (force)")
 
     async def close(self) -> None:
         await self._connection.close()

@@ -56,6 +56,9 @@ class Connector(Protocol):
     def name(self) -> str: ...
 
     @property
+    def key(self) -> str: ...
+
+    @property
     def address(self) -> tuple[str | None, str | None]: ...
 
     @property

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient, Connector
 
 R_co = TypeVar("R_co", covariant=True)
-# Where a handle that was pickled finds its way back to a database: the apps of this process, in order.
-connectors: WeakValueDictionary[int, Any] = WeakValueDictionary()
+# Where a handle that was pickled finds its way back to a database: the apps of this process by key, the latest last.
+connectors: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Run(Generic[R_co]):
@@ -40,11 +40,11 @@ class Run(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """The execution's id."""
-        return self.execution_id
+        """The execution's id, as plain text: an argument or a result like any other."""
+        return str(self.execution_id)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.execution_id)!r}, kind={self.kind!r})"
+        return f"Run({self.id!r}, kind={self.kind!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.execution_id == self.execution_id
@@ -53,8 +53,9 @@ class Run(Generic[R_co]):
         return hash(self.execution_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        name = None if self._connector is None else self._connector.name
-        return _revive, (str(self.execution_id), self.kind, self.is_new, name)
+        app = self._connector
+        app_names = (None, None) if app is None else (app.key, app.name)
+        return _revive, (self.id, self.kind, self.is_new, *app_names)
 
     async def _client(self) -> AsyncClient:
         return await self._app().client()
@@ -119,12 +120,13 @@ class Run(Generic[R_co]):
         await (await self._client()).replay(self.execution_id, reason=reason)
 
 
-def _revive(execution_id: str, kind: str | None, is_new: bool, name: str | None) -> Run[Any]:
-    return Run(ExecutionId.parse(execution_id), kind=kind, connector=_find(name, kind), is_new=is_new)
+def _revive(execution_id: str, kind: str | None, is_new: bool, key: str | None, name: str | None) -> Run[Any]:
+    app = None if key is None else connectors.get(key) or _find(name, kind)
+    return Run(ExecutionId.parse(execution_id), kind=kind, connector=app, is_new=is_new)
 
 
 def _find(name: str | None, kind: str | None) -> Connector | None:
-    """The latest app of that name that knows the task; none where several with different databases do."""
-    named: list[Connector] = [one for _, one in sorted(connectors.items()) if one.name == name]
+    """In another process: the latest app of that name that knows the task; none if several databases come of it."""
+    named: list[Connector] = [one for one in connectors.values() if one.name == name]
     knowing = [one for one in named if kind in one.tasks] or named
     return knowing[-1] if len({one.address for one in knowing}) == 1 else None

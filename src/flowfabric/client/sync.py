@@ -50,7 +50,7 @@ class SyncRun(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """The execution's id."""
+        """The execution's id, as plain text."""
         return self.run.id
 
     @property

@@ -234,8 +234,8 @@ class Lifecycle(Calls):
 
         Each lane first gives up to its share; what is still free is filled from the lanes in the order given.
         """
-        if not shares:
-            raise InvalidInput("no lane named", field="shares", allowed="at least one lane")
+        if not isinstance(shares, Mapping) or not shares:
+            raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
         args = (
             [check_lane(lane, "shares") for lane in shares],
             [check_int(share, "shares", 0, 1000) for share in shares.values()],

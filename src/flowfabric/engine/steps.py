@@ -120,10 +120,9 @@ class Steps(Calls):
 
         When there is nothing to wait for, because the time has come or one of them has ended, the lease is kept.
         """
+        check_batch(ends_of, "ends_of")
         if until is None and not ends_of:
             raise InvalidInput("nothing to wait for", field="until", allowed="a time, or executions in `ends_of`")
-        if len(ends_of) > 1000:
-            raise InvalidInput(f"{len(ends_of)} executions", field="ends_of", allowed="at most 1000")
         fences = Fences([authority])
         targets = [parse_execution(one, "ends_of") for one in ends_of]
         if fences.execution_id(0) in targets:
@@ -266,7 +265,7 @@ def _checked_steps(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fen
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="(Handle or Fence, NewStep)")
     steps = [step for _, step in items]
     for step in steps:
-        if step.kind not in _KINDS:
+        if not isinstance(step.kind, str) or step.kind not in _KINDS:
             raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS)))
         if (step.kind == "sleep") != (step.pause is not None):
             raise InvalidInput(f"of a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")

@@ -17,8 +17,6 @@ from flowfabric.client.run import Run
 from flowfabric.engine import Engine
 from flowfabric.engine.hooks import TimerKind
 from flowfabric.errors import InvalidInput, TaskFailed
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Handle
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.errors import CrashChangedResult, NotFinished
 from flowfabric.testing.faults import Crash, Faults, Point
@@ -173,7 +171,6 @@ class Kit:
             finally:
                 duties.cancel()
                 await asyncio.gather(duties, return_exceptions=True)
-        await self._bury(engine, worker)
 
     async def _keep_up(self, engine: Engine) -> None:
         while True:
@@ -181,69 +178,57 @@ class Kit:
             await asyncio.sleep(_PUMP)
 
     async def _work(self, run: Run[Any] | None) -> None:
-        """Workers, one after the other if they die, until the run has ended or there is nothing to do."""
+        """Work until the run has ended, or without one until there is nothing to do; with new workers if some die."""
         engine = await self.engine()
         for app in self._used:
             await declare(engine, app)
         del self._faults.trouble[:]
-        jumps = 0
-        while True:
-            lanes = await self._lanes(engine)
-            await _run_duties(engine)
-            died = await self._shift(engine, lanes, run)
-            if self._faults.trouble:
-                raise self._faults.trouble[0]
-            if run is not None and await _has_ended(engine, run.execution_id):
-                return
-            if died or await _run_duties(engine) or await self._lanes(engine) != lanes:
-                continue
-            if run is None:
-                return
-            jumps += 1
-            if jumps > _MOST_JUMPS or await self.clock.advance_to_next() is None:
-                raise NotFinished(await self._why(engine, run))
+        await _run_duties(engine)
+        while await self._shift(engine, run):
+            pass
+        if self._faults.trouble:
+            raise self._faults.trouble[0]
 
-    async def _shift(self, engine: Engine, lanes: frozenset[str], run: Run[Any] | None) -> bool:
-        """One life of a worker per app; whether one of them died."""
+    async def _shift(self, engine: Engine, run: Run[Any] | None) -> bool:
+        """One life of a worker per app; whether others have to go on, because one died or a lane is new."""
+        lanes = await self._lanes(engine)
+        jumps = 0
         async with contextlib.AsyncExitStack() as stack:
             workers = [await stack.enter_async_context(self._hired(app, lanes)) for app in self._used]
-            idle = asyncio.ensure_future(_idle(workers))
-            waits: set[asyncio.Future[Any]] = {idle}
-            if run is not None:
-                waits.add(asyncio.ensure_future(run.outcome()))
-            try:
-                while not any(wait.done() for wait in waits):
-                    await asyncio.wait(waits, timeout=_PUMP, return_when=asyncio.FIRST_COMPLETED)
-                    await _run_duties(engine)
-                if idle.done():
-                    idle.result()
-            finally:
-                for wait in waits:
-                    wait.cancel()
-                await asyncio.gather(*waits, return_exceptions=True)
-        for worker in workers:
-            await self._bury(engine, worker)
-        return any(worker.dead.is_set() for worker in workers)
+            while True:
+                await _until_idle(engine, workers, run)
+                if self._faults.trouble or (run is not None and await _has_ended(engine, run)):
+                    return False
+                if any(worker.dead.is_set() for worker in workers) or await self._lanes(engine) != lanes:
+                    return True
+                if await _run_duties(engine):
+                    continue
+                if run is None:
+                    return False
+                jumps += 1
+                if jumps > _MOST_JUMPS or await self.clock.advance_to_next() is None:
+                    raise NotFinished(await self._why(engine, run))
+                await _run_duties(engine)
 
     @contextlib.asynccontextmanager
     async def _hired(self, app: App, lanes: frozenset[str]) -> AsyncIterator[KitWorker]:
         wanted = [task.defaults.capabilities for task in app.tasks.values()]
         capabilities = self.capabilities.union(*(each for each in wanted if each is not UNSET))
         worker = KitWorker(app, self._faults, lanes=lanes, capabilities=capabilities)
-        async with worker:
-            self._workers.append(worker)
-            try:
+        self._workers.append(worker)
+        try:
+            async with worker:
                 yield worker
-            finally:
-                self._workers.remove(worker)
+        finally:
+            self._workers.remove(worker)
+            await self._bury(worker)
 
-    async def _bury(self, engine: Engine, worker: KitWorker) -> None:
+    async def _bury(self, worker: KitWorker) -> None:
         """Let the leases of a worker that died lapse now, so that nobody has to wait until they do."""
-        handles: list[Handle] = worker.left_behind
-        for at in range(0, len(handles), 1000):
-            await engine.renew_many(handles[at : at + 1000], lease_ttl=timedelta(milliseconds=1))
-        worker.left_behind = []
-        if handles:
+        engine = await self.engine()
+        for at in range(0, len(worker.left_behind), 1000):
+            await engine.renew_many(worker.left_behind[at : at + 1000], lease_ttl=timedelta(milliseconds=1))
+        if worker.left_behind:
             await asyncio.sleep(0.002)
             await _run_duties(engine)
 
@@ -345,8 +330,25 @@ async def _run_duties(engine: Engine) -> int:
     return handled
 
 
+async def _until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | None) -> None:
+    """Wait until no worker has anything to do, one is dead, or the run has ended; what comes due meanwhile is done."""
+    idle = asyncio.ensure_future(_idle(workers))
+    waits: set[asyncio.Future[Any]] = {idle}
+    if run is not None:
+        waits.add(asyncio.ensure_future(run.outcome()))
+    try:
+        while not (await asyncio.wait(waits, timeout=_PUMP, return_when=asyncio.FIRST_COMPLETED))[0]:
+            await _run_duties(engine)
+        for wait in waits:
+            if wait.done() and not any(worker.dead.is_set() for worker in workers):
+                wait.result()
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
 async def _idle(workers: Collection[KitWorker]) -> None:
-    """Wait until no worker has anything to do, or one is dead."""
     while True:
         before = sum(worker.begun for worker in workers)
         for worker in workers:
@@ -357,8 +359,8 @@ async def _idle(workers: Collection[KitWorker]) -> None:
             return
 
 
-async def _has_ended(engine: Engine, execution_id: ExecutionId) -> bool:
-    return bool(await engine.read_outcomes([execution_id]))
+async def _has_ended(engine: Engine, run: Run[Any]) -> bool:
+    return bool(await engine.read_outcomes([run.execution_id]))
 
 
 def _finish(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:

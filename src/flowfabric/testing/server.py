@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ class Server:
 
     def __init__(self, place: Path, dsn: str | None = None) -> None:
         self._embedded: Any = None
+        self._next: asyncio.Task[str] | None = None
+        self._dropping: asyncio.Task[None] | None = None
         if dsn is None:
             self._embedded = _start(place)
         # In a thread of its own: a fixture may be asked for while the test's event loop runs.
@@ -43,16 +46,38 @@ class Server:
     @contextmanager
     def database(self) -> Iterator[str]:
         """The DSN of a fresh, migrated database, dropped afterwards whoever is still connected."""
-        dsn = self._portal.call(self._databases.create())
+        dsn = self._portal.call(self._take())
         try:
             yield dsn
         finally:
-            self._portal.call(self._databases.drop(dsn))
+            self._portal.call(self._give_back(dsn))
+
+    async def _take(self) -> str:
+        # While one test runs, the database of the next is made and that of the one before is dropped.
+        ready = self._next or asyncio.create_task(self._databases.create())
+        self._next = None
+        dsn = await ready
+        self._next = asyncio.create_task(self._databases.create())
+        return dsn
+
+    async def _give_back(self, dsn: str) -> None:
+        if self._dropping is not None:
+            await self._dropping
+        self._dropping = asyncio.create_task(self._databases.drop(dsn))
+
+    async def _finish(self) -> None:
+        try:
+            if self._dropping is not None:
+                await self._dropping
+            if self._next is not None:
+                await self._databases.drop(await self._next)
+        finally:
+            await self._databases.close()
 
     def close(self) -> None:
         """Disconnect. An embedded server stops when the last process of the run has left it."""
         try:
-            self._portal.call(self._databases.close())
+            self._portal.call(self._finish())
         finally:
             self._portal.close()
             self._release()

@@ -77,6 +77,8 @@ class KitWorker(Worker):
             elif asked is None:
                 await self.reports.flushed()
                 asked = self._asked
+                if self.engine.listener is not None:
+                    self.engine.listener.wake("work")  # look at once
             elif self._found_nothing > asked:
                 return
             await asyncio.sleep(_LOOK)

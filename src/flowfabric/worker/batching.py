@@ -17,14 +17,15 @@ log = logging.getLogger("flowfabric.worker")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 _MAX_PAUSE = 5.0
+_MAX_BYTES = 16 << 20  # of one call: larger ones only take longer
 
 
 class Batcher(Generic[Item, Answer]):
-    """Sends items in calls of up to `limit`, `lines` calls at a time.
+    """Sends items in calls of up to `limit`, `lines` calls at a time. `weigh` tells the bytes of an item, which add up.
 
     `answered` is called with every item and its verdict, which may be an error. A call that fails because the database
-    cannot be reached is made again until it can, or until `close`; one that fails otherwise is made again item by item,
-    so that one bad item does not take the others down.
+    cannot be reached is made again until it can, or until `close`; one that takes too long is made again in halves; one
+    that fails otherwise is made again item by item, so that one bad item does not take the others down.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Batcher(Generic[Item, Answer]):
         call: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | FlowFabricError]]],
         answered: Callable[[Item, Answer | FlowFabricError], None],
         *,
+        weigh: Callable[[Item], int],
         limit: int = 1000,
         lines: int = 1,
     ) -> None:
         self._name = name
         self._call = call
         self._answered = answered
+        self._weigh = weigh
         self._limit = limit
         self._lines = lines
         self._busy = 0
@@ -68,8 +71,7 @@ class Batcher(Generic[Item, Answer]):
             # What becomes ready in this turn of the loop goes along.
             await asyncio.sleep(0)
             while self._queue:
-                queue = self._queue
-                batch = [queue.popleft() for _ in range(min(len(queue), self._limit))]
+                batch = self._take()
                 unanswered = TransportError("transport", "the worker stopped before there was an answer")
                 verdicts: Sequence[Answer | FlowFabricError] = [unanswered] * len(batch)
                 with contextlib.suppress(asyncio.CancelledError):  # by `close`
@@ -84,6 +86,14 @@ class Batcher(Generic[Item, Answer]):
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
+
+    def _take(self) -> list[Item]:
+        queue, weigh = self._queue, self._weigh
+        batch = [queue.popleft()]
+        weight = weigh(batch[0])
+        while queue and len(batch) < self._limit and (weight := weight + weigh(queue[0])) <= _MAX_BYTES:
+            batch.append(queue.popleft())
+        return batch
 
     async def _send(self, batch: list[Item]) -> Sequence[Answer | FlowFabricError]:
         pause = 0.05
@@ -100,6 +110,9 @@ class Batcher(Generic[Item, Answer]):
                     log.warning("%s: %s; %d to be sent again", self._name, failure, len(batch))
                     await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
                     pause = min(pause * 2, _MAX_PAUSE)
+                    if failure.kind == "timeout" and len(batch) > 1:
+                        half = len(batch) // 2
+                        return [*await self._send(batch[:half]), *await self._send(batch[half:])]
                 elif len(batch) == 1:
                     return [failure]
                 else:

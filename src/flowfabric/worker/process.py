@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AFTER_GRACE = 40.0  # seconds for giving back, reporting and closing, where each has its own limit
-_AFTER_CLOSE = 5.0  # seconds for threads and tasks of handlers that do not listen
+_AFTER_CLOSE = 2.0  # seconds for threads and tasks of handlers that do not listen
 
 
 def run(worker: Worker) -> None:

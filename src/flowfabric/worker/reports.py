@@ -30,13 +30,22 @@ class Reports:
         self._engine = worker.engine
         limit, lines = (1, lines) if each else (1000, 1)
         self._completions: Batcher[tuple[Running, Completion], Completed] = Batcher(
-            "completions", self._complete, self._completed, limit=limit, lines=lines
+            "completions",
+            self._complete,
+            self._completed,
+            weigh=lambda item: len(item[1].result or b""),
+            limit=limit,
+            lines=lines,
         )
         self._failures: Batcher[tuple[Running, Failure], Any] = Batcher(
-            "failures", self._fail, self._failed, limit=limit
+            "failures", self._fail, self._failed, weigh=lambda item: len(item[1].reason), limit=limit
         )
-        self._records: Batcher[_Record, datetime | None] = Batcher("steps", self._record_steps, _answer)
-        self._reads: Batcher[_Read, list[Step]] = Batcher("step reads", self._read_steps, _answer)
+        self._records: Batcher[_Record, datetime | None] = Batcher(
+            "steps", self._record_steps, _answer, weigh=lambda item: len(item.step.result or b"")
+        )
+        self._reads: Batcher[_Read, list[Step]] = Batcher(
+            "step reads", self._read_steps, _answer, weigh=lambda _: 1 << 16
+        )
         self.completed_count = 0
         self.failed_count = 0
 

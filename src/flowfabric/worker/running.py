@@ -9,11 +9,12 @@ until the handler as a whole is stopped.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -399,12 +400,16 @@ class Running:
 
     # Threads of plain handlers
 
-    def in_thread(self, work: Awaitable[Any]) -> Any:
+    def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the worker's loop and wait for it in this thread."""
-        self._check_thread()
         try:
-            return asyncio.run_coroutine_threadsafe(_as_coroutine(work), self.worker.loop).result()
-        except (asyncio.CancelledError, LeaseLost, ExecutionNotActive):
+            self._check_thread()
+        except Interrupted:
+            work.close()
+            raise
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.worker.loop).result()
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, LeaseLost, ExecutionNotActive):
             if self.is_cancelled:
                 raise Interrupted(self.stop_reason) from None
             raise
@@ -521,10 +526,6 @@ class Running:
 
 
 _OUTCOME = ValueType.of(Outcome)
-
-
-async def _as_coroutine(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:

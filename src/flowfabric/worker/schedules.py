@@ -29,21 +29,26 @@ class ScheduleDuty(Duty):
 
     name = "schedules"
     interval = timedelta(seconds=1)
+    _failing: frozenset[str] = frozenset()
 
     async def run_once(self) -> int:
         made = 0
-        for due in await self.engine.due_schedules():
+        failing: set[str] = set()
+        for due in await self.engine.due_schedules(limit=1000):
             if self.stopping.is_set():
                 break
             try:
                 made += await fire(self.engine, due)
-            except FlowFabricError as error:
-                log.warning("schedule %s: %s", due.name, error)
+            except Exception as error:  # whatever is wrong with one, the others fire
+                failing.add(due.name)
+                if due.name not in self._failing:  # said once, not every second
+                    log.warning("schedule %s: %s", due.name, error, exc_info=not isinstance(error, FlowFabricError))
+        self._failing = frozenset(failing)
         return made
 
     async def until_next(self) -> float:
-        left = await self.engine.until_next_schedule()
         most = self.interval.total_seconds()
+        left = None if self._failing else await self.engine.until_next_schedule()
         return most if left is None else min(max(left, 0.0), most)
 
 
@@ -64,9 +69,13 @@ async def fire(engine: Engine, due: DueSchedule) -> int:
         fired_at=times[-1] if times else None,
         items=[_item(due, at) for at in times],
     )
+    if made is None:
+        return 0
     if made:
         log.info("schedule %s fired %d time(s); next at %s", due.name, len(made), following)
-    return len(made or ())
+    if len(made) < len(times):
+        log.warning("schedule %s: its lane is closed, %d executions were not made", due.name, len(times) - len(made))
+    return len(made)
 
 
 async def run_now(engine: Engine, name: str) -> ExecutionId:

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -44,8 +44,9 @@ from flowfabric.worker.shared import check_provided, make
 from flowfabric.worker.threads import Interruptible, Threads
 
 log = logging.getLogger("flowfabric.worker")
-_LAST_CALLS = 10.0  # seconds for giving back and reporting what the grace left over
-_LAST_WORDS = 5.0  # seconds for a handler that was told to stop
+_PATIENCE = timedelta(seconds=20)  # with a call; what takes longer is given up and made again
+_LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
+_LAST_WORDS = 3.0  # seconds for a handler that was told to stop
 Ack = Literal["batch", "each"]
 
 
@@ -94,7 +95,7 @@ class Worker:
         if ack not in ("batch", "each"):
             raise InvalidInput(f"got {ack!r}", field="ack", allowed="batch, each")
         self.held: dict[UUID, Running] = {}  # by lease
-        self.step_hook: Callable[[Running, str, int], Awaitable[None]] | None = None
+        self.step_hook: Callable[[Running, str, int], Coroutine[Any, Any, None]] | None = None
         self.loop: asyncio.AbstractEventLoop
         self.thread_id = 0
         self.engine: Engine
@@ -134,14 +135,14 @@ class Worker:
             self.engine = await self.app.open_engine(
                 min_size=1,
                 max_size=self._connections,
-                command_timeout=max(self.lease_ttl, timedelta(seconds=10)),
+                command_timeout=_PATIENCE,
                 listener=beside.listener,
             )
             life.push_async_callback(self.engine.close)
             self.client = AsyncClient(self.engine, self.app)
             life.push_async_callback(self.client.outcomes.close)
             self.app.adopt(self.client)
-            life.callback(self.app.forget)
+            life.callback(self.app.forget, self.client)
             self.reports = Reports(self, each=self._ack == "each", lines=max(1, self._connections - 1))
             life.push_async_callback(self._close_reports)
             self.loop.set_task_factory(tree.factory)  # type: ignore[arg-type]  # the stub names no options

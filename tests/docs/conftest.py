@@ -1,0 +1,39 @@
+"""Surroundings for programs that the tests start as a person would, and a look at who is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_MARK = "FOR_A_TEST_OF_THE_DOCUMENTATION"
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment with its own data directory; afterwards no process may be left that was started with it."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("FLOWFABRIC_")}
+    env["FLOWFABRIC_DATA_DIR"] = str(tmp_path / "data")
+    env[_MARK] = uuid.uuid4().hex
+    yield env
+    until = time.monotonic() + 60
+    while left := _started_with(env[_MARK]):
+        assert time.monotonic() < until, f"still running: {left}"
+        time.sleep(0.1)
+
+
+def _started_with(mark: str) -> list[str]:
+    """The processes that carry the mark, where the system can tell."""
+    sought = f"{_MARK}={mark}\0".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if sought in (process / "environ").read_bytes() + b"\0":
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue  # gone meanwhile, or somebody else's
+    return found

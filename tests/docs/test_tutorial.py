@@ -1,0 +1,112 @@
+"""The tutorial, followed word by word: files saved, commands typed into one shell, output compared with the page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, fences
+
+PAGE = ROOT / "docs" / "tutorial.md"
+# What differs from one reading to the next, and what stands for it in the comparison.
+_VARYING = (
+    (r"\{fp:\d+\}:[0-9a-f-]{36}", "ID"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?", "TIME"),
+    (r"\b[\d.]+ ?(ms|s|m|h)\b", "DURATION"),
+    (r"\bapp@\S+", "WORKER"),
+    (r" +", " "),
+)
+
+
+class Shell:
+    """A shell that is typed into, as somebody who reads the page does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def type(self, commands: str) -> tuple[str, int]:
+        """What the commands print, and the exit code of the last."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{commands}\necho; echo the end of it: $?\n")
+        self._process.stdin.flush()
+        printed = ""
+        for line in self._process.stdout:
+            if line.startswith("the end of it: "):
+                return printed.removesuffix("\n"), int(line.rpartition(" ")[2])
+            printed += line
+        raise AssertionError(f"the shell ended: {printed}")
+
+
+@contextmanager
+def shell(place: Path, env: dict[str, str]) -> Iterator[Shell]:
+    here = str(Path(sys.executable).parent)
+    with subprocess.Popen(
+        ["bash", "--norc"],
+        cwd=place,
+        env={**env, "PATH": f"{here}:{env['PATH']}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield Shell(process)
+        finally:
+            assert process.stdin is not None
+            # A failed test leaves workers in the background.
+            process.stdin.write("kill $(jobs -p)\n")
+            process.stdin.close()
+
+
+def _save(place: Path, block: Block, name: str) -> None:
+    file, _, plus = name.partition(" ")
+    with (place / file).open("a" if plus else "w", encoding="utf-8") as saved:
+        saved.write(f"\n\n{block.code}" if plus else block.code)
+
+
+def _expression(expected: str) -> str:
+    """What the page says, as an expression: `...` on a line of its own is any number of lines."""
+    lines = ["(?:.*\n)*?" if line == "..." else f"{re.escape(line)} ?\n" for line in expected.splitlines()]
+    return "".join(lines)
+
+
+def _plain(text: str) -> str:
+    for pattern, word in _VARYING:
+        text = re.sub(pattern, word, text)
+    # The shell itself reports a worker that was killed.
+    kept = [line.rstrip() for line in text.splitlines() if "Killed" not in line and "Terminated" not in line]
+    return "".join(f"{line}\n" for line in kept)
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_can_be_followed(surroundings: dict[str, str], tmp_path: Path) -> None:
+    del surroundings["FLOWFABRIC_DATA_DIR"]  # a reader has set nothing
+    place = tmp_path / "shop"
+    place.mkdir()
+    # And has no plugin of pytest but ours, and no pytest that runs another one.
+    surroundings.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_PLUGINS="_flowfabric_pytest", PYTEST_ADDOPTS="")
+    surroundings["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
+    found = fences(PAGE)
+    followed = 0
+    with shell(place, surroundings) as typing:
+        for block, following in zip(found, [*found[1:], None], strict=True):
+            where = f"{PAGE.name}:{block.line}"
+            if block.language == "python":
+                assert block.file is not None, where
+                _save(place, block, block.file)
+            elif block.language == "sh" and block.remark is None:
+                printed, code = typing.type(block.code)
+                followed += 1
+                if following is not None and following.language == "text":
+                    says = _expression(_plain(following.code))
+                    assert re.fullmatch(says, _plain(printed)), f"{where}\n{printed}\n--- the page:\n{following.code}"
+                else:
+                    assert code == 0, f"{where}\n{printed}"
+    assert followed > 15

@@ -1,0 +1,262 @@
+"""Forgetting: one execution deleted or redacted, a key freed, and how long what ended is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.ids import ExecutionId
+from flowfabric.models import NewStep
+from tests.interleave import Party, waiting
+from tests.sql.cases import World, open_world, outcome
+from tests.support import RETRY, STATES, claim_one, new_id, started, submit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SECRET = "s3cr3t"
+ENDED = [state for state in STATES if state.startswith("T")]
+OPEN = [state for state in STATES if not state.startswith("T")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(server: str) -> AsyncIterator[World]:
+    async with open_world(server) as world:
+        yield world
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(shared: World) -> World:
+    await shared.wipe()
+    return shared
+
+
+async def with_secrets(world: World, end: str) -> ff.ExecutionId:
+    """An execution that was retried, recorded steps and ended, with a secret wherever a user may put text."""
+    engine = world.engine
+    held = await started(engine, input_payload=SECRET.encode(), policy=RETRY)
+    await engine.progress(held.handle, percent=5, message=SECRET)
+    await engine.record_steps(
+        [
+            (held.handle, NewStep(name="done", result=SECRET.encode(), encoding="plain")),
+            (held.handle, NewStep(name="failed", error=json.dumps({"type": "E", "message": SECRET}))),
+            (held.handle, NewStep(name="nothing")),
+        ]
+    )
+    await engine.fail(held.handle, f"boom {SECRET}")
+    await world.clock.advance(seconds=11)
+    await engine.promote_delayed(held.execution_id)
+    held = await claim_one(engine)
+    match end:
+        case "completed":
+            await engine.complete(held.handle, SECRET.encode(), result_encoding="plain")
+        case "failed":
+            await engine.fail(held.handle, f"boom {SECRET}", failure_class="permanent")
+        case "cancelled":
+            await engine.cancel(held.handle, f"because {SECRET}")
+    return held.execution_id
+
+
+async def stored_anywhere(world: World, text: str) -> list[str]:
+    """The tables in which a text is found, whether as text or as bytes."""
+    found = []
+    for table in await world.sql.fetch(
+        "select c.relname from pg_class c where c.relnamespace = 'flowfabric'::regnamespace and c.relkind = 'r'"
+    ):
+        name = table["relname"]
+        if await world.sql.fetchval(
+            f"select exists (select from flowfabric.{name} t where t::text like $1 or t::text like $2)",
+            f"%{text}%",
+            f"%{text.encode().hex()}%",
+        ):
+            found.append(name)
+    return found
+
+
+# ---- delete
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_deleting_forgets_the_execution_and_all_it_owns(world: World, state: str) -> None:
+    kept = await submit(world.engine, lane_id="other", tags={"a.b": "c"})
+    at = await world.reach(state, tags={"a.b": "c"})
+    await world.engine.delete_execution(at.id)
+    assert await world.engine.read_execution(at.id) is None
+    picture = await world.picture(at.id)
+    assert {table: rows for table, rows in picture.stored.items() if rows and table != "event"} == {}
+    assert [item.execution_id for item in (await world.engine.find_executions(tag=("a.b", "c"))).items] == [kept]
+    assert await outcome(world.engine.delete_execution(at.id)) == "not_found"
+
+
+@pytest.mark.parametrize("state", OPEN)
+async def test_what_has_not_ended_is_neither_deleted_nor_redacted(world: World, state: str) -> None:
+    at = await world.reach(state)
+    before = await world.picture(at.id)
+    assert await outcome(world.engine.delete_execution(at.id)) == "execution_not_terminal"
+    assert await outcome(world.engine.redact_execution(at.id)) == "execution_not_terminal"
+    assert await world.picture(at.id) == before
+
+
+async def test_deleting_takes_the_steps_of_every_generation(world: World) -> None:
+    held = await started(world.engine)
+    for _ in range(2):
+        await world.engine.record_steps([(held.handle, NewStep(name="s"))])
+        await world.engine.complete(held.handle)
+        await world.engine.replay_execution(held.execution_id)
+        held = await claim_one(world.engine)
+    await world.engine.complete(held.handle)
+    await world.engine.delete_execution(held.execution_id)
+    assert await world.sql.fetchval("select count(*) from flowfabric.step") == 0
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+async def test_a_delete_and_a_replay_that_meet(world: World, ending: str) -> None:
+    one, two = await Party.join(world.dsn), await Party.join(world.dsn)
+    try:
+        for first, second in (("delete", "replay"), ("replay", "delete")):
+            await world.wipe()
+            at = await world.reach("T:completed")
+            calls: dict[str, Any] = {
+                "delete": lambda party, at=at: party.delete_execution(at.id),
+                "replay": lambda party, at=at: party.replay_execution(at.id),
+            }
+            await one.begin()
+            await calls[first](one)
+            task = await waiting(world.sql, two, calls[second](two), behind=one)
+            await one.end(ending)
+            answer = await task
+            if ending == "rollback":
+                assert not isinstance(answer, ff.FlowFabricError)
+            else:
+                assert answer.kind == {"delete": "not_found", "replay": "execution_not_terminal"}[first]
+            await world.engine.check()
+    finally:
+        one.connection.terminate()
+        two.connection.terminate()
+
+
+# ---- redact
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
+async def test_redacting_leaves_nothing_that_the_user_put_in(world: World, end: str) -> None:
+    execution_id = await with_secrets(world, end)
+    assert {"execution", "attempt", "step"} <= set(await stored_anywhere(world, SECRET))
+    before = await world.record(execution_id)
+    steps = await world.engine.read_steps([execution_id])
+    await world.engine.redact_execution(execution_id)
+    assert await stored_anywhere(world, SECRET) == []
+    after = await world.record(execution_id)
+    assert (after.public_state, after.completed_at, after.total_attempt_count, after.execution_kind) == (
+        before.public_state, before.completed_at, before.total_attempt_count, before.execution_kind,
+    )  # fmt: skip
+    assert [(a.attempt_index, a.end_disposition) for a in await world.engine.list_attempts(execution_id)] != []
+    left = await world.engine.read_steps([execution_id])
+    assert [(s.name, s.n, s.kind, s.recorded_at) for s in left] == [(s.name, s.n, s.kind, s.recorded_at) for s in steps]
+    assert [(s.result, s.encoding) for s in left] == [(b"", "redacted"), (None, None), (None, None)]
+    # Once more changes nothing more.
+    await world.engine.redact_execution(execution_id)
+    assert await world.engine.read_steps([execution_id]) == left
+
+
+async def test_a_redacted_result_says_so(world: World) -> None:
+    execution_id = await with_secrets(world, "completed")
+    await world.engine.redact_execution(execution_id)
+    outcomes = await world.engine.read_outcomes([execution_id])
+    assert (outcomes[execution_id].result, outcomes[execution_id].result_encoding) == (b"", "redacted")
+    context = await world.engine.read_execution_context(execution_id)
+    assert (context.input_payload, context.payload_encoding) == (b"", "redacted")
+
+
+async def test_a_missing_execution_cannot_be_redacted(world: World) -> None:
+    assert await outcome(world.engine.redact_execution(ExecutionId.of(4, new_id()))) == "not_found"
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_a_key_is_freed_only_by_an_end_without_success(world: World, state: str) -> None:
+    at = await world.reach(state, idempotency_key="k", namespace="n")
+    freed = state in ("T:failed", "T:cancelled", "T:expired")
+    assert await world.engine.free_key(at.id) is freed
+    again = await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n")
+    assert isinstance(again, ff.Created if freed else ff.Duplicate)
+    if freed:
+        # The old one frees nothing that is not its own any more.
+        assert await world.engine.free_key(at.id) is True
+        assert await world.engine.create_execution(
+            execution_kind="t", idempotency_key="k", namespace="n"
+        ) == ff.Duplicate(again.execution_id)
+
+
+async def test_the_key_of_what_is_not_stored_any_more_is_free(world: World) -> None:
+    at = await world.reach("T:failed", idempotency_key="k")
+    await world.engine.delete_execution(at.id)
+    again = await world.engine.create_execution(execution_kind="t", idempotency_key="k")
+    assert again == ff.Duplicate(at.id), "a record lives out its own time"
+    assert await world.engine.free_key(at.id) is True
+    assert isinstance(await world.engine.create_execution(execution_kind="t", idempotency_key="k"), ff.Created)
+
+
+async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
+    failed = await world.reach("T:failed", idempotency_key="a")
+    flow = new_id()
+    others: list[dict[str, Any]] = [
+        {"idempotency_key": "b"}, {"idempotency_key": "a", "namespace": "n"}, {"idempotency_key": "a", "flow_id": flow},
+    ]  # fmt: skip
+    standing = [await submit(world.engine, **fields) for fields in others]
+    assert await world.engine.free_key(failed.id) is True
+    for fields, execution_id in zip(others, standing, strict=True):
+        found = await world.engine.create_execution(execution_kind="t", **fields)
+        assert found == ff.Duplicate(execution_id)
+
+
+# ---- retention
+
+
+@pytest.mark.parametrize(
+    ("state", "days"), [("T:completed", 1), ("T:cancelled", 1), ("T:failed", 14), ("T:expired", 14)]
+)
+async def test_what_failed_is_kept_for_two_weeks_and_the_rest_for_a_day(world: World, state: str, days: int) -> None:
+    at = await world.reach(state)
+    await world.clock.advance(days=days, seconds=-60)
+    assert await world.engine.trim_retention() == 0
+    await world.clock.advance(seconds=120)
+    assert await world.engine.trim_retention() == 1
+    assert await world.engine.read_execution(at.id) is None
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_a_policy_says_how_long_whatever_the_end(world: World, state: str) -> None:
+    policy = ff.ExecutionPolicy(
+        retry_policy=RETRY.retry_policy, stream_policy=ff.StreamPolicy(retention_ttl=timedelta(hours=3))
+    )
+    await world.reach(state, policy=policy)
+    await world.clock.advance(hours=2)
+    assert await world.engine.trim_retention() == 0
+    await world.clock.advance(hours=2)
+    assert await world.engine.trim_retention() == 1
+
+
+# ---- many at once
+
+
+async def test_many_are_cancelled_and_replayed_with_a_verdict_each(world: World) -> None:
+    waiting_one, ended = await submit(world.engine, lane_id="a"), (await world.reach("T:completed")).id
+    nobody = ExecutionId.of(5, new_id())
+    cancelled = await world.engine.cancel_many([waiting_one, nobody, ended, waiting_one], "enough")
+    assert [type(answer).__name__ for answer in cancelled] == [
+        "Cancelled", "NotFound", "ExecutionNotActive", "Cancelled",
+    ]  # fmt: skip
+    record = await world.record(waiting_one)
+    assert (record.cancellation_reason, record.cancelled_by) == ("enough", "operator_override")
+    replayed = await world.engine.replay_many([nobody, waiting_one, ended, ended], reason="again", requested_by="me")
+    assert [getattr(answer, "kind", "replayed") for answer in replayed] == [
+        "not_found", "replayed", "replayed", "execution_not_terminal",
+    ]  # fmt: skip
+    assert await world.engine.cancel_many([], "x") == [] == await world.engine.replay_many([])
