@@ -153,7 +153,13 @@ async def _delayed_interrupted(engine: ff.Engine, clock: Clock) -> Reached:
 async def _parked(engine: ff.Engine, clock: Clock) -> Reached:
     at = await _active(engine, clock)
     elsewhere = ExecutionId.of((at.id.partition + 1) % 256, mint_uuid())
-    await engine.create_execution(execution_kind="other", execution_id=elsewhere, delay_until=timedelta(days=1))
+    await engine.create_execution(
+        execution_kind="other",
+        execution_id=elsewhere,
+        delay_until=timedelta(days=1),
+        idempotency_key=None,
+        flow_id=None,
+    )
     assert (await engine.park(at.handle, ends_of=[elsewhere])).parked
     return at
 

@@ -171,13 +171,15 @@ class App:
         connections: int = 10,
         **options: Unpack[OptionNames],
     ) -> None:
-        self.dsn = dsn
+        self.dsn = None if dsn is None else check_text(dsn, "dsn", None)
         self.name = check_text(name, "name")
         self.data_dir = data_dir
         self.codecs = Codecs(codecs, also_read=also_read)
         self.middleware = check_middlewares(middleware)
         self.notifications = notifications
         self.prepared_statements = prepared_statements
+        if type(connections) is not int or connections < 1:
+            raise InvalidInput(f"got {connections!r}", field="connections", allowed="an integer from 1")
         self.connections = connections
         self.defaults = Options.of(options, inspect.signature(App).parameters.keys() - {"options"})
         self.tasks: dict[str, Task[Any, Any]] = {}

@@ -122,8 +122,8 @@ def _seconds_in(text: str) -> float | str:
     lowered = text.strip().lower()
     while at < len(lowered):
         part = _SPAN.match(lowered, at)
-        if part is None or part[2] not in _UNITS:
-            return text
+        if part is None or part[2] not in _UNITS or (not part[2] and part[0] != lowered):
+            return text  # a bare number stands alone
         total += float(part[1]) * _UNITS[part[2]]
         at = part.end()
     return total if lowered else text

@@ -237,7 +237,7 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self._server: asyncio.Server | None = None
-        self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
         self.port = 0
@@ -251,9 +251,9 @@ class Proxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for pair in list(self._connections):
-            for writer in pair:
-                writer.transport.abort()
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def hang(self) -> None:
         """Nothing passes any more, and nobody is told."""
@@ -269,16 +269,23 @@ class Proxy:
         self._flows.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         flows = self._flows
+        writers = [writer]
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            await flows.wait()
-            behind_reader, behind_writer = await asyncio.open_unix_connection(self._upstream)
-            pair = (writer, behind_writer)
-            self._connections.add(pair)
             try:
-                await asyncio.gather(self._copy(reader, behind_writer, flows), self._copy(behind_reader, writer, flows))
+                await flows.wait()
+                behind_reader, behind_writer = await asyncio.open_unix_connection(self._upstream)
+                writers.append(behind_writer)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._copy(reader, behind_writer, flows))
+                    both.create_task(self._copy(behind_reader, writer, flows))
             finally:
-                self._connections.discard(pair)
+                for one in writers:
+                    one.transport.abort()
 
     @staticmethod
     async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
@@ -286,6 +293,7 @@ class Proxy:
             while data := await reader.read(65_536):
                 await flows.wait()
                 writer.write(data)
+        await flows.wait()
         writer.close()
 
 

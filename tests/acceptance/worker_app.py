@@ -110,7 +110,7 @@ def main() -> None:
         seconds = float(os.environ["PATIENCE"])
         pool._CONNECT_TIMEOUT = listen._ASK_AFTER = seconds
         worker._PATIENCE = service._PATIENCE = timedelta(seconds=seconds)
-    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options: dict[str, Any] = json.loads(sys.argv[1])
     ff.Worker(app, **options).main()
 

@@ -29,6 +29,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import flowfabric as ff
 from flowfabric import middleware as mw
+from flowfabric.client import client as client_module
 from flowfabric.middleware.base import outcome_of
 from flowfabric.models import Execution
 from tests.support import Clock
@@ -145,6 +146,17 @@ async def _async_with_sync_context(x: int, ctx: ff.SyncContext) -> None: ...
 
 def _module_function(x: int) -> int:
     return x
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [({"connections": 0}, "connections"), ({"connections": "5"}, "connections"), ({"dsn": 5}, "dsn"),
+     ({"name": None}, "name"), ({"middleware": [5]}, "middleware"), ({"codecs": [5]}, "codecs")],
+)  # fmt: skip
+def test_an_app_refuses_bad_settings(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(ff.InvalidInput) as refused:
+        ff.App(**settings)
+    assert refused.value.field == field
 
 
 # What is decorated, the options beside it, the field that is named, a word of why.
@@ -476,6 +488,30 @@ async def test_ten_thousand_are_submitted_in_ten_calls(database: str, sql: async
     payload = await sql.fetchval("select payload from flowfabric.execution where id = $1", runs[4321].execution_id.uuid)
     assert msgspec.json.decode(payload) == {"x": 4321, "y": 4322}
     assert await add.submit_many([]) == []
+
+
+async def test_large_arguments_are_submitted_in_more_calls(
+    app: ff.App, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_MOST_BYTES", 1000)
+
+    @app.task
+    async def store(text: str) -> None: ...
+
+    client = await app.client()
+    sizes: list[int] = []
+    inner = client.engine.create_many
+
+    async def create_many(items: Any) -> Any:
+        sizes.append(len(items))
+        return await inner(items)
+
+    monkeypatch.setattr(client.engine, "create_many", create_many)
+    runs = await store.submit_many(["x" * length for length in (400, 400, 400, 5000, 10, 10)])
+    assert sizes == [2, 1, 1, 2]
+    length_of = "select length(payload) from flowfabric.execution where id = $1"
+    stored = [await sql.fetchval(length_of, run.execution_id.uuid) for run in runs]
+    assert stored == [length + len('{"text":""}') for length in (400, 400, 400, 5000, 10, 10)]
 
 
 async def test_submissions_of_many_have_options_of_their_own(app: ff.App, plain_engine: ff.Engine) -> None:

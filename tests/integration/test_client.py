@@ -159,6 +159,22 @@ async def test_a_batch_treats_known_keys_as_asked(
     assert await count(sql) == 4
 
 
+@pytest.mark.parametrize("rule", ["return", "raise", "replace"])
+async def test_a_key_that_another_task_has_used_is_not_taken_for_ones_own(
+    rule: Any, app: ff.App, publish: ff.Task[..., str], plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    @app.task
+    async def charge(draft_id: int) -> None: ...
+
+    first = await publish.submit(1, idempotency_key="order-1")
+    await end(plain_engine, "failed")
+    with pytest.raises(ff.Conflict, match="of publish") as refused:
+        await charge.submit(1, idempotency_key="order-1", on_duplicate=rule)
+    assert refused.value.existing == first.id
+    assert await count(sql) == 1
+    assert (await charge.submit(1, idempotency_key="order-1", namespace="charges")).is_new
+
+
 @pytest.mark.parametrize("rule", ["raise", "replace"])
 async def test_inside_a_task_a_known_key_leads_to_what_was_asked_for_too(
     rule: Any, app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any]

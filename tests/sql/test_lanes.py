@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -170,3 +171,62 @@ async def test_a_renewed_or_reclaimed_lease_is_counted_once(engine: CheckedEngin
     await claim_one(engine)
     (stats,) = await engine.lane_stats()
     assert (stats.running, stats.depth) == (1, 0)
+
+
+# ---- claiming from several lanes in one call
+
+
+async def _fill(engine: ff.Engine, **counts: int) -> None:
+    for lane, count in counts.items():
+        await engine.create_many([ff.NewExecution(execution_kind="test", lane_id=lane)] * count)
+
+
+@pytest.mark.parametrize(
+    ("filled", "shares", "limit", "expected"),
+    [
+        ({"a": 9, "b": 9}, {"a": 3, "b": 1}, 4, {"a": 3, "b": 1}),
+        ({"a": 1, "b": 9}, {"a": 3, "b": 1}, 4, {"a": 1, "b": 3}),
+        ({"a": 9}, {"a": 1, "b": 3}, 4, {"a": 4}),
+        ({"b": 9}, {"a": 3, "b": 1}, 4, {"b": 4}),
+        ({"a": 9, "b": 9}, {"a": 0, "b": 2}, 4, {"a": 2, "b": 2}),  # what is left goes in the order given
+        ({"a": 9, "b": 9}, {"a": 0, "b": 0}, 4, {"a": 4}),
+        ({"a": 9, "b": 9}, {"b": 100, "a": 100}, 4, {"b": 4}),
+        ({"a": 2, "b": 2}, {"a": 1, "b": 1}, 100, {"a": 2, "b": 2}),
+        ({}, {"a": 1, "b": 1}, 4, {}),
+        ({"a": 3, "c": 9}, {"a": 1, "b": 1}, 4, {"a": 3}),
+    ],
+)
+async def test_each_lane_gives_its_share_and_then_what_is_left(
+    engine: CheckedEngine, filled: dict[str, int], shares: dict[str, int], limit: int, expected: dict[str, int]
+) -> None:
+    await _fill(engine, **filled)
+    claimed = await engine.claim_lanes(shares, limit=limit, **WORKER)
+    assert dict(Counter(one.handle.lane_id for one in claimed)) == expected
+    assert len({one.execution_id for one in claimed}) == len(claimed)
+
+
+async def test_claiming_from_lanes_keeps_to_kinds_capabilities_and_lane_states(engine: CheckedEngine) -> None:
+    needs = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu",)))
+    wanted = await submit(engine, lane_id="a", execution_kind="x")
+    await submit(engine, lane_id="a", execution_kind="y")
+    gpu = await submit(engine, lane_id="b", execution_kind="x", policy=needs)
+    closed = await submit(engine, lane_id="c", execution_kind="x")
+    await engine.set_lane_state("c", "paused")
+    shares = {"a": 2, "b": 2, "c": 2}
+    claimed = await engine.claim_lanes(shares, limit=6, kinds=["x"], **WORKER)
+    assert [one.execution_id for one in claimed] == [wanted]
+    claimed = await engine.claim_lanes(shares, limit=6, kinds=["x"], capabilities=["gpu"], **WORKER)
+    assert [one.execution_id for one in claimed] == [gpu]
+    await engine.set_lane_state("c", "active")
+    (claimed_last,) = await engine.claim_lanes(shares, limit=6, kinds=["x"], max_wait=timedelta(seconds=5), **WORKER)
+    assert claimed_last.execution_id == closed
+    assert claimed_last.handle.worker_instance_id == WORKER["worker_instance_id"]
+
+
+async def test_a_claim_from_lanes_waits_until_one_of_them_has_something(plain_engine: ff.Engine) -> None:
+    waiting = asyncio.create_task(
+        plain_engine.claim_lanes({"a": 1, "b": 1}, limit=2, max_wait=timedelta(seconds=60), **WORKER)
+    )
+    target = await submit(plain_engine, lane_id="b")
+    (claimed,) = await asyncio.wait_for(waiting, 30)
+    assert claimed.execution_id == target

@@ -325,6 +325,24 @@ async def test_a_parent_in_somebody_elses_hands_is_woken_by_a_timer(
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_parent_whose_route_is_in_somebody_elses_hands_is_woken_by_a_timer(
+    stage: Stage, parties: list[Party], ending: str
+) -> None:
+    """Who raises the floor of a route keeps others from adding to it; an end does not wait for that either."""
+    one, two, three = parties
+    father, son = await parent(one), await child(one)
+    await park(one, father, son)
+    route = await stage.watch.fetchval("select id from flowfabric.route where lane = 'parents'")
+    await two.begin()
+    await two.raise_floor(route)
+    await asyncio.wait_for(three.complete(son.handle), PATIENCE)
+    assert (await state(stage, father), await late(stage)) == ("delayed", 1)
+    await two.end(ending)
+    assert (await one.run_timers("parked")).handled == 1
+    await goes_on(stage, one, father)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
 async def test_cancelling_a_parent_while_its_child_ends(stage: Stage, parties: list[Party], ending: str) -> None:
     one, two, _ = parties
     father, son = await parent(one), await child(one)
@@ -340,7 +358,10 @@ async def test_cancelling_a_parent_while_its_child_ends(stage: Stage, parties: l
     await stage.audit()
 
 
-async def test_ends_that_are_waited_for_and_wait_themselves_do_not_deadlock(stage: Stage, parties: list[Party]) -> None:
+@pytest.mark.parametrize("first", ["parents", "children"])
+async def test_ends_that_are_waited_for_and_wait_themselves_do_not_deadlock(
+    stage: Stage, parties: list[Party], first: str
+) -> None:
     one, two, three = parties
     fathers = [await parent(one), await parent(one)]
     sons = [await child(one), await child(one)]
@@ -348,11 +369,13 @@ async def test_ends_that_are_waited_for_and_wait_themselves_do_not_deadlock(stag
         await park(one, father, son)
     await two.begin()
     await three.begin()
-    await two.cancel(ff.Operator(fathers[0].execution_id), "enough")
-    await three.cancel(ff.Operator(fathers[1].execution_id), "enough")
-    # Each now meets a waiter row that the other is removing.
-    await asyncio.wait_for(two.cancel(ff.Operator(sons[1].execution_id), "enough"), PATIENCE)
-    await asyncio.wait_for(three.cancel(ff.Operator(sons[0].execution_id), "enough"), PATIENCE)
+    for party, own in ((two, fathers[0]), (three, fathers[1])):
+        await party.set_execution_tag(own.execution_id, "a.b", "c")
+    theirs = {two: [fathers[0], sons[1]], three: [fathers[1], sons[0]]}
+    # In the second round each meets a waiter row that the other is removing.
+    for place in (0, 1) if first == "parents" else (1, 0):
+        for party, targets in theirs.items():
+            await asyncio.wait_for(party.cancel(ff.Operator(targets[place].execution_id), "enough"), PATIENCE)
     await two.commit()
     await three.commit()
     await one.run_timers("parked")

@@ -23,6 +23,160 @@ from flowfabric.models import Claimed
 async def program(engine: ff.Engine, claimed: Claimed) -> None:
 """
 
+APP = """\
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+
+import flowfabric as ff
+from flowfabric.middleware import Middleware
+from flowfabric.models import ExecutionInfo
+
+app = ff.App(lane="slow", retry=ff.RetryPolicy(max_retries=2))
+
+
+class Http:
+    pass
+
+
+@app.task
+async def publish(ctx: ff.Context, draft_id: int, title: str = "") -> str:
+    return title
+
+
+@app.task(priority=5, delay="2 days", tags={"team.owner": "a"})
+def count(ctx: ff.SyncContext, words: list[str]) -> int:
+    return len(words)
+
+
+@app.task
+def when(day: int, *, hour: int = 8) -> datetime:
+    return datetime(2030, 1, day, hour)
+
+
+@app.task(name="get", permanent=[ValueError])
+async def fetch(url: str, http: ff.Data[Http] = ff.provided()) -> bytes:
+    return b""
+
+
+async def load(url: str, times: int = 1) -> bytes:
+    return b""
+
+
+def parse(page: bytes) -> dict[str, int]:
+    return {}
+
+
+async def program(ctx: ff.Context, plain: ff.SyncContext, client: ff.AsyncClient, sync: ff.Client) -> None:
+"""
+
+GOOD_TASKS = {
+    "a_submission_takes_the_arguments_and_gives_the_result": """
+        run = await publish.submit(42, title="a")
+        assert_type(run, ff.Run[str])
+        assert_type(await run.result(timeout="5 minutes"), str)
+        assert_type(await (await count.submit(["a"])).result(), int)
+        assert_type(await (await when.submit(1, hour=9)).result(), datetime)
+        assert_type(publish.run(run.id), ff.Run[str])
+    """,
+    "shared_data_is_not_asked_for": """
+        assert_type(await fetch.submit("https://example.org"), ff.Run[bytes])
+        app.provide(Http, Http())
+        app.provide(Http, Http)
+    """,
+    "options_are_keywords_of_their_own_types": """
+        changed = publish.options(
+            idempotency_key="draft-42", delay="2 days", deadline=datetime(2030, 1, 1), tags={"a": "b"},
+            on_duplicate="raise", capabilities={"gpu"}, retry=None, attempt_timeout=timedelta(seconds=5),
+        )
+        assert_type(await changed.submit(42), ff.Run[str])
+        assert_type(await publish.submit_many([1, (2, "b")], priority=3), list[ff.Run[str]])
+        assert_type(await publish.submit_many([publish.submission(1), changed.submission(2)]), list[ff.Run[str]])
+    """,
+    "steps_give_what_their_functions_give": """
+        assert_type(await ctx.step("load", load, "url", times=2), bytes)
+        assert_type(await ctx.step("parse", parse, b""), dict[str, int])
+        assert_type(await ctx.step_with(timeout=5)("load", load, "url"), bytes)
+        assert_type(await ctx.step_with(retry=ff.RetryPolicy())("parse", parse, b""), dict[str, int])
+        assert_type(plain.step("parse", parse, b""), dict[str, int])
+        assert_type(plain.step_with(retry=ff.RetryPolicy())("parse", parse, b""), dict[str, int])
+        assert_type(await ctx.now(), datetime)
+    """,
+    "clients_give_the_results_of_the_tasks_they_submit": """
+        assert_type(await client.submit(publish, 42, idempotency_key="a"), ff.Run[str])
+        assert_type(await client.submit("publish", 42), ff.Run[Any])
+        assert_type(await client.submit_many(when, [1, 2]), list[ff.Run[datetime]])
+        assert_type(sync.submit(publish, 42).result(), str)
+        assert_type(sync.submit_many(count, [["a"]], priority=1), list[ff.SyncRun[int]])
+        assert_type(await ctx.submit(publish, 42), ff.Run[str])
+        assert_type(plain.submit(publish, 42).result(), str)
+    """,
+    "lists_and_changes_take_filters": """
+        async for item in client.all(kind="publish", states=["failed", ff.State.EXPIRED]):
+            assert_type(item, ExecutionInfo)
+        for each in sync.all(lane="slow"):
+            assert_type(each, ExecutionInfo)
+        assert_type(await client.cancel_all("why", tag=("a", "b"), progress=print), int)
+        assert_type(sync.replay_all(namespace="tenant"), int)
+        await client.failures(limit=5, created_from=datetime(2030, 1, 1))
+    """,
+    "a_middleware_overrides_what_it_needs": """
+        class Mine(Middleware):
+            async def execute(self, task: object, proceed: Callable[[], Awaitable[Any]]) -> Any:
+                return await proceed()
+
+        ff.App(middleware=[Mine()])
+    """,
+}
+
+BAD_TASKS = {
+    "an_argument_of_another_type": (
+        'await publish.submit("42")',
+        r'incompatible type "str"; expected "int".*arg-type',
+    ),
+    "a_missing_argument": ("await publish.submit()", r'Missing positional argument "draft_id".*call-arg'),
+    "an_argument_too_many": ('await publish.submit(1, "a", 2)', r"Too many arguments.*call-arg"),
+    "an_argument_that_is_none": ("await when.submit(1, minute=5)", r'Unexpected keyword argument "minute".*call-arg'),
+    "the_context_as_an_argument": ("await count.submit(plain)", r'incompatible type "SyncContext".*arg-type'),
+    "a_result_of_another_type": (
+        "number: int = await (await publish.submit(42)).result()",
+        r'expression has type "str", variable has type "int".*assignment',
+    ),
+    "a_sync_result_of_another_type": (
+        "number: int = sync.submit(publish, 42).result()",
+        r'expression has type "str", variable has type "int".*assignment',
+    ),
+    "a_misspelt_option_of_a_task": (
+        "publish.options(prioritty=5)",
+        r'"prioritty" for "options".*did you mean "priority".*call-arg',
+    ),
+    "an_option_of_another_type": (
+        'publish.options(priority="high")',
+        r'incompatible type "str"; expected "int".*arg-type',
+    ),
+    "another_way_with_duplicates": (
+        'publish.options(on_duplicate="ignore")',
+        r"'return', 'raise', 'replace'.*arg-type",
+    ),
+    "a_misspelt_option_of_a_decorator": ('app.task(lanes="slow")', r'"lanes".*did you mean "lane".*call-overload'),
+    "a_misspelt_option_of_an_app": ("ff.App(prioritty=5)", r'"prioritty" for "App".*did you mean "priority".*call-arg'),
+    "a_misspelt_filter": ('await client.cancel_all("why", lanes="slow")', r'"lanes".*did you mean "lane".*call-arg'),
+    "a_filter_of_another_type": ("client.all(kind=5)", r'incompatible type "int"; expected "str \| None".*arg-type'),
+    "a_step_with_a_wrong_argument": (
+        'await ctx.step("load", load, 5)',
+        r'No overload variant of "step".*call-overload',
+    ),
+    "a_step_of_another_type": (
+        'page: str = await ctx.step("load", load, "url")',
+        r'No overload variant of "step".*call-overload',
+    ),
+    "an_async_step_in_a_plain_handler": (
+        'plain.step("load", load, "url")',
+        r"Coroutine.*must be used.*unused-coroutine",
+    ),
+    "a_result_that_is_not_awaited": ("(await publish.submit(42)).result()", r"must be used.*unused-coroutine"),
+}
+
 GOOD = {
     "a_claim_may_find_nothing": """
         found = await engine.claim(worker_id="pool", worker_instance_id="pool-1")
@@ -115,17 +269,23 @@ BAD = {
 }
 
 
-def _program(body: str) -> str:
-    return HEAD + indent(dedent(body).strip() + "\n", "    ")
+ALL_GOOD = {**GOOD, **GOOD_TASKS}
+ALL_BAD = {**BAD, **BAD_TASKS}
+
+
+def _program(name: str) -> str:
+    body = ALL_GOOD[name] if name in ALL_GOOD else ALL_BAD[name][0]
+    head = APP if name in GOOD_TASKS or name in BAD_TASKS else HEAD
+    return head + indent(dedent(body).strip() + "\n", "    ")
 
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What mypy says about each program; all of them in one run, because most of a run is the package."""
     folder = tmp_path_factory.mktemp("programs")
-    programs = GOOD | {name: code for name, (code, _) in BAD.items()}
-    for name, code in programs.items():
-        (folder / f"{name}.py").write_text(_program(code))
+    programs = [*ALL_GOOD, *ALL_BAD]
+    for name in programs:
+        (folder / f"{name}.py").write_text(_program(name))
     (folder / "mypy.ini").write_text(
         "[mypy]\nstrict = True\npretty = False\n[mypy-asyncpg.*]\nignore_missing_imports = True\n"
     )
@@ -148,12 +308,12 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", ALL_GOOD)
 def test_good_code_type_checks(name: str, messages: dict[str, str]) -> None:
     assert messages[name] == ""
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", ALL_BAD)
 def test_bad_code_is_found(name: str, messages: dict[str, str]) -> None:
-    assert re.search(BAD[name][1], messages[name]), messages[name] or "nothing was found"
+    assert re.search(ALL_BAD[name][1], messages[name]), messages[name] or "nothing was found"
     assert messages[name].count("\n") == 1, "one mistake, one message"

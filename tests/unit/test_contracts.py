@@ -1034,6 +1034,8 @@ def listed(value: Any) -> Any:
     """A list and a tuple of the same are taken for equal: which of them comes back is the annotation's to say."""
     if isinstance(value, list | tuple):
         return [listed(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), {each.name: listed(getattr(value, each.name)) for each in dataclasses.fields(value)}
     return {key: listed(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 

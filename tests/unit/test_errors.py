@@ -21,14 +21,21 @@ from flowfabric.errors import (
     Corruption,
     ExecutionNotActive,
     FlowFabricError,
+    Interrupted,
     InvalidInput,
     LeaseLost,
     NotFound,
+    Purged,
+    Reject,
     ResourceExhausted,
     RetriesExhausted,
+    RetryLater,
     StateError,
+    StepFailed,
+    StepsChanged,
     StreamBackpressure,
     StreamDisconnected,
+    TaskFailed,
     TaxonomyRow,
     TimedOut,
     TransportError,
@@ -49,6 +56,8 @@ FAMILIES = {
     "unavailable": Unavailable,
     "resource_exhausted": ResourceExhausted,
     "timed_out": TimedOut,
+    "task": TaskFailed,
+    "step": (StepFailed, StepsChanged),
     "stream_disconnected": StreamDisconnected,
     "stream_backpressure": StreamBackpressure,
 }
@@ -154,6 +163,8 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
     for name, (letter, code) in STATE.items():
         yield "state", snake(name), CLASSES[letter], 409, code
     yield "bug", "attempt_not_in_created_state", "bug", 500, "attempt_not_in_created_state"
+    # Not of the chapters: what submitters may ask to be told.
+    yield "conflict", "duplicate_submission", "terminal", 409, "duplicate_submission"
 
 
 def build(row: TaxonomyRow) -> FlowFabricError:
@@ -166,6 +177,14 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return ResourceExhausted("connections", 10, retry_after_ms=50)
         case "timed_out":
             return TimedOut("shutdown_prepare", 15_000)
+        case "task" if row.kind == "purged":
+            return Purged("{fp:1}:x")
+        case "task":
+            return TaskFailed(
+                row.kind, "boom", execution_id="{fp:1}:x", category="c", error_type="ValueError", traceback="File ..."
+            )
+        case "step":
+            return StepFailed("s", "E", "boom") if row.kind == "step_failed" else StepsChanged("'s' is gone")
         case "stream_disconnected":
             return StreamDisconnected("cursor-7", "the server went away")
         case "stream_backpressure":
@@ -238,10 +257,39 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         for value in vars(errors).values()
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
-    assert len(classes) == 19
+    beside = {RetryLater, Reject}
+    assert len(classes) == 23 + len(beside)
     for cls in classes:
-        assert issubclass(cls, FlowFabricError)
+        assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
+
+
+def test_what_unwinds_a_handler_is_no_exception_that_it_would_catch() -> None:
+    assert not issubclass(Interrupted, Exception)
+    assert "Interrupted" in (errors.__doc__ or "")
+
+
+def test_a_failed_task_says_which_how_and_why() -> None:
+    error = TaskFailed(
+        "failed", "no such user", execution_id="{fp:1}:x", error_type="app.Missing", traceback="File ..."
+    )
+    assert str(error) == "execution {fp:1}:x failed: app.Missing: no such user"
+    assert (error.message, error.traceback, error.category) == ("no such user", "File ...", None)
+    assert str(TaskFailed("cancelled", execution_id="{fp:1}:x")) == "execution {fp:1}:x cancelled"
+    assert str(TaskFailed("expired", "attempt_timeout")) == "expired: attempt_timeout"
+
+
+def test_a_purged_result_is_told_apart_from_a_failed_one() -> None:
+    error = Purged("{fp:1}:x")
+    assert isinstance(error, TaskFailed)
+    assert (error.kind, error.execution_id, error.http_status) == ("purged", "{fp:1}:x", 410)
+    assert "{fp:1}:x was purged" in str(error)
+
+
+def test_a_step_that_failed_before_names_itself_and_its_error() -> None:
+    error = StepFailed("charge", "stripe.CardError", "declined")
+    assert (error.step, error.error_type, error.message) == ("charge", "stripe.CardError", "declined")
+    assert "charge" in str(error) and "declined" in str(error)
 
 
 @pytest.mark.parametrize("kind", sorted(LEASE_LOST_KINDS))

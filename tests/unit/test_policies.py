@@ -31,6 +31,7 @@ from flowfabric.policies import (
     TimeoutPolicy,
     classify,
     derive,
+    duration,
     freeze_policy,
     policy_to_json,
     retry_policy_to_json,
@@ -189,7 +190,36 @@ def test_a_time_without_a_zone_is_refused() -> None:
     assert caught.value.field == "ExecutionPolicy.delay_until"
 
 
-@pytest.mark.parametrize("value", ["1s", True, float("inf"), float("nan"), 1e300, object()])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1s", 1), ("1.5 seconds", 1.5), ("90", 90), ("2 days", 172_800), ("1h30m", 5400), ("1 h, 30 min", 5400),
+        (" 5 Minutes ", 300), ("1 week 1 day", 691_200), ("250ms", 0.25), ("0", 0),
+    ],
+)  # fmt: skip
+def test_a_duration_may_be_given_in_words(text: str, seconds: float) -> None:
+    assert duration(text, "pause") == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1 parsec",
+        "-1 s",
+        "1e3",
+        "one day",
+        " ",
+        "9" * 400,
+        "",
+        "s",
+        "1 s 2",
+        True,
+        float("inf"),
+        float("nan"),
+        1e300,
+        object(),
+    ],
+)
 def test_what_is_not_a_duration_is_refused_at_once(value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Fixed(value)

@@ -27,11 +27,16 @@ def test_every_setting_is_read_from_its_name_alone() -> None:
         "FLOWFABRIC_DATA_DIR": "/data",
         "FLOWFABRIC_PG_BIN": "/pg/bin",
         "FLOWFABRIC_LANES": "a,b",
+        "FLOWFABRIC_TEST_DSN": "postgresql://tests/db",
         "DSN": "postgresql://elsewhere/db",
         "FF_LANES": "c",
     }
     expected = Settings(
-        dsn="postgresql://somewhere/db", data_dir=Path("/data"), pg_bin=Path("/pg/bin"), lanes=("a", "b")
+        dsn="postgresql://somewhere/db",
+        data_dir=Path("/data"),
+        pg_bin=Path("/pg/bin"),
+        lanes=("a", "b"),
+        test_dsn="postgresql://tests/db",
     )
     assert load(given) == expected
     for name in ENVIRONMENT.values():

@@ -357,3 +357,15 @@ async def test_closing_answers_what_is_under_way_what_waits_and_what_comes_with_
     assert await sent.batcher.flushed(PATIENCE)
     assert [type(sent.answers[item]) for item in (1, 2, 3, 4)] == [TransportError] * 4
     assert sent.calls == [[1]]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_closing_answers_what_was_put_a_moment_before(turns: int) -> None:
+    sent = Sent()
+    sent.put(1)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    sent.batcher.close()
+    assert await sent.batcher.flushed(PATIENCE)
+    assert isinstance(sent.answers[1], TransportError)
+    assert sent.calls == []

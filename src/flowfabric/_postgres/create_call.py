@@ -69,8 +69,11 @@ _HOMES = (
 )
 INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
 _PARTITION_HASHES = 1 << 16
-_PARTITION_ARG = 4  # its place among the args
-_POLICY_ARG = 16
+PARTITION_ARG = 4  # its place among the args
+ID_ARG = 5
+ID_GIVEN_ARG = 6
+PAYLOAD_ARG = 9
+POLICY_ARG = 16
 
 
 def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
@@ -172,7 +175,7 @@ class CreateCall:
             ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
             if ordinal == 0:  # speaks for all: created and waiting; `partition` is the number of partitions
                 waiting = State(state)
-                for place, home, sent in zip(self._places, self.args[_PARTITION_ARG], self._sent, strict=True):
+                for place, home, sent in zip(self._places, self.args[PARTITION_ARG], self._sent, strict=True):
                     answers[place] = Created(ExecutionId.of(home % partition, sent), waiting)
                 continue
             place = self._places[ordinal - 1]
@@ -222,6 +225,18 @@ def _is_route(lane: str, kind: str) -> bool:
         return False
 
 
+def alike_args(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> list[Any] | None:
+    """The args of a call for executions that differ in their payload alone; None when the item is not a plain one."""
+    if not _is_plain(item) or any(type(data) is not bytes or len(data) > MAX_PAYLOAD for data in payloads):
+        return None
+    _, args = _plain_args([item], partitions)
+    minted = mint_many(len(payloads))
+    args[PARTITION_ARG] = [crc16(data) % partitions for data in minted]
+    args[ID_ARG] = list(map(pgproto.UUID, minted))
+    args[PAYLOAD_ARG] = payloads
+    return args
+
+
 def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UUID], list[Any]]:
     routes: dict[tuple[str, str], int] = {}
     numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
@@ -236,7 +251,7 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
     args += [None] * (len(_CASTS) - len(args))
     policy = items[0].policy if items else None
     if type(policy) is FrozenPolicy:
-        args[_POLICY_ARG] = [policy.text]  # one for all
+        args[POLICY_ARG] = [policy.text]  # one for all
     return ids, args
 
 

@@ -87,7 +87,11 @@ class Database:
             if prepared_statements:
                 # What a call finds locked it waits for and then sees as it is; a stricter default would refuse it
                 # instead. Behind a transaction-pooling proxy the setting would be left on somebody else's connection.
-                await connection.execute("set default_transaction_isolation = 'read committed'")
+                try:
+                    await connection.execute("set default_transaction_isolation = 'read committed'")
+                except BaseException:
+                    connection.terminate()
+                    raise
             return connection
 
         pool = Connections(open_one, max_size)

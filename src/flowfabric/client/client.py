@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -35,6 +35,7 @@ R = TypeVar("R")
 _ANYTHING = ValueType.of(Any)
 _CHUNK = 500  # executions per call of what goes through all of them
 _MOST = 1000  # of create_many
+_MOST_BYTES = 1 << 25  # of payload in one call, unless one alone has more
 
 
 class Filters(TypedDict, total=False):
@@ -110,7 +111,8 @@ class AsyncClient:
         """Submit what `submission` says, through the middleware."""
         scope = current.scope_of(self._connector)
         if scope is not None:
-            return self.run(await scope.submit_durably(submission, self._around))
+            made = await scope.submit_durably(submission, self._around)
+            return self.run(made) if isinstance(made, Run) else made  # a middleware may answer something of its own
         return await self._around(self._send)(submission)
 
     def _around(
@@ -131,18 +133,19 @@ class AsyncClient:
             verdict = (await self.engine.create_many([item]))[0]
             if isinstance(verdict, FlowFabricError):
                 raise verdict
-            if isinstance(verdict, Created) or not await self._is_free(verdict, options):
+            if isinstance(verdict, Created):
+                return verdict
+            # A key belongs to its namespace, not to the task: what another task made of it is not what is asked for.
+            found = await self.engine.read_execution_info(verdict.execution_id)
+            if found is not None and found.execution_kind != item.execution_kind:
+                raise _key_is_known(verdict, f" of {found.execution_kind}")
+            if not await self._is_free(verdict, options):
                 return verdict
 
     async def _is_free(self, standing: Duplicate, options: Options) -> bool:
         """Whether a known key may be used again; not when its execution stands."""
         if options.on_duplicate == "raise":
-            raise Conflict(
-                "duplicate_submission",
-                f"the idempotency key is known: execution {standing.execution_id}",
-                existing=standing.execution_id,
-                execution_id=standing.execution_id,
-            )
+            raise _key_is_known(standing)
         return options.on_duplicate == "replace" and await self.engine.free_key(standing.execution_id)
 
     @overload
@@ -156,7 +159,7 @@ class AsyncClient:
     async def submit_many(
         self, task: Submittable[Any] | str, arguments: Iterable[Any], **options: Unpack[OptionNames]
     ) -> list[Run[Any]]:
-        """Submit a task once per item of `arguments`, a thousand to a call.
+        """Submit a task once per item of `arguments`, up to a thousand to a call.
 
         A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
         taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
@@ -173,9 +176,9 @@ class AsyncClient:
         if overriding(self._connector.middleware, "submit") or current.scope_of(self._connector) is not None:
             return [await self.send(one) for one in submissions]
         runs: list[Run[Any]] = []
-        for at in range(0, len(items), _MOST):
-            for verdict in await self.engine.create_many(items[at : at + _MOST]):
-                one, item = submissions[len(runs)], items[len(runs)]
+        for batch in _batches(items):
+            for item, verdict in zip(batch, await self.engine.create_many(batch), strict=True):
+                one = submissions[len(runs)]
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
                 if isinstance(verdict, Duplicate) and await self._is_free(verdict, one.options):
@@ -363,6 +366,25 @@ def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mappin
             raise _no_keyword(task, name)
     options = task.defaults.merged(Options.of(given)) if given else task.defaults
     return Submission(task=task, args=args, kwargs=arguments, options=options)
+
+
+def _key_is_known(standing: Duplicate, of: str = "") -> Conflict:
+    found = standing.execution_id
+    detail = f"the idempotency key is known: execution {found}{of}"
+    return Conflict("duplicate_submission", detail, existing=found, execution_id=found)
+
+
+def _batches(items: Iterable[NewExecution]) -> Iterator[list[NewExecution]]:
+    batch: list[NewExecution] = []
+    size = 0
+    for item in items:
+        size += len(item.input_payload)
+        if batch and (len(batch) == _MOST or size > _MOST_BYTES):
+            yield batch
+            batch, size = [], len(item.input_payload)
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def _no_keyword(task: Submittable[Any], name: str) -> InvalidInput:

@@ -165,7 +165,7 @@ class Client:
     def submit_many(
         self, task: Submittable[Any] | str, arguments: Iterable[Any], **options: Unpack[OptionNames]
     ) -> list[SyncRun[Any]]:
-        """Submit a task once per item of `arguments`, a thousand to a call.
+        """Submit a task once per item of `arguments`, up to a thousand to a call.
 
         A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
         taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.

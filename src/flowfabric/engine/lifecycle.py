@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -26,7 +27,7 @@ from flowfabric.engine.calls import (
     optional_bytes,
     raised,
 )
-from flowfabric.errors import FlowFabricError, InvalidInput, TransportError
+from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
 from flowfabric.ids import (
     ExecutionId,
     FlowId,
@@ -152,18 +153,36 @@ class Lifecycle(Calls):
                 standing = await connection.fetch(create_call.STANDING_SQL, *call.doubts)
         else:
             if not call.is_empty:
-                try:
-                    found = await self._fetch(create_call.SQL, *call.args)
-                except TransportError as error:
-                    if not error.retryable:
-                        raise
-                    # The answer was lost, the ids are ours: asking again makes nothing twice.
-                    call.args[6] = True
-                    found = await self._fetch(create_call.SQL, *call.args, repeatable=True)
-                    repeated = True
+                found, repeated = await self._create(call.args)
             if call.doubts:
                 standing = await self._fetch(create_call.STANDING_SQL, *call.doubts, repeatable=True)
         return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
+
+    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]] | None:
+        """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
+
+        For volume: nothing is made or checked per execution. None when the item says more than lane, kind and policy,
+        which `create_many` is for.
+        """
+        check_batch(payloads, "payloads")
+        args = create_call.alike_args(item, payloads, self._database.flow_partitions)
+        if args is None:
+            return None
+        found, _ = await self._create(args)
+        if found[0]["code"] == "lane_closed":
+            raise StateError("lane_closed", "the lane takes no new executions")
+        return list(zip(args[create_call.PARTITION_ARG], args[create_call.ID_ARG], strict=True))
+
+    async def _create(self, args: list[Any]) -> tuple[list[asyncpg.Record], bool]:
+        """The rows, and whether it had to be asked twice."""
+        try:
+            return await self._fetch(create_call.SQL, *args), False
+        except TransportError as error:
+            if not error.retryable:
+                raise
+            # The answer was lost, the ids are ours: asking again makes nothing twice.
+            args[create_call.ID_GIVEN_ARG] = True
+            return await self._fetch(create_call.SQL, *args, repeatable=True), True
 
     async def claim(
         self,

@@ -16,6 +16,7 @@ from flowfabric.errors import FlowFabricError, TransportError
 log = logging.getLogger("flowfabric.worker")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 _MAX_PAUSE = 5.0
 _MAX_BYTES = 16 << 20  # of one call: larger ones only take longer
 
@@ -47,6 +48,7 @@ class Batcher(Generic[Item, Answer]):
         self._busy = 0
         self._queue: deque[Item] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
@@ -76,7 +78,7 @@ class Batcher(Generic[Item, Answer]):
                 verdicts: Sequence[Answer | FlowFabricError] = [unanswered] * len(batch)
                 with contextlib.suppress(asyncio.CancelledError):  # by `close`
                     if not self._is_closed:
-                        verdicts = await self._send(batch)
+                        verdicts = await self._interruptibly(self._send(batch))
                 for item, verdict in zip(batch, verdicts, strict=True):
                     try:
                         self._answered(item, verdict)
@@ -86,6 +88,16 @@ class Batcher(Generic[Item, Answer]):
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
+
+    async def _interruptibly(self, call: Awaitable[T]) -> T:
+        """A call that `close` cuts off; cut off anywhere else, a task would leave its items unanswered."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._sending.add(task)
+        try:
+            return await call
+        finally:
+            self._sending.discard(task)
 
     def _take(self) -> list[Item]:
         queue, weigh = self._queue, self._weigh
@@ -132,5 +144,5 @@ class Batcher(Generic[Item, Answer]):
     def close(self) -> None:
         """Give up on what is under way and what comes: it is answered with an error."""
         self._is_closed = True
-        for task in self._tasks:
+        for task in self._sending:
             task.cancel()

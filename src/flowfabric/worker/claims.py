@@ -5,6 +5,7 @@ What is claimed is begun by the worker. A claim that fails is made again, with g
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
+_FEW = 8
 
 
 class Claims:
@@ -75,6 +77,8 @@ class Claims:
         if claimed:
             self.idle_since = None
             worker.begin(claimed, asked)
+            if len(claimed) <= _FEW:
+                await asyncio.sleep(0)  # they begin before the next claim is made
             return 0.0
         now = time.monotonic()
         pause = worker.poll

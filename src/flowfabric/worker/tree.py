@@ -1,24 +1,41 @@
 """Which asyncio tasks belong to a handler, and whether all of them wait for something that needs no worker.
 
 The worker's loop makes tasks through `factory`, which notes for whom. A handler may be stopped and run again later
-when each of its tasks waits for a parked future, directly or through its siblings (gather, a TaskGroup, `await task`).
-Whatever is not understood counts as busy: then the handler simply stays where it is until its wait is over.
+when each of its tasks waits for a parked future, directly or through its siblings (gather, a TaskGroup, `await task`,
+asyncio.wait, as_completed, shield, a lock or semaphore of its own). Whatever is not understood counts as busy, and so
+does everything inside an `asyncio.timeout` that has yet to strike: then the handler simply stays where it is until its
+wait is over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+import gc
+from collections.abc import Collection, Coroutine, Iterator
 from contextvars import ContextVar
+from types import CellType, CodeType
 from typing import Any
+
+Tasks = Collection[asyncio.Task[Any]]
+Futures = Collection[asyncio.Future[Any]]
 
 owner: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("flowfabric_tasks", default=None)
 
-# Coroutines that wait for other tasks and for nothing else.
-_JOINS = frozenset(
-    fn.__code__ for fn in (asyncio.TaskGroup.__aexit__, getattr(asyncio.TaskGroup, "_aexit", None)) if fn is not None
+
+def _codes(*found: object) -> frozenset[CodeType]:
+    return frozenset(fn.__code__ for fn in found if hasattr(fn, "__code__"))
+
+
+# Coroutines of the standard library that wait for tasks and for nothing else. Some have moved between versions.
+_JOINS = _codes(asyncio.TaskGroup.__aexit__, getattr(asyncio.TaskGroup, "_aexit", None))
+_WAIT = _codes(getattr(asyncio.tasks, "_wait", None))
+_AS_COMPLETED = _codes(
+    getattr(getattr(asyncio.tasks, "_AsCompletedIterator", None), "_wait_for_one", None)
+) | frozenset(
+    code for code in asyncio.as_completed.__code__.co_consts if isinstance(code, CodeType) and "one" in code.co_name
 )
-_WAIT = frozenset(fn.__code__ for fn in (getattr(asyncio.tasks, "_wait", None),) if fn is not None)
+# Tools of which one task waits until another of the same handler lets go.
+_LOCKS = (asyncio.Lock, asyncio.Semaphore, asyncio.Barrier)
 
 
 def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
@@ -31,16 +48,17 @@ def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **o
     return task
 
 
-def all_wait(tasks: Collection[asyncio.Task[Any]], parked: Collection[asyncio.Future[Any]]) -> bool:
+def all_wait(tasks: Tasks, parked: Futures) -> bool:
     """Whether every task waits for a parked future or for a task that does."""
     return all(task.done() or _waits(task, tasks, parked) for task in tasks)
 
 
-def _waits(
-    task: asyncio.Task[Any], tasks: Collection[asyncio.Task[Any]], parked: Collection[asyncio.Future[Any]]
-) -> bool:
+def _waits(task: asyncio.Task[Any], tasks: Tasks, parked: Futures) -> bool:
     awaited = getattr(task, "_fut_waiter", None)
     if awaited is None:
+        return False
+    chain = list(_chain(task))
+    if any(_has_timeout(coro) for coro in chain):
         return False
     if awaited in parked:
         return True
@@ -48,24 +66,83 @@ def _waits(
         return awaited in tasks
     children = getattr(awaited, "_children", None)
     if children is not None:  # of gather
-        return all(child.done() or child in tasks or child in parked for child in children)
-    return _joins(task, tasks, parked)
+        return _are_ours(children, tasks, parked)
+    shielded = _shielded(awaited)
+    if shielded is not None:
+        return _are_ours([shielded], tasks, parked)
+    return bool(chain) and _joins(chain, tasks, parked)
 
 
-def _joins(
-    task: asyncio.Task[Any], tasks: Collection[asyncio.Task[Any]], parked: Collection[asyncio.Future[Any]]
-) -> bool:
-    """Whether the innermost coroutine of a task is one that waits for tasks of the same handler and nothing else."""
+def _are_ours(futures: Collection[Any], tasks: Tasks, parked: Futures) -> bool:
+    return all(one.done() or one in tasks or one in parked for one in futures)
+
+
+def _chain(task: asyncio.Task[Any]) -> Iterator[Any]:
+    """The coroutines of a task, from the outermost to the one that waits."""
     coro: Any = task.get_coro()
-    while True:
-        inner = getattr(coro, "cr_await", None)
-        if inner is None or not hasattr(inner, "cr_await"):
-            break
-        coro = inner
-    code = getattr(coro, "cr_code", None)
+    while hasattr(coro, "cr_await"):
+        yield coro
+        coro = coro.cr_await
+
+
+def _has_timeout(coro: Any) -> bool:
+    """Whether a coroutine is inside `asyncio.timeout` or `wait_for` with a time: its frame refers to the manager."""
+    for found in gc.get_referents(coro):
+        manager = getattr(found, "__self__", found)
+        if isinstance(manager, asyncio.Timeout) and manager.when() is not None:
+            return True
+    return False
+
+
+def _shielded(outer: Any) -> asyncio.Future[Any] | None:
+    """What a future made by `shield` stands for."""
+    for callback, *_ in getattr(outer, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            for cell in callback.__closure__ or ():
+                if isinstance(cell.cell_contents, asyncio.Future) and cell.cell_contents is not outer:
+                    return cell.cell_contents
+    return None
+
+
+def _joins(chain: list[Any], tasks: Tasks, parked: Futures) -> bool:
+    """Whether the innermost coroutines of a task wait for tasks of the same handler and nothing else."""
+    innermost = chain[-1]
+    code = innermost.cr_code
     if code in _JOINS:
         return True
-    frame = getattr(coro, "cr_frame", None)
-    if code not in _WAIT or frame is None or frame.f_locals.get("timeout") is not None:
-        return False
-    return all(one.done() or one in tasks or one in parked for one in frame.f_locals.get("fs", (None,)))
+    local = innermost.cr_frame.f_locals if innermost.cr_frame is not None else {}
+    if code in _WAIT:
+        return local.get("timeout") is None and _are_ours(local.get("fs", (None,)), tasks, parked)
+    if isinstance(local.get("self"), _LOCKS):
+        return _is_own(local["self"], tasks)
+    completing = next((coro for coro in chain if coro.cr_code in _AS_COMPLETED), None)
+    return completing is not None and _completes(completing.cr_frame.f_locals, tasks, parked)
+
+
+def _completes(local: dict[str, Any], tasks: Tasks, parked: Futures) -> bool:
+    """Whether `as_completed` waits for tasks of the handler, without a time limit."""
+    iterator = local.get("self")
+    todo = getattr(iterator, "_todo", None) if iterator is not None else local.get("todo")
+    handle = getattr(iterator, "_timeout_handle", None) if iterator is not None else local.get("timeout_handle")
+    return todo is not None and handle is None and _are_ours(todo, tasks, parked)
+
+
+def _is_own(tool: object, tasks: Tasks) -> bool:
+    """Whether a lock was made by this handler, as far as can be told: a variable of its code holds it, no global does."""
+    for task in tasks:
+        for coro in _chain(task):
+            if coro.cr_frame is None or coro.cr_frame.f_locals.get("self") is tool:
+                continue  # the lock's own code
+            if any(value is tool for value in coro.cr_frame.f_globals.values()):
+                return False
+            for found in gc.get_referents(coro):
+                if found is tool or (isinstance(found, CellType) and _content(found) is tool):
+                    return True
+    return False
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None

@@ -1,0 +1,50 @@
+"""The commands and the metrics that the pages name are those of the program."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from flowfabric import cli
+from flowfabric.middleware import METRICS
+from tests.docs.pages import PAGES, ROOT, fences, name
+
+# Up to what belongs to the shell: a comment, a redirection, an end.
+_COMMAND = re.compile(r"\bflowfabric ((?:'[^']*'|\"[^\"]*\"|[^#\n)&|>;'\"])+?)(?= +#| *2?>|[\n)&|;])")
+_PLACES = [page for page in PAGES if page.parent.name != "reference"]
+
+
+def _commands(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    shell = "".join(block.code for block in fences(page) if block.language == "sh")
+    shell += "".join(re.findall(r"^ +```sh\n(.*?)^ +```$", text, flags=re.MULTILINE | re.DOTALL))
+    return [found.strip() for found in _COMMAND.findall(shell)]
+
+
+ALL = [(page, command) for page in _PLACES for command in _commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), ALL, ids=lambda value: name(value) if isinstance(value, Path) else value)
+def test_a_command_on_a_page_can_be_given_like_that(page: Path, command: str) -> None:
+    words = shlex.split(command)
+    group: Any = typer.main.get_command(cli.app)
+    while words and words[0] in getattr(group, "commands", {}):
+        group = group.commands[words.pop(0)]
+    with group.make_context("flowfabric", words):  # reads the words as the program would, and runs nothing
+        pass
+
+
+def test_the_commands_of_the_pages_are_found() -> None:
+    found = {command.split()[0] for _, command in ALL}
+    assert found >= {"worker", "dev", "submit", "ls", "show", "wait", "failures", "replay", "schedules", "migrate"}
+
+
+def test_every_metric_has_a_line_with_its_labels() -> None:
+    text = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r"^\| `(flowfabric_\w+)` \| (.+?) \|", text, flags=re.MULTILINE))
+    assert lines == {metric: ", ".join(about.labels) for metric, about in METRICS.items()}
