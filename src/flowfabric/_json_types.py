@@ -134,7 +134,7 @@ def _write_other(value: Any) -> Any:
     if _is_pydantic(type(value)):
         writing, _ = _alias_options()
         return msgspec.Raw(_adapter_of(type(value)).dump_json(value, round_trip=True, warnings=False, **writing))
-    if isinstance(value, PurePath):
+    if isinstance(value, PurePath | str):  # a text of a class of its own, such as an execution's id, is a text
         return str(value)
     if isinstance(value, abc.Mapping):
         return dict(value)

@@ -256,6 +256,15 @@ class App:
 
         return decorate if function is None else decorate(function)
 
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes its tasks and schedules use."""
+        used = [
+            *(task.defaults for task in self.tasks.values()),
+            *(one.submission.options for one in self.declared.values()),
+        ]
+        return sorted({str(options.lane) if options.lane else "default" for options in used}) or ["default"]
+
     def find_task(self, name: str) -> Task[Any, Any] | None:
         """The task of that name."""
         return self.tasks.get(name)
@@ -290,7 +299,8 @@ class App:
         """Submit a task again and again: by a cron expression in a time zone, or every so often.
 
         The worker stores it when it starts; `catch_up` says what happens to times that passed while no worker ran:
-        they are skipped, made up by one, or all made up. `name` defaults to the task's name.
+        they are skipped, made up by one, or all made up. `name` defaults to the task's name. Further keywords are
+        arguments and options as in `submit`, except those that fix a time or a key.
         """
         chosen = _named(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):

@@ -78,13 +78,12 @@ _T = TypeVar("_T")
 Data: TypeAlias = Annotated[_T, SHARED]
 """A parameter that is no argument of the task: the worker gives it what the app provides for the class.
 
-`http: Data[Client] = provided()` keeps type checkers from asking submitters for it.
+`http: Data[Client] = provided` keeps type checkers from asking submitters for it.
 """
 
 
-def provided() -> Any:
-    """The default of a `Data` parameter: it says that the worker fills it in."""
-    return SHARED
+provided: Any = SHARED
+"""The default of a `Data` parameter: it says that the worker fills it in."""
 
 
 class Codec(Protocol):

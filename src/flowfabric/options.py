@@ -165,9 +165,7 @@ class Options(Struct, frozen=True, kw_only=True):
             _given(self.dedup_window),
         )
 
-    def item(
-        self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "", policy: FrozenPolicy | None = None
-    ) -> NewExecution:
+    def item(self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "") -> NewExecution:
         """The new execution that these options, a task and its arguments come to."""
         delay, deadline = _given(self.delay), _given(self.deadline)
         return NewExecution(
@@ -180,7 +178,7 @@ class Options(Struct, frozen=True, kw_only=True):
             creator_identity=creator,
             idempotency_key=_given(self.idempotency_key),
             tags=self.tags,
-            policy=policy or self.policy,
+            policy=self.policy,
             delay_until=_given(self.at) if delay is None else duration(delay, "delay"),
             execution_deadline_at=(
                 deadline if deadline is None or isinstance(deadline, datetime) else duration(deadline, "deadline")

@@ -119,16 +119,24 @@ def until(condition: Callable[[], bool]) -> None:
     ],
     ids=["asyncio auto", "asyncio strict", "a loop of several tests", "anyio"],
 )
-def test_async_tests_of_a_project_run(project: Project, mark: str, options: tuple[str, ...]) -> None:
+def test_async_tests_of_a_project_run(
+    project: Project, flowfabric_dsn: str, mark: str, options: tuple[str, ...]
+) -> None:
     backend = "import pytest\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     project.write(test_shop=ASYNC_TESTS.replace("{mark}", mark), conftest=backend)
-    assert "2 passed" in project.test(*options)
-    until(lambda: not embedded.is_running(project.data_dir))
+    assert "2 passed" in project.test(*options, FLOWFABRIC_TEST_DSN=flowfabric_dsn)
 
 
-def test_a_project_without_any_async_plugin_tests_in_plain_functions(project: Project) -> None:
+def test_a_project_without_any_async_plugin_tests_in_plain_functions(project: Project, flowfabric_dsn: str) -> None:
+    project.write(test_shop=PLAIN_TESTS)
+    assert "2 passed" in project.test(*PLAIN, FLOWFABRIC_TEST_DSN=flowfabric_dsn)
+
+
+def test_a_server_starts_by_itself_and_stops_after_the_run(project: Project) -> None:
     project.write(test_shop=PLAIN_TESTS)
     assert "2 passed" in project.test(*PLAIN)
+    assert project.data_dir.exists()
+    until(lambda: not embedded.is_running(project.data_dir))
 
 
 def test_the_processes_of_a_run_share_one_server(project: Project) -> None:
@@ -156,7 +164,7 @@ def test_a_project_that_does_not_use_it_pays_nothing(project: Project) -> None:
         import sys
 
         def test_nothing_is_loaded(request):
-            assert "flowfabric_kit" in {name for name in request.session._fixturemanager._arg2fixturedefs}
+            assert request.config.pluginmanager.has_plugin("flowfabric")
             assert not {"flowfabric", "asyncpg", "msgspec"} & sys.modules.keys()
         """
     )

@@ -11,12 +11,15 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
@@ -25,8 +28,11 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded
+from flowfabric._postgres import embedded, listen, pool
 from flowfabric.engine.service import migrate_database
+from flowfabric.worker import service
+from flowfabric.worker import worker as worker_module
+from tests.acceptance import worker_app
 from tests.support import in_database
 
 SCRIPT = Path(__file__).with_name("worker_app.py")
@@ -106,9 +112,8 @@ class Site:
         self.folder = folder
         self.ledger_file = folder / "ledger.jsonl"
         self.processes: list[Process] = []
-        self.app = ff.App(dsn, name="faults-client")
-        for name in ("job", "plain", "stepped", "blocks", "endless", "ignores", "hides", "poison"):
-            self.app.task(name=name)(_any_task(name))
+        self.app = worker_app.app
+        self.app.dsn = dsn
 
     def hire(self, dsn: str | None = None, env: dict[str, str] | None = None, **options: Any) -> Process:
         variables = {"DSN": dsn or self.dsn, "LEDGER": str(self.ledger_file), **(env or {})}
@@ -140,25 +145,6 @@ class Site:
                 process.process.kill()
             process.process.wait()
         await self.app.close()
-
-
-def _any_task(name: str) -> Callable[..., Awaitable[Any]]:
-    """Enough of a task to be submitted by name, as a program without the handlers' code would have it."""
-    match name:
-        case "job" | "plain" | "blocks":
-
-            async def task(seconds: float = 0) -> Any: ...
-
-        case "stepped":
-
-            async def task(fails: bool) -> Any: ...  # type: ignore[misc]
-
-        case _:
-
-            async def task() -> Any: ...  # type: ignore[misc]
-
-    task.__qualname__ = name
-    return task
 
 
 @pytest.fixture
@@ -329,7 +315,7 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
         assert await worker.ended() == 0, worker.words
         assert "could not be given back" in worker.words
         assert "the database did not take the last results" in worker.words
-    second = site.hire()
+    second = site.hire(grace=0.1)
     assert await runs[0].result(PATIENCE) == 1  # again, by another worker, when the lease had lapsed
     await second.stop()
 
@@ -373,7 +359,9 @@ async def test_a_worker_whose_backends_are_terminated_again_and_again_goes_on(si
     admin = await asyncpg.connect(site.dsn)
     ended = 0
     try:
+        deadline = time.monotonic() + PATIENCE
         while len(site.ledger("step 2")) < 50:
+            assert time.monotonic() < deadline, site.words()
             ended += await admin.fetchval(
                 "select count(pg_terminate_backend(pid)) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid() and application_name = 'flowfabric'"
@@ -431,3 +419,169 @@ async def test_a_worker_whose_server_became_a_standby_waits_for_the_new_one(site
     assert await busy.result(PATIENCE) == 0
     await admin.close()
     await worker.stop()
+
+
+@pytest.mark.parametrize("way", ["flows again", "flows for new connections only"])
+async def test_a_worker_survives_a_network_that_hangs(
+    site: Site, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In this process, so that its patience can be shortened."""
+    for name, seconds in (("_CONNECT_TIMEOUT", 0.5), ("_ASK_AFTER", 0.5)):
+        monkeypatch.setattr(pool if name == "_CONNECT_TIMEOUT" else listen, name, seconds)
+    for module in (worker_module, service):
+        monkeypatch.setattr(module, "_PATIENCE", timedelta(seconds=1))
+    begun, go = asyncio.Event(), asyncio.Event()
+    ran: list[int] = []
+    async with proxies(site.dsn) as (dsn, (proxy,)):
+        app = ff.App(dsn, name="hanging")
+
+        @app.task(lane="hanging")
+        async def report(ctx: ff.Context, number: int) -> int:
+            ran.append(number)
+            begun.set()
+            await go.wait()
+            return await ctx.step("answer", asyncio.sleep, 0, number)
+
+        client = await site.app.client()
+        async with ff.Worker(app, lanes=["hanging"], lease_ttl=60, poll=600, grace=1):
+            runs = [await client.submit(report, 0)]
+            await asyncio.wait_for(begun.wait(), PATIENCE)
+            proxy.hang()
+            go.set()  # a step, a result and a claim are under way, and never answered
+            runs.append(await client.submit(report, 1))
+            await until(lambda: "steps: timeout" in caplog.text and "a claim failed: timeout" in caplog.text)
+            await until(lambda: "leases could not be renewed" in caplog.text or "timers: timeout" in caplog.text)
+            if way == "flows again":
+                proxy.flow()
+            else:
+                proxy.flow_anew()
+            assert [await run.result(PATIENCE) for run in runs] == [0, 1]
+            for number in (2, 3):  # woken by the listener's new connection
+                assert await (await client.submit(report, number)).result(PATIENCE) == number
+        await app.close()
+    assert sorted(ran) == [0, 1, 2, 3]
+
+
+# Crashes
+
+
+async def test_a_job_that_kills_its_worker_is_given_up_after_five_reclaims(site: Site) -> None:
+    run = await site.submit("poison")
+    other = await site.submit("job")
+    codes: list[int] = []
+    while len(codes) < 6:
+        process = site.hire(lease_ttl=0.3, concurrency=1)
+        codes.append(await process.ended())
+    site.hire(lease_ttl=0.3, concurrency=1)
+    assert codes == [-signal.SIGKILL, 9] * 3
+    outcome = await run.outcome(PATIENCE)
+    assert (outcome.state, outcome.failure_reason) == (ff.State.FAILED, "max_reclaims_exceeded")
+    assert [line["attempt"] for line in site.ledger("begun") if line["execution"] == run.id] == list(range(6))
+    assert await other.result(PATIENCE) == 0
+    await site.processes[-1].stop()
+    await site.audit()
+
+
+async def test_workers_killed_at_random_lose_nothing_and_end_everything_once(site: Site) -> None:
+    rng = random.Random(3)
+    client = await site.app.client()
+    runs = await client.submit_many("stepped", [number % 3 == 0 for number in range(120)])
+    runs += await client.submit_many("plain", [0.01] * 60)
+    crew = [site.hire(concurrency=8, lease_ttl=1) for _ in range(3)]
+    for _ in range(6):
+        done = len(site.ledger("ended"))
+        await until(lambda done=done: len(site.ledger("ended")) >= done + 15, site.words)
+        victim = crew.pop(rng.randrange(len(crew)))
+        victim.process.kill()
+        crew.append(site.hire(concurrency=8, lease_ttl=1))
+    for run in runs:
+        await run.outcome(PATIENCE)
+    for process in crew:
+        await process.ready()
+        await process.stop()
+
+    engine = client.engine
+    effects: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for line in site.ledger():
+        effects[line["execution"]].append(line)
+    ends = collections.Counter(
+        str(event.execution_id) for event in (await engine.read_events(family="completion", limit=10_000)).items
+    )
+    everything = [item async for item in client.all()]
+    assert len(everything) == 120 + 60 + 120  # the children are there once
+    reclaims = 0
+    for item in everything:
+        name = str(item.execution_id)
+        assert item.public_state is ff.State.COMPLETED
+        assert ends[name] == 1
+        attempts = await engine.list_attempts(item.execution_id)
+        reclaims += sum(attempt.attempt_type == "reclaim" for attempt in attempts)
+        assert sum(attempt.end_disposition == "completed" for attempt in attempts) == 1
+        assert all(line["attempt"] < len(attempts) for line in effects[name] if "attempt" in line)
+        assert any(line["what"] == "ended" for line in effects[name])
+    for run in runs[:120]:
+        assert await run.result() == [0, 1, 2, 0]
+        steps = {step.name: step for step in await run.steps() if step.name.startswith("step")}
+        assert set(steps) == {"step 0", "step 1", "step 2"}
+        for name, step in steps.items():
+            did = [line["attempt"] for line in effects[run.id] if line["what"] == name]
+            # What was remembered was done by the attempt it is remembered of, and by none after that.
+            assert did[-1] == step.attempt_index
+            assert did == sorted(did)
+    assert reclaims > 0
+    await site.audit()
+
+
+# Behind a proxy that lends a connection for one transaction
+
+
+@pytest.fixture
+def pgbouncer(dsn: str, tmp_path: Path) -> Iterator[str]:
+    """The DSN of a PgBouncer in transaction mode, with fewer connections than its clients have."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("no pgbouncer here")
+    parts = urlsplit(dsn)
+    (host,) = parse_qs(parts.query)["host"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = Path(tempfile.mkdtemp(prefix="ff-bouncer-", dir="/tmp"))
+    owner = Path(host).stat()
+    (place / "users.txt").write_text(f'"{parts.username}" ""\n')
+    (place / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={host} port=5432 user={parts.username}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"auth_type = trust\nauth_file = {place}/users.txt\npool_mode = transaction\ndefault_pool_size = 3\n"
+        f"logfile = {place}/log\n"
+    )
+    for path in (place, *place.iterdir()):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    process = subprocess.Popen(
+        [program, "-q", str(place / "pgbouncer.ini")],
+        user=owner.st_uid,
+        group=owner.st_gid,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}", query=""))
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(place)
+
+
+async def test_workers_work_behind_a_transaction_pooling_proxy(site: Site, pgbouncer: str) -> None:
+    env = {"APP": json.dumps({"notifications": False, "prepared_statements": False})}
+    workers = [site.hire(dsn=pgbouncer, env=env, poll=0.1, concurrency=10) for _ in range(2)]
+    for one in workers:
+        await one.ready()
+    client = await site.app.client()
+    runs = await client.submit_many("stepped", [number % 3 == 0 for number in range(60)])
+    for run in runs:
+        assert await run.result(PATIENCE) == [0, 1, 2, 0]
+    for one in workers:
+        await one.stop()
+        assert "WARNING" not in one.words, one.words
+    await site.audit()

@@ -42,6 +42,7 @@ SAYS = {
         "failed: ZeroDivisionError - division by zero",
         "refused: .*dividend",
     ],
+    "testing_a_task.py": ["6 passed"],
 }
 NEED_A_WORKER = {"first_task.py", "sync_client.py"}  # as their page or their docstring says
 

@@ -468,7 +468,10 @@ async def test_one_wrong_item_of_very_many_stores_nothing_with_middleware_too(
     assert await count(sql) == 0
 
 
-async def test_ten_thousand_are_submitted_in_ten_calls(database: str, sql: asyncpg.Connection[Any]) -> None:
+@pytest.mark.parametrize(("options", "call"), [({"tags": {"a": "b"}}, "create_many"), ({}, "create_alike")])
+async def test_ten_thousand_are_submitted_in_ten_calls(
+    database: str, sql: asyncpg.Connection[Any], options: dict[str, Any], call: str
+) -> None:
     calls: list[str] = []
 
     class Calls(mw.Middleware):
@@ -476,7 +479,7 @@ async def test_ten_thousand_are_submitted_in_ten_calls(database: str, sql: async
             calls.append(method)
             return await proceed()
 
-    app = ff.App(database, middleware=[Calls()], tags={"a": "b"})
+    app = ff.App(database, middleware=[Calls()], **options)
 
     @app.task
     async def add(x: int, y: int) -> None: ...
@@ -484,7 +487,7 @@ async def test_ten_thousand_are_submitted_in_ten_calls(database: str, sql: async
     runs = await add.submit_many((x, x + 1) for x in range(10_000))
     assert len({run.id for run in runs}) == 10_000 == await count(sql)
     assert all(run.is_new and run.kind == "add" for run in runs)
-    assert calls == ["create_many"] * 10
+    assert calls == [call] * 10
     payload = await sql.fetchval("select payload from flowfabric.execution where id = $1", runs[4321].execution_id.uuid)
     assert msgspec.json.decode(payload) == {"x": 4321, "y": 4322}
     assert await add.submit_many([]) == []

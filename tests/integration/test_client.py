@@ -19,6 +19,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import uvloop
 
 import flowfabric as ff
 from flowfabric.client import client as client_module
@@ -235,6 +236,7 @@ async def test_a_child_submitted_by_a_run_that_was_lost_is_not_a_known_key(
 
 
 async def test_a_handle_survives_pickling_and_copying(app: ff.App, publish: ff.Task[..., str]) -> None:
+    namesake = ff.App("postgresql:///elsewhere").task(publish.function)
     run = await publish.submit(7, idempotency_key="k")
     known = await publish.submit(7, idempotency_key="k")
     for twin in (pickle.loads(pickle.dumps(run)), copy.copy(run), copy.deepcopy(run)):
@@ -245,6 +247,7 @@ async def test_a_handle_survives_pickling_and_copying(app: ff.App, publish: ff.T
     assert pickle.loads(pickle.dumps(known)).is_new is False
     assert {run, known} == {run}
     assert run != run.id
+    assert namesake.app.name == app.name  # and was not taken for it
     assert repr(run) == f"Run({run.id!r}, kind='publish')"
 
 
@@ -675,7 +678,10 @@ def _connected(app: ff.App) -> int:
     return len(app._clients)
 
 
-def test_every_loop_has_its_client_and_closes_it(database: str, sql_count: Callable[[], int]) -> None:
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+def test_every_loop_has_its_client_and_closes_it(
+    run_loop: Callable[[Any], Any], database: str, sql_count: Callable[[], int]
+) -> None:
     app = ff.App(database)
 
     @app.task
@@ -692,7 +698,7 @@ def test_every_loop_has_its_client_and_closes_it(database: str, sql_count: Calla
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for n in range(3):
-            assert asyncio.run(once(n)) == f"draft {n}"
+            assert run_loop(once(n)) == f"draft {n}"
             assert _connected(app) == 0
             gc.collect()
     assert sql_count() == 0
@@ -862,8 +868,19 @@ async def test_workers_of_one_loop_take_their_clients_with_them(app: ff.App) -> 
     assert await app.client() not in (first.client, second.client)
 
 
+class Turned:
+    """A codec that both ways turns the bytes round."""
+
+    name = "turned"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decode = encode
+
+
 async def test_a_task_of_another_app_on_the_same_database_is_submitted_once(database: str) -> None:
-    here, there = ff.App(database), ff.App(database)
+    here, there = ff.App(database), ff.App(database, codecs=[Turned()])
     runs = 0
 
     @there.task

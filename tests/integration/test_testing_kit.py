@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._postgres.scratch import TEMPLATE
+from flowfabric.middleware import Middleware
 from flowfabric.testing import (
     CrashChangedResult,
     Kit,
@@ -160,6 +162,64 @@ async def test_what_nobody_can_do_is_told(kit: Kit, app: ff.App, order: ff.Task[
     del app.tasks["order"]
     with pytest.raises(NotFinished, match="no task of that name"):
         await kit.run_until_ended(run)
+
+
+async def test_the_kit_does_one_thing_at_a_time(kit: Kit, app: ff.App, order: ff.Task[[int], int]) -> None:
+    @app.task
+    async def nested() -> None:
+        with pytest.raises(ff.InvalidInput, match="at work already"):
+            await kit.run_inline(order, 1)
+
+    await kit.run_inline(nested)
+    async with kit.worker(app):
+        with pytest.raises(ff.InvalidInput, match="at work already"):
+            await kit.run_all()
+    one, other = await asyncio.gather(*(kit.run_inline(order, n) for n in (1, 2)), return_exceptions=True)
+    assert one == 3
+    assert isinstance(other, ff.InvalidInput)
+    await kit.run_all()
+
+
+class Seen(Middleware):
+    """What passes: submissions, handlers, calls."""
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    async def submit(self, submission: Any, proceed: Any) -> Any:
+        self.counts["submit"] += 1
+        return await proceed(submission)
+
+    async def execute(self, task: Any, proceed: Any) -> Any:
+        self.counts["execute"] += 1
+        return await proceed()
+
+    async def call(self, method: str, proceed: Any) -> Any:
+        self.counts[method] += 1
+        return await proceed()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"notifications": False, "prepared_statements": False}, {"middleware": [Seen()]}],
+    ids=["poll only", "middleware"],
+)
+async def test_the_app_is_used_as_it_is_set_up(kit: Kit, did: Ledger, options: dict[str, Any]) -> None:
+    app = ff.App(**options)
+
+    @app.task
+    async def job(ctx: ff.Context) -> int:
+        return sum([await ctx.step("one", did.entry("one", 1)) for _ in range(2)])
+
+    with kit.crash_after("one"):
+        assert await kit.run_inline(job) == 2
+    with kit.replay_always():
+        assert await kit.run_inline(job) == 2
+    assert did == ["one"] * 4
+    for seen in options.get("middleware", ()):
+        assert seen.counts["submit"] == 2
+        assert seen.counts["execute"] == 2 + 4  # twice for the crash; once, after each step and after the end
+        assert seen.counts["complete_many"] == 2
 
 
 async def test_what_runs_when_the_awaited_one_has_ended_is_not_cut_off(kit: Kit, app: ff.App, did: Ledger) -> None:
@@ -485,7 +545,7 @@ async def test_a_crash_may_be_meant_for_one_of_several_tasks(kit: Kit, app: ff.A
     assert did == ["parent", "child", "child"]
 
 
-@pytest.mark.parametrize("step", ["now", "sleep", "submit child", "result"])
+@pytest.mark.parametrize("step", ["now", "sleep", "submit child", "result", "timeout of result"])
 async def test_a_crash_at_what_is_recorded_beside_steps_loses_nothing(
     kit: Kit, app: ff.App, did: Ledger, step: str
 ) -> None:
@@ -497,7 +557,7 @@ async def test_a_crash_at_what_is_recorded_beside_steps_loses_nothing(
     async def parent(ctx: ff.Context) -> bool:
         began = await ctx.now()
         await ctx.sleep(DAY)
-        await (await child.submit()).result()
+        await (await child.submit()).result(DAY)
         return began + DAY <= await ctx.now() < began + 2 * DAY
 
     with kit.crash_after(step):

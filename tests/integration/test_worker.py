@@ -779,6 +779,27 @@ async def test_what_the_database_cannot_take_for_a_moment_is_reported_later(
     assert len(await good.attempts()) == len(await bad.attempts()) == 1
 
 
+async def test_a_handler_that_found_no_database_is_run_again_although_it_has_no_retries(
+    app: ff.App, calls: Calls
+) -> None:
+    trouble = [ff.TransportError("timeout", "hangs")]
+
+    async def fail() -> None:
+        if trouble:
+            raise trouble.pop()
+
+    calls.before["progress"] = fail
+
+    @app.task
+    async def job(ctx: ff.Context) -> int:
+        await ctx.progress(50)
+        return ctx.retry_count
+
+    async with working(app):
+        assert await (await job.submit()).result(PATIENCE) == 1
+    assert not trouble
+
+
 async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is_away_for_a_moment(
     app: ff.App, calls: Calls
 ) -> None:

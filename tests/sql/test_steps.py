@@ -178,12 +178,18 @@ async def test_a_failure_is_replaced_by_what_comes_after_it(world: World, later:
     assert await remembered(world.engine, held.execution_id) == [("s", 0, holds)]
 
 
-async def test_a_failure_may_even_become_another_kind_of_thing(world: World) -> None:
+async def test_each_kind_has_names_of_its_own(world: World) -> None:
     held = await started(world.engine)
-    await record(world.engine, held.handle, error=BOOM)
-    until = await record(world.engine, held.handle, kind="sleep", pause=timedelta(minutes=5))
-    (step,) = await world.engine.read_steps([held.execution_id])
-    assert (step.kind, step.at, step.error) == ("sleep", until, None)
+    await record(world.engine, held.handle, "x", error=BOOM)
+    until = await record(world.engine, held.handle, "x", kind="sleep", pause=timedelta(minutes=5))
+    now = await record(world.engine, held.handle, "x", kind="now")
+    await record(world.engine, held.handle, "x", kind="result", result=b"1")
+    child = await world.engine.submit_child(held.handle, "x", 0, CHILD)
+    found = {step.kind: step for step in await world.engine.read_steps([held.execution_id])}
+    assert len(found) == 5
+    assert (found["sleep"].at, found["now"].at, found["result"].result) == (until, now, b"1")
+    assert found["submit"].child_id == child.execution_id
+    assert found["step"].error == {"type": "ValueError", "message": "boom"}
 
 
 @pytest.mark.parametrize(
@@ -387,21 +393,13 @@ async def test_the_same_name_and_number_again_gives_the_child_that_was_made(worl
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 
-async def test_a_name_that_was_a_step_cannot_become_a_child(world: World) -> None:
-    held = await started(world.engine)
-    await record(world.engine, held.handle, "child", result=b"1")
-    with pytest.raises(ff.InvalidInput, match="something else"):
-        await world.engine.submit_child(held.handle, "child", 0, CHILD)
-    assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 1
-
-
 async def test_a_known_key_gives_the_execution_that_stands_and_that_is_remembered(world: World) -> None:
     standing = await submit(world.engine, lane_id="other", idempotency_key="k")
     held = await started(world.engine)
     item = ff.NewExecution(execution_kind="child", idempotency_key="k")
     assert await world.engine.submit_child(held.handle, "child", 0, item) == ff.Duplicate(standing)
     (step,) = await world.engine.read_steps([held.execution_id])
-    assert step.child_id == standing
+    assert (step.child_id, step.encoding) == (standing, "known")
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 

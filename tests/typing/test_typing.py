@@ -55,7 +55,7 @@ def when(day: int, *, hour: int = 8) -> datetime:
 
 
 @app.task(name="get", permanent=[ValueError])
-async def fetch(url: str, http: ff.Data[Http] = ff.provided()) -> bytes:
+async def fetch(url: str, http: ff.Data[Http] = ff.provided) -> bytes:
     return b""
 
 

@@ -120,7 +120,7 @@ class CreateCall:
         self._given: set[int] = set()
         self._doubtful: list[int] = []
         self.doubts: list[list[Any]] = []
-        if all(map(_is_plain, items)) and all(item.policy is items[0].policy for item in items):
+        if all(map(is_plain, items)) and all(item.policy is items[0].policy for item in items):
             self._places = list(range(len(items)))
             self._sent, self.args = _plain_args(items, partitions or _PARTITION_HASHES)
             return
@@ -193,7 +193,7 @@ def _lane_closed(execution_id: ExecutionId) -> StateError:
     return StateError("lane_closed", "the lane takes no new executions", execution_id=execution_id)
 
 
-def _is_plain(item: NewExecution) -> bool:
+def is_plain(item: NewExecution) -> bool:
     """Whether an item gives kind, lane and payload alone: the common case, laid out without a look at each field."""
     return (
         type(item) is NewExecution
@@ -225,10 +225,11 @@ def _is_route(lane: str, kind: str) -> bool:
         return False
 
 
-def alike_args(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> list[Any] | None:
-    """The args of a call for executions that differ in their payload alone; None when the item is not a plain one."""
-    if not _is_plain(item) or any(type(data) is not bytes or len(data) > MAX_PAYLOAD for data in payloads):
-        return None
+def alike_args(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> list[Any]:
+    """The args of a call for executions that differ in their payload alone, of a plain item."""
+    for data in payloads:
+        if type(data) is not bytes or len(data) > MAX_PAYLOAD:
+            raise InvalidInput("one is too long or no bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
     _, args = _plain_args([item], partitions)
     minted = mint_many(len(payloads))
     args[PARTITION_ARG] = [crc16(data) % partitions for data in minted]

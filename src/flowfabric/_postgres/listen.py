@@ -98,7 +98,7 @@ class Listener:
                         await asyncio.wait_for(closed.wait(), _ASK_AFTER)
                     except TimeoutError:  # one that hangs is silent too
                         await connection.execute("select 1", timeout=_ASK_AFTER)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            except Exception:  # noqa: S110 - whatever the driver says of a connection that broke, another one is tried
                 pass
             finally:
                 self._ready = False

@@ -18,7 +18,6 @@ from flowfabric.cli._options import Dsn, parse_duration
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from flowfabric.app import App
     from flowfabric.worker import Worker
 
 LaneWeights = Annotated[
@@ -103,7 +102,7 @@ def worker(
         loaded.dsn, loaded.data_dir = dsn, None
     made = Worker(
         loaded,
-        lanes=_weights(lane) if lane else _lanes_of(loaded),
+        lanes=_weights(lane) if lane else None,
         concurrency=concurrency,
         capabilities=capability or (),
         tasks=task or None,
@@ -134,12 +133,6 @@ def _follow(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _lanes_of(app: App) -> dict[str, int]:
-    """Where the app's own tasks are submitted to by default."""
-    lanes = {str(task.defaults.lane) if task.defaults.lane else "default" for task in app.tasks.values()}
-    return dict.fromkeys(sorted(lanes) or ["default"], 1)
 
 
 def _weights(given: list[str]) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from uuid import UUID
 from weakref import WeakValueDictionary
 
 from flowfabric.client import current
@@ -28,15 +29,26 @@ class Run(Generic[R_co]):
     submitted it.
     """
 
-    __slots__ = ("_connector", "execution_id", "is_new", "kind")
+    __slots__ = ("_connector", "_id", "is_new", "kind")
 
     def __init__(
-        self, execution_id: ExecutionId, *, kind: str | None, connector: Connector | None, is_new: bool = True
+        self,
+        execution_id: ExecutionId | tuple[int, UUID],
+        *,
+        kind: str | None,
+        connector: Connector | None,
+        is_new: bool = True,
     ) -> None:
-        self.execution_id = execution_id
+        self._id = execution_id
         self.kind = kind
         self.is_new = is_new
         self._connector = connector
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        if type(self._id) is tuple:  # spelt out when it is asked for: of many submitted at once few are
+            self._id = ExecutionId.of(*self._id)
+        return cast("ExecutionId", self._id)
 
     @property
     def id(self) -> str:

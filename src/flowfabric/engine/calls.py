@@ -22,7 +22,7 @@ from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator, Sc
 MAX_GRANT_TTL = timedelta(seconds=60)
 # In JSON that the database shall hold; an escaped backslash before the u is text.
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-__all__ = ["MAX_BATCH", "Calls", "instant", "moment"]
+__all__ = ["MAX_BATCH", "MAX_PAYLOAD", "Calls", "instant", "moment"]
 
 
 class Calls:

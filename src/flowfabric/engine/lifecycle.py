@@ -158,16 +158,20 @@ class Lifecycle(Calls):
                 standing = await self._fetch(create_call.STANDING_SQL, *call.doubts, repeatable=True)
         return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
 
-    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]] | None:
+    @staticmethod
+    def is_plain(item: NewExecution) -> bool:
+        """Whether an item says no more than lane, kind, payload and policy: what `create_alike` takes."""
+        return create_call.is_plain(item)
+
+    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
         """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
 
-        For volume: nothing is made or checked per execution. None when the item says more than lane, kind and policy,
-        which `create_many` is for.
+        For volume: nothing is made or checked per execution, so the item has to be a plain one (see `is_plain`).
         """
         check_batch(payloads, "payloads")
+        if not self.is_plain(item):
+            raise InvalidInput("says more than lane, kind and policy", field="item", allowed="a plain item")
         args = create_call.alike_args(item, payloads, self._database.flow_partitions)
-        if args is None:
-            return None
         found, _ = await self._create(args)
         if found[0]["code"] == "lane_closed":
             raise StateError("lane_closed", "the lane takes no new executions")

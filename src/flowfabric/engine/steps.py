@@ -26,7 +26,7 @@ from flowfabric.engine.calls import (
     parse_execution,
     raised,
 )
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
 from flowfabric.ids import ExecutionId, check_text, check_worker
 from flowfabric.models import (
     Created,
@@ -68,7 +68,8 @@ _SUBMIT = (
     " left join lateral flowfabric.record_steps("
     "case when c.code = 'lane_closed' then '{}' else array[$24] end,"
     " case when c.code = 'lane_closed' then '{}' else array[$25] end, array[$26], array[$27], array[$28], array[$29],"
-    " array[$30], array[$31], array['submit'], null, null, null, null, null,"
+    " array[$30], array[$31], array['submit'], null,"
+    " array[case when c.code = 'duplicate' then 'known' end], null, null, null,"
     " array[case when c.ordinal = 0 then ($5::integer[])[1] else c.partition end],"
     " array[case when c.ordinal = 0 then ($6::uuid[])[1] else c.id end]) s on true"
 )
@@ -167,11 +168,9 @@ class Steps(Calls):
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         for step in await self.read_steps([fences.execution_id(0)]):
-            if (step.name, step.n) == (name, n) and step.child_id is not None:
+            if (step.kind, step.name, step.n) == ("submit", name, n) and step.child_id is not None:
                 return Duplicate(step.child_id)
-        raise InvalidInput(
-            f"{name!r} ({n}) is remembered as something else", field="name", allowed="one name per thing"
-        )
+        raise Corruption(f"no child is remembered as {name!r} ({n})", execution_id=fences.execution_id(0))
 
     async def watch(self, execution_ids: Sequence[ExecutionId], within: timedelta) -> None:
         """Ask for a notification (`ended_wakeups`) when one of up to 1,000 executions ends within a time.

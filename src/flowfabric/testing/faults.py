@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.testing.errors import Nondeterministic, NotReached
 
-_RESULT = "result "
+_ABOUT_ANOTHER = re.compile(r"(result|timeout of result) \{fp:\d+\}:[0-9a-f-]{36}$")
 
 
 class Point(NamedTuple):
@@ -89,8 +89,7 @@ class Faults:
         self.recorded: list[tuple[ExecutionId, Point]] = []
         self.trouble: list[Nondeterministic] = []
         self.first_ends: dict[tuple[ExecutionId, int], End] = {}  # by execution and run of it
-        self._results: Counter[ExecutionId] = Counter()
-        self._result_numbers: dict[tuple[ExecutionId, str, int], int] = {}
+        self._numbers: dict[tuple[ExecutionId, str], dict[tuple[str, int], int]] = {}
 
     @contextmanager
     def crash(
@@ -123,24 +122,14 @@ class Faults:
             self.replays = before
 
     def point(self, execution_id: ExecutionId, task: str, name: str, n: int) -> Point:
-        """The point of a step. Results of other executions are recorded under their ids, which no test can know."""
-        if not name.startswith(_RESULT) or not _is_id(name[len(_RESULT) :]):
+        """The point of a step. What concerns another execution is recorded under its id, which no test can know."""
+        found = _ABOUT_ANOTHER.match(name)
+        if found is None:
             return Point(task, name, n)
-        key = (execution_id, name, n)
-        if key not in self._result_numbers:
-            self._result_numbers[key] = self._results[execution_id]
-            self._results[execution_id] += 1
-        return Point(task, "result", self._result_numbers[key])
+        numbers = self._numbers.setdefault((execution_id, found[1]), {})
+        return Point(task, found[1], numbers.setdefault((name, n), len(numbers)))
 
     def strikes(self, when: Literal["before", "after"], point: Point) -> bool:
         """Whether the worker dies here."""
         struck = [crash.strikes(when, point) for crash in self.crashes]  # every one of them counts
         return any(struck)
-
-
-def _is_id(text: str) -> bool:
-    try:
-        ExecutionId.parse(text)
-    except InvalidInput:
-        return False
-    return True

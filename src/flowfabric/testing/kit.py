@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from msgspec import UNSET, Struct
 
 from flowfabric.app import App, Task
+from flowfabric.client import current
 from flowfabric.client.run import Run
 from flowfabric.engine import Engine
 from flowfabric.engine.hooks import TimerKind
@@ -28,6 +29,7 @@ R = TypeVar("R")
 # What the duties do for running work. Retention is left out: a test may look at what ended long ago.
 _DUTIES = (TimerKind.LEASE, TimerKind.DELAY, TimerKind.PARKED, TimerKind.ATTEMPT, TimerKind.DEADLINE)
 _PUMP = 0.05  # seconds between two rounds of the duties while handlers run
+_LOOKS = 5  # after so many in vain, what is there to be claimed is not for these workers
 _MOST_JUMPS = 10_000
 
 
@@ -62,6 +64,7 @@ class Kit:
         self.clock = Clock(dsn, lambda: list(self._workers))
         self._faults = Faults()
         self._workers: list[KitWorker] = []
+        self._is_at_work = False
         # Its client is the kit's own way to the database.
         self._own = App(dsn, name=f"flowfabric testing kit {id(self)}", notifications=False, connections=2)
         self._used: dict[App, tuple[str | None, Any]] = {}
@@ -163,14 +166,16 @@ class Kit:
         """A worker beside the test, for what has to happen while a handler runs. Duties are run as time passes."""
         self.use(app)
         engine = await self.engine()
-        await declare(engine, app)
-        async with self._hired(app, await self._lanes(engine)) as worker:
-            duties = asyncio.create_task(self._keep_up(engine), name="flowfabric testing duties")
-            try:
-                yield worker
-            finally:
-                duties.cancel()
-                await asyncio.gather(duties, return_exceptions=True)
+        with self._alone():
+            await declare(engine, app)
+            async with self._hired(app, await self._lanes(engine)) as worker:
+                duties = asyncio.create_task(self._keep_up(engine), name="flowfabric testing duties")
+                try:
+                    yield worker
+                finally:
+                    duties.cancel()
+                    await asyncio.gather(duties, return_exceptions=True)
+        self._raise_trouble()
 
     async def _keep_up(self, engine: Engine) -> None:
         while True:
@@ -179,30 +184,50 @@ class Kit:
 
     async def _work(self, run: Run[Any] | None) -> None:
         """Work until the run has ended, or without one until there is nothing to do; with new workers if some die."""
-        engine = await self.engine()
-        for app in self._used:
-            await declare(engine, app)
-        del self._faults.trouble[:]
-        await _run_duties(engine)
-        while await self._shift(engine, run):
-            pass
-        if self._faults.trouble:
-            raise self._faults.trouble[0]
+        with self._alone():
+            engine = await self.engine()
+            for app in self._used:
+                await declare(engine, app)
+            await _run_duties(engine)
+            while await self._shift(engine, run):
+                pass
+        self._raise_trouble()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._is_at_work or current.running.get() is not None:
+            raise InvalidInput(
+                "the kit is at work already", field="kit", allowed="one call at a time, and none inside a handler"
+            )
+        self._is_at_work = True
+        try:
+            yield
+        finally:
+            self._is_at_work = False
+
+    def _raise_trouble(self) -> None:
+        trouble, self._faults.trouble = self._faults.trouble, []
+        if trouble:
+            raise trouble[0]
 
     async def _shift(self, engine: Engine, run: Run[Any] | None) -> bool:
         """One life of a worker per app; whether others have to go on, because one died or a lane is new."""
         lanes = await self._lanes(engine)
-        jumps = 0
+        jumps = looks = begun = 0
         async with contextlib.AsyncExitStack() as stack:
             workers = [await stack.enter_async_context(self._hired(app, lanes)) for app in self._used]
             while True:
                 await _until_idle(engine, workers, run)
+                before, begun = begun, sum(worker.begun for worker in workers)
+                looks = looks + 1 if begun == before else 0
                 if self._faults.trouble or (run is not None and await _has_ended(engine, run)):
                     return False
                 if any(worker.dead.is_set() for worker in workers) or await self._lanes(engine) != lanes:
                     return True
                 if await _run_duties(engine):
                     continue
+                if looks < _LOOKS and any(stats.depth or stats.running for stats in await engine.lane_stats()):
+                    continue  # a claim passes over what somebody else, a duty say, has locked at that moment
                 if run is None:
                     return False
                 jumps += 1

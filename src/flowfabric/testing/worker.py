@@ -88,9 +88,10 @@ class KitWorker(Worker):
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()
-            for gate, (until, _, _) in list(one._waits.items()):
+            for gate, wait in list(one.parking.waits.items()):
                 # While it is being parked the database decides.
-                if until is not None and until <= now and one._parking is None and not gate.done():
+                is_over = wait.until is not None and wait.until <= now
+                if is_over and not one.parking.is_under_way and not gate.done():
                     gate.set_result(None)
 
     # Steps
@@ -141,6 +142,7 @@ class KitWorker(Worker):
         if self.dead.is_set():
             await asyncio.sleep(0)
             self.reports.close()  # nobody takes them any more
+            self.kill_processes()
         await super().close()
 
     # Forced replay
@@ -159,7 +161,7 @@ class KitWorker(Worker):
         gates = self._resting[running]
         # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
         while running.task.signature.is_async and time.monotonic() < until:
-            if tree.all_wait(running.tasks, {*gates, *running._waits}):
+            if tree.all_wait(running.tasks, {*gates, *running.parking.waits}):
                 break
             await asyncio.sleep(_LOOK)
         del self._resting[running]
@@ -232,13 +234,7 @@ class _RunTwice(Middleware):
 def _left_out(running: Running) -> list[tuple[str, int]]:
     """The steps that are remembered and were not asked for, by name and use."""
     memory = running._memory
-    if memory is None or memory._failed_before or running.task.steps == "lenient":
-        return []
-    return sorted(
-        (name, n)
-        for (name, n), step in memory._known.items()
-        if step.kind in ("step", "submit") and n >= memory._uses[name]
-    )
+    return [] if memory is None or running.task.steps == "lenient" else memory.not_reached()
 
 
 def _use(name: str, n: int) -> str:

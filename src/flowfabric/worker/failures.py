@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 from flowfabric.client.failure import describe_failure
 from flowfabric.contracts import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import Reject, RetryLater, StepsChanged
+from flowfabric.errors import Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.models import Failure
 from flowfabric.policies import Exponential, Fixed, RetryPolicy, duration
-from flowfabric.worker.processes import ChildDied
+from flowfabric.worker.processes import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:
     from flowfabric.worker.running import Running
 
 _OWN_FILES = str(Path(__file__).parent.parent)
+
+
+class BadResult(Exception):
+    """What the handler returned does not fit its annotation, or has no JSON form."""
+
+
 _RETRY_LATER_AT_MOST = 100  # for a task without a retry policy
 
 
@@ -37,6 +43,21 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
             )
         case CannotDecode():
             category, failure_class = "bad_arguments", "permanent"
+        case BadResult():
+            return Failure(authority=handle, reason=str(error), failure_class="permanent", category="bad_result")
+        case PoolClosed():
+            category, failure_class = "worker_stops", "infra_crash"
+        case RemoteError():
+            category, failure_class = error.type_name.rpartition(".")[2], "transient"
+        case TransportError() if error.retryable:
+            # Not the handler's doing: it is retried also where nothing says so.
+            return Failure(
+                authority=handle,
+                reason=describe_failure(error, skip=_is_ours),
+                failure_class="infra_crash",
+                category="database_unreachable",
+                retry_policy=await _later(engine, running, RetryLater()),
+            )
         case StepsChanged():
             category, failure_class = "steps_changed", "permanent"
         case ChildDied():
@@ -45,8 +66,12 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
             category, failure_class = type(error).__name__, "permanent"
         case _:
             category, failure_class = type(error).__name__, "transient"
-    reason = describe_failure(error, skip=lambda filename: filename.startswith(_OWN_FILES))
+    reason = describe_failure(error, skip=_is_ours)
     return Failure(authority=handle, reason=reason, failure_class=failure_class, category=category)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OWN_FILES)
 
 
 async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPolicy | dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What is remembered of an execution's steps, as one run of its handler asks for it.
+"""What is remembered of an execution's steps, as one run of its handler asks for it, and how exceptions are kept.
 
-A step is known by its name and by how often the name was used before in this run. Successes are kept over retries and
-crashes; a failure is kept within its run, so that a handler that is woken up takes the branch it took before.
+A step is known by its kind, its name and by how often the name was used before in this run. Successes are kept over
+retries and crashes; a failure is kept within its run, so that a handler that is woken up takes the branch it took
+before, and one that is retried tries again.
 """
 
 from __future__ import annotations
@@ -15,78 +16,93 @@ import msgspec
 
 from flowfabric.client.failure import type_name
 from flowfabric.errors import InvalidInput, StepFailed
-from flowfabric.ids import check_text
-from flowfabric.models import Step
+from flowfabric.ids import check_text, escape_text
+from flowfabric.models import Step, StepKind
 
-_MAX_MESSAGE = 4096
+_MAX_TEXT = 4096
+_MAX_VALUE = 16 * 1024
 
 
 class Memory:
     """The steps of one execution. Made once per run of the handler."""
 
     def __init__(self, steps: Iterable[Step] = (), run: int = 0) -> None:
-        self._uses: Counter[str] = Counter()
-        self._known: dict[tuple[str, int], Step] = {}
+        self._uses: Counter[tuple[StepKind, str]] = Counter()
+        self._known: dict[tuple[StepKind, str, int], Step] = {}
         self._failed_before = False
         for step in steps:
             if step.error is None or step.run == run:
-                self._known[step.name, step.n] = step
+                self._known[step.kind, step.name, step.n] = step
             else:
                 self._failed_before = True
 
-    def next(self, name: str, kind: str) -> tuple[int, Step | None]:
+    def next(self, name: str, kind: StepKind) -> tuple[int, Step | None]:
         """The number of this use of the name, and what is remembered of it."""
-        check_text(name, "name")
-        if not name:
-            raise InvalidInput("empty", field="name", allowed="a non-empty text")
-        n = self._uses[name]
-        self._uses[name] = n + 1
-        known = self._known.get((name, n))
-        if known is not None and known.kind != kind:
-            raise InvalidInput(
-                f"{name!r} was used for a {known.kind} before and for a {kind} now",
-                field="name",
-                allowed="one name per thing",
-            )
-        return n, known
+        n = self._uses[kind, name]
+        self._uses[kind, name] = n + 1
+        return n, self._known.get((kind, name, n))
 
-    def not_reached(self) -> list[str]:
-        """Names that an earlier run used and this one did not; empty when a failure explains another way."""
+    def not_reached(self) -> list[tuple[str, int]]:
+        """What an earlier run did and this one did not ask for, by name and use.
+
+        Empty when a failure in an earlier run explains that it went another way. A time or a result that is not asked
+        for any more harms nobody.
+        """
         if self._failed_before:
             return []
-        # A time that is not asked for any more harms nobody.
-        did = {name for (name, _), step in self._known.items() if step.kind in ("step", "submit")}
-        return sorted(did - self._uses.keys())
+        return sorted(
+            (name, n)
+            for kind, name, n in self._known
+            if kind in ("step", "submit") and n >= self._uses.get((kind, name), 0)
+        )
 
 
-def encode_error(error: BaseException) -> str:
-    """A step's exception as it is stored."""
-    try:
-        args = msgspec.json.decode(msgspec.json.encode(list(error.args)))
-        if args != list(error.args) or len(str(args)) > _MAX_MESSAGE:
-            args = None
-    except (TypeError, ValueError, UnicodeError, OverflowError, RecursionError):
-        args = None
+def check_name(name: object) -> str:
+    """The name of a step as a handler gives it."""
+    checked = check_text(name, "name")
+    if not checked:
+        raise InvalidInput("empty", field="name", allowed="a non-empty text")
+    return checked
+
+
+def encode_error(error: BaseException) -> tuple[str, bytes | None]:
+    """A step's exception as it is stored: its class and its words, and, apart, as much of it as is plain JSON."""
     stored = {
-        "type": type_name(error),
-        "module": type(error).__module__,
-        "name": type(error).__qualname__,
-        "message": str(error)[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"),
-        "args": args,
+        "type": escape_text(type_name(error), 256),
+        "module": escape_text(type(error).__module__, 256),
+        "name": escape_text(type(error).__qualname__, 256),
+        "message": escape_text(error, _MAX_TEXT),
     }
-    return msgspec.json.encode(stored).decode()
+    details = {
+        "args": _plain(list(error.args)),
+        "attributes": {name: value for name, given in vars(error).items() if (value := _plain(given)) is not None},
+    }
+    return msgspec.json.encode(stored).decode(), msgspec.json.encode(details) if any(details.values()) else None
 
 
-def remembered_error(step: Step) -> Exception:
-    """The exception a step failed with: of its own class where that is loaded and its arguments are known."""
+def _plain(value: Any) -> Any:
+    """The value, if JSON gives it back as it is; else None."""
+    try:
+        text = msgspec.json.encode(value)
+        return value if len(text) <= _MAX_VALUE and msgspec.json.decode(text) == value else None
+    except Exception:  # an object of somebody else's: whatever is wrong with it, it is not plain
+        return None
+
+
+def remembered_error(step: Step, details: bytes | None) -> Exception:
+    """The exception a step failed with: of its own class where that is loaded, with what was kept of it."""
     stored: dict[str, Any] = step.error or {}
     cls: Any = sys.modules.get(stored.get("module", ""))
     for part in str(stored.get("name", "")).split("."):
         cls = getattr(cls, part, None)
-    if isinstance(cls, type) and issubclass(cls, Exception) and stored.get("args") is not None:
+    if isinstance(cls, type) and issubclass(cls, Exception):
         try:
-            made = cls.__new__(cls, *stored["args"])
-            made.args = tuple(stored["args"])
+            kept = {} if details is None else msgspec.json.decode(details)
+            args = kept.get("args")
+            made = cls.__new__(cls, *(() if args is None else args))
+            made.args = (stored.get("message", ""),) if args is None else tuple(args)
+            made.__dict__.update(kept.get("attributes") or {})
+            str(made)
         except Exception:  # noqa: S110 - a class that cannot be made like this is told in words
             pass
         else:

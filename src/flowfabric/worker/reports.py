@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
 from flowfabric.ids import ExecutionId
-from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, Step
+from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, Outcome, Step
 from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class Reports:
         self._reads: Batcher[_Read, list[Step]] = Batcher(
             "step reads", self._read_steps, _answer, weigh=lambda _: 1 << 16
         )
+        self._outcomes: Batcher[_Read, Outcome | None] = Batcher(
+            "outcomes", self._read_outcomes, _answer, weigh=lambda _: 1 << 12
+        )
         self.completed_count = 0
         self.failed_count = 0
 
@@ -64,7 +67,7 @@ class Reports:
 
     def close(self) -> None:
         """Give up on what could not be reported."""
-        for batcher in (self._completions, self._failures, self._records, self._reads):
+        for batcher in (self._completions, self._failures, self._records, self._reads, self._outcomes):
             batcher.close()
 
     # Results and failures
@@ -141,6 +144,19 @@ class Reports:
         for step in await self._engine.read_steps(list(found)):
             found[step.execution_id].append(step)
         return [found[item.execution_id] for item in items]
+
+    async def outcome(self, execution_id: ExecutionId) -> Outcome | None:
+        """How another execution ended; None when it has not."""
+        item = _Read(execution_id, self._worker.loop.create_future())
+        self._outcomes.put(item)
+        found: Outcome | FlowFabricError | None = await item.answer
+        if isinstance(found, FlowFabricError):
+            raise found
+        return found
+
+    async def _read_outcomes(self, items: Sequence[_Read]) -> Sequence[Outcome | FlowFabricError | None]:
+        found = await self._engine.read_outcomes(list({item.execution_id: None for item in items}))
+        return [found.get(item.execution_id) for item in items]
 
 
 class _Record:

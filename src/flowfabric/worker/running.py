@@ -1,28 +1,37 @@
 """One execution while its handler runs here: its lease, its steps, its waits, and how it comes to an end.
 
 Steps, sleeps and results of other executions pass through here. When all that the handler waits for needs no worker,
-the execution is parked: the lease is given back, the handler is stopped, and it is run again from the top later, with
-what it did answered from memory. Parking never raises inside the handler's tasks: their futures just stay pending
-until the handler as a whole is stopped.
+the execution is parked (`parking.py`): the lease is given back, the handler is stopped, and it is run again from the
+top later, with what it did answered from memory. Parking never raises inside the handler's tasks: their futures just
+stay pending until the handler as a whole is stopped.
+
+Inside the function of a step nothing else is remembered: the step is. What a handler could do durably is done plainly
+there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
+from flowfabric.client import current
 from flowfabric.client.client import new_submission
-from flowfabric.client.failure import result_of
+from flowfabric.client.failure import parse_failure, result_of
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.contracts import CannotDecode, ValueType
+from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.errors import (
     Conflict,
     ExecutionNotActive,
@@ -38,8 +47,9 @@ from flowfabric.errors import (
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, Outcome, Step
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
-from flowfabric.worker import tree
-from flowfabric.worker.memory import Memory, encode_error, remembered_error
+from flowfabric.state import State
+from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
+from flowfabric.worker.parking import Parking
 from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
@@ -48,19 +58,20 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
-_LOOK_AGAIN = 0.1  # seconds until parking is tried again
+_in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
+_REFUSALS = 3  # calls of a stopped handler that are refused at once
+_LAST_WAIT = 1.0
 
 
 class Running:
     """One held execution. Lives on the worker's loop; a few methods are for the threads of plain handlers."""
 
     __slots__ = (
+        "_lag",
         "_log",
         "_memory",
         "_memory_loading",
-        "_next_look",
-        "_parking",
-        "_waits",
+        "_refused",
         "asyncio_task",
         "call",
         "claimed",
@@ -69,6 +80,7 @@ class Running:
         "is_lost",
         "is_parked",
         "is_stopping",
+        "parking",
         "renewed_at",
         "stop_reason",
         "task",
@@ -91,12 +103,12 @@ class Running:
         self.is_stopping = False
         self.is_parked = False
         self.stop_reason = ""
+        self.parking = Parking(self)
         self.wants_park: tuple[datetime | None, ExecutionId | None] | None = None  # of a plain handler
+        self._lag = time.monotonic() - claimed_at
         self._memory: Memory | None = None
-        self._memory_loading: asyncio.Future[Memory] | None = None
-        self._waits: dict[asyncio.Future[Any], tuple[datetime | None, ExecutionId | None, asyncio.Future[Any]]] = {}
-        self._parking: asyncio.Task[None] | None = None
-        self._next_look: asyncio.TimerHandle | None = None
+        self._memory_loading: asyncio.Future[None] | None = None
+        self._refused = 0
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
 
     # What the context shows
@@ -120,33 +132,45 @@ class Running:
         return self._log
 
     def database_now(self) -> datetime:
-        """About what the database's clock says: its time at the claim and what has passed here since."""
+        """About what the database's clock says, never ahead of it: its time at the claim and what has passed since."""
         at_claim = self.claimed.lease_expires_at - self.handle.lease_ttl
-        return at_claim + timedelta(seconds=time.monotonic() - self.claimed_at)
+        return at_claim + timedelta(seconds=time.monotonic() - self.claimed_at - self._lag)
 
     # Memory
 
-    async def memory(self) -> Memory:
-        if self._memory is not None:
-            return self._memory
-        if self._memory_loading is None:
-            self._memory_loading = asyncio.ensure_future(self._load())
-        return await asyncio.shield(self._memory_loading)
-
-    async def _load(self) -> Memory:
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing can be known of this execution from before."""
         claimed = self.claimed
-        run = claimed.retry_count + claimed.replay_count
-        if self.handle.kind is HandleKind.FRESH and run == 0:
-            self._memory = Memory()  # nothing can be known of a first attempt
-        else:
-            self._memory = Memory(await self.worker.reports.load_steps(claimed.execution_id), run)
+        return self.handle.kind is HandleKind.FRESH and claimed.retry_count == 0 == claimed.replay_count
+
+    async def memory(self) -> Memory:
+        if self._memory is None:
+            if self.is_first:
+                self._memory = Memory()
+                return self._memory
+            if self._memory_loading is None or self._memory_loading.done():
+                self._memory_loading = asyncio.ensure_future(self._load())
+            await asyncio.shield(self._memory_loading)
+        assert self._memory is not None
         return self._memory
 
-    def _check(self) -> None:
-        if self.is_stopping:
-            raise asyncio.CancelledError(self.stop_reason)
-        if self.is_lost:
-            raise LeaseLost("stale_lease", self.stop_reason, execution_id=self.claimed.execution_id)
+    async def _load(self) -> None:
+        claimed = self.claimed
+        steps = await self.worker.reports.load_steps(claimed.execution_id)
+        self._memory = Memory(steps, claimed.retry_count + claimed.replay_count)
+
+    async def _check(self) -> None:
+        """Refuse what a handler asks for that was told to stop."""
+        if not self.is_cancelled:
+            return
+        self._refused += 1
+        if self._refused > _REFUSALS:
+            # One that will not hear of it, and asks again and again, must not hold the loop up.
+            await asyncio.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
+        raise asyncio.CancelledError(self.stop_reason)
+
+    # Steps
 
     async def step(
         self,
@@ -157,44 +181,52 @@ class Running:
         retry: RetryPolicy | None,
         timeout: Duration | None,
     ) -> Any:
-        self._check()
-        memory = self._memory or await self.memory()
-        n, known = memory.next(name, "step")
-        returned = ValueType.returned_by(fn)
+        await self._check()
+        check_name(name)
+        returned = _returned(name, fn)
+        seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
+        if _in_step.get():
+            return await self._try(fn, args, kwargs, retry, seconds)
+        n, known = (self._memory or await self.memory()).next(name, "step")
         if known is not None:
             return self._recall(known, returned)
-        seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
         begun = time.perf_counter()
+        try:
+            with _inside_step():
+                value = await self._try(fn, args, kwargs, retry, seconds)
+            encoded, done = self._done(name, n, value, returned, begun)
+        except (RetryLater, Reject):
+            raise  # about the task, not about the step
+        except Exception as error:
+            await self._record(self._failed(name, n, error, begun))
+            raise
+        await self._record(done)
+        if self.worker.step_hook is not None:
+            await self.worker.step_hook(self, name, n)
+        return returned.decode(encoded)
+
+    async def _try(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        retry: RetryPolicy | None,
+        seconds: float | None,
+    ) -> Any:
         tries = 0
         while True:
             try:
                 if seconds is None:
-                    value = await self._call(fn, args, kwargs)
-                else:
-                    async with asyncio.timeout(seconds):
-                        value = await self._call(fn, args, kwargs)
-                break
+                    return await self._call(fn, args, kwargs)
+                async with asyncio.timeout(seconds):
+                    return await self._call(fn, args, kwargs)
             except (RetryLater, Reject):
-                raise  # about the task, not about the step
-            except Exception as error:
-                if isinstance(error, LeaseLost | ExecutionNotActive) and self.is_lost:
-                    raise
-                tries += 1
-                if retry is not None and _may_retry(retry, tries, error):
-                    await asyncio.sleep(_backoff(retry, tries - 1))
-                    continue
-                await self._record(
-                    NewStep(name=name, n=n, error=encode_error(error), seconds=time.perf_counter() - begun)
-                )
                 raise
-        encoded = returned.encode(value, field=f"result of step {name!r}")
-        sealed, encoding = (None, None) if encoded is None else self.worker.codecs.seal(encoded)
-        await self._record(
-            NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=time.perf_counter() - begun)
-        )
-        if self.worker.step_hook is not None:
-            await self.worker.step_hook(self, name, n)
-        return returned.decode(encoded)
+            except Exception as error:
+                tries += 1
+                if retry is None or self.is_cancelled or not _may_retry(retry, tries, error):
+                    raise
+            await asyncio.sleep(_backoff(retry, tries - 1))
 
     async def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(fn):
@@ -205,13 +237,33 @@ class Running:
         value = await self.worker.threads.run(fn, *args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
+    def _done(self, name: str, n: int, value: Any, returned: ValueType, begun: float) -> tuple[bytes | None, NewStep]:
+        """The result of a step, as it is read back and as it is stored."""
+        what = f"result of step {name!r}"
+        encoded = returned.encode(value, field=what)
+        sealed, encoding = (None, None) if encoded is None else self.worker.codecs.seal(encoded)
+        if sealed is not None and len(sealed) > MAX_PAYLOAD:
+            raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
+        took = time.perf_counter() - begun
+        return encoded, NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=took)
+
+    def _failed(self, name: str, n: int, error: Exception, begun: float) -> NewStep:
+        text, details = encode_error(error)
+        sealed, encoding = (None, None) if details is None else self.worker.codecs.seal(details)
+        took = time.perf_counter() - begun
+        return NewStep(name=name, n=n, error=text, result=sealed, encoding=encoding, seconds=took)
+
     def _recall(self, known: Step, returned: ValueType) -> Any:
         if known.error is not None:
-            raise remembered_error(known)
-        if known.result is None:
-            return returned.decode(None)
+            try:
+                details = None if known.result is None else self.worker.codecs.open(known.result, known.encoding)
+            except CannotDecode:
+                details = None
+            raise remembered_error(known, details)
         try:
-            return returned.decode(self.worker.codecs.open(known.result, known.encoding))
+            return returned.decode(
+                None if known.result is None else self.worker.codecs.open(known.result, known.encoding)
+            )
         except CannotDecode as error:
             raise StepsChanged(
                 f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
@@ -220,7 +272,7 @@ class Running:
 
     async def _record(self, step: NewStep) -> datetime | None:
         """Remember a step; the calls of concurrent executions go together."""
-        self._check()
+        await self._check()
         answer = await self.worker.record(self.handle, step)
         if isinstance(answer, FlowFabricError):
             if isinstance(answer, LeaseLost | ExecutionNotActive):
@@ -229,14 +281,16 @@ class Running:
         return answer
 
     async def now(self) -> datetime:
-        self._check()
+        await self._check()
+        if _in_step.get():
+            return self.database_now()
         n, known = (await self.memory()).next("now", "now")
         at = known.at if known is not None else await self._record(NewStep(name="now", n=n, kind="now"))
         assert at is not None
         return at
 
     async def progress(self, percent: int | None, message: str | None) -> None:
-        self._check()
+        await self._check()
         try:
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
         except (LeaseLost, ExecutionNotActive) as error:
@@ -244,7 +298,7 @@ class Running:
             raise
 
     async def heartbeat(self) -> None:
-        self._check()
+        await self._check()
         asked = time.monotonic()
         try:
             await self.worker.engine.renew(self.handle)
@@ -252,6 +306,25 @@ class Running:
             self.worker.lost(self, error)
             raise
         self.renewed_at = asked
+
+    async def sleep(self, pause: Duration) -> None:
+        await self._check()
+        span = _pause(pause)
+        if _in_step.get():
+            await asyncio.sleep(span.total_seconds())
+            return
+        until = await self._wake_time(span)
+        while not self.parking.is_over(until):
+            await self.parking.wait(until, None)
+
+    async def _wake_time(self, span: timedelta, name: str = "sleep") -> datetime:
+        n, known = (await self.memory()).next(name, "sleep")
+        if known is not None:
+            until = known.at
+        else:
+            until = await self._record(NewStep(name=name, n=n, kind="sleep", pause=span))
+        assert until is not None
+        return until
 
     # Other executions
 
@@ -263,11 +336,12 @@ class Running:
         submission: Submission,
         around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
     ) -> Run[Any]:
-        self._check()
+        await self._check()
         name = f"submit {submission.kind}"
         n, known = (await self.memory()).next(name, "submit")
         if known is not None and known.child_id is not None:
-            return Run(known.child_id, kind=submission.kind, connector=self.worker.app, is_new=False)
+            is_new = known.encoding != "known"
+            return Run(known.child_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
         run = await around(lambda changed: self._submit_child(name, n, changed))(submission)
         if self.worker.step_hook is not None:
             await self.worker.step_hook(self, name, n)
@@ -295,108 +369,41 @@ class Running:
         return Run(verdict.execution_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
-        """How another execution ended; remembered, so that a later run gets the same answer, also that it was late."""
-        self._check()
+        """How another execution ended.
+
+        A success is remembered for good. That it failed, or was late, is remembered for this run of the handler: a
+        retry looks again.
+        """
+        await self._check()
         name = f"result {execution_id}"
-        n, known = (await self.memory()).next(name, "step")
+        n, known = (await self.memory()).next(name, "result")
         late = TimedOut("result", round((timeout or timedelta()).total_seconds() * 1000))
-        if known is not None and known.error is not None:
-            raise late
-        if known is not None and known.result is not None:
-            return _OUTCOME.decode(self.worker.codecs.open(known.result, known.encoding))  # type: ignore[no-any-return]
+        if known is not None:
+            if known.result is None:
+                raise late
+            return self._recall_outcome(known.result, known.encoding)
         until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
-        found = (await self.worker.engine.read_outcomes([execution_id])).get(execution_id)
-        if found is None and (until is None or until > self.database_now()):
-            await self._wait(self.worker.client.outcomes.future(execution_id), until, execution_id)
-            found = (await self.worker.engine.read_outcomes([execution_id])).get(execution_id)
-        if found is None:
-            await self._record(NewStep(name=name, n=n, error=encode_error(late)))
-            raise late
-        sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
-        await self._record(NewStep(name=name, n=n, result=sealed, encoding=encoding))
+        while (found := await self.worker.reports.outcome(execution_id)) is None:
+            if until is not None and self.parking.is_over(until):
+                text, _ = encode_error(late)
+                await self._record(NewStep(name=name, n=n, kind="result", error=text))
+                raise late
+            await self.parking.wait(until, execution_id)
+        await self._record(self._ended(name, n, found))
         return found
 
-    async def sleep(self, pause: Duration) -> None:
-        self._check()
-        until = await self._wake_time(pause)
-        if until > self.database_now():
-            await self._wait(asyncio.get_running_loop().create_future(), until, None)
+    def _ended(self, name: str, n: int, found: Outcome) -> NewStep:
+        sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
+        error = None
+        if found.state is not State.COMPLETED:
+            how = "purged" if found.state is None else found.state.value
+            kind, message, _ = parse_failure(found.failure_reason)
+            error = msgspec.json.encode({"type": kind or how, "message": message[:200] or how}).decode()
+        return NewStep(name=name, n=n, kind="result", result=sealed, encoding=encoding, error=error)
 
-    async def _wake_time(self, pause: Duration, name: str = "sleep") -> datetime:
-        span = duration(pause, "pause")
-        if span < timedelta(0):
-            raise InvalidInput(f"got {pause!r}", field="pause", allowed="no time or more")
-        n, known = (await self.memory()).next(name, "sleep")
-        if known is not None:
-            until = known.at
-        else:
-            until = await self._record(NewStep(name=name, n=n, kind="sleep", pause=span))
-        assert until is not None
-        return until
-
-    # Parking
-
-    async def _wait(
-        self, future: asyncio.Future[Any], until: datetime | None, execution_id: ExecutionId | None
-    ) -> None:
-        """Wait for a future or a time: for something, that is, that needs no worker."""
-        loop = asyncio.get_running_loop()
-        gate: asyncio.Future[Any] = loop.create_future()
-
-        def pass_on(_: object = None) -> None:
-            # While the lease is being given back nothing may move; what came meanwhile is passed on afterwards.
-            if self._parking is None and not self.is_parked and not gate.done():
-                gate.set_result(None)
-
-        future.add_done_callback(pass_on)
-        self._waits[gate] = (until, execution_id, future)
-        left = None if until is None else max((until - self.database_now()).total_seconds(), 0)
-        timer = None if left is None else loop.call_later(left, pass_on)
-        try:
-            loop.call_soon(self.consider_parking)
-            await gate
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._waits.pop(gate, None)
-            future.remove_done_callback(pass_on)
-            if not future.done():
-                future.cancel()
-
-    def consider_parking(self) -> None:
-        """Park, if every task of the handler waits for something that needs no worker."""
-        if not self._waits or self._parking is not None or self.is_cancelled or self.is_parked:
-            return
-        loop = asyncio.get_running_loop()
-        if tree.all_wait(self.tasks, self._waits):
-            self._parking = asyncio.Task(self._park(), loop=loop)
-        elif self._next_look is None:
-            # Something else goes on; nobody says when it ends.
-            self._next_look = loop.call_later(_LOOK_AGAIN, self._look_again)
-
-    def _look_again(self) -> None:
-        self._next_look = None
-        self.consider_parking()
-
-    async def _park(self) -> None:
-        waits = list(self._waits.values())
-        times = [until for until, _, _ in waits if until is not None]
-        ends = {execution_id for _, execution_id, _ in waits if execution_id is not None}
-        try:
-            parked = await self.worker.park(self, min(times) if times else None, list(ends)[:1000])
-        finally:
-            self._parking = None
-        if parked:
-            return
-        # Nothing to wait for after all: whoever may go on, does.
-        outcomes = await self.worker.engine.read_outcomes(list(ends)) if ends else {}
-        now = self.database_now()
-        for gate, (until, execution_id, future) in list(self._waits.items()):
-            over = future.done() or execution_id in outcomes or (until is not None and until <= now)
-            if over and not gate.done():
-                gate.set_result(None)
-        if self._next_look is None:
-            self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look_again)
+    def _recall_outcome(self, result: bytes, encoding: str | None) -> Outcome:
+        found: Outcome = _OUTCOME.decode(self.worker.codecs.open(result, encoding))
+        return found
 
     # Threads of plain handlers
 
@@ -415,8 +422,12 @@ class Running:
             raise
 
     def _check_thread(self) -> None:
-        if self.is_cancelled or self.wants_park is not None:
-            raise Interrupted(self.stop_reason)
+        if not self.is_cancelled and self.wants_park is None:
+            return
+        self._refused += 1
+        if self._refused > _REFUSALS:
+            time.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
+        raise Interrupted(self.stop_reason)
 
     def step_in_thread(
         self,
@@ -426,63 +437,64 @@ class Running:
         kwargs: Mapping[str, Any],
         retry: RetryPolicy | None,
     ) -> Any:
+        self._check_thread()
+        check_name(name)
+        returned = _returned(name, fn)
+        if inspect.iscoroutinefunction(fn):
+            raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
+        if _in_step.get():
+            return _try_here(fn, args, kwargs, retry)
+
         async def begin() -> tuple[int, Step | None]:
             return (await self.memory()).next(name, "step")
 
         n, known = self.in_thread(begin())
-        returned = ValueType.returned_by(fn)
         if known is not None:
             return self._recall(known, returned)
         begun = time.perf_counter()
-        tries = 0
-        while True:
-            try:
-                value = fn(*args, **kwargs)
-                break
-            except (RetryLater, Reject):
-                raise
-            except Exception as error:
-                tries += 1
-                if retry is not None and _may_retry(retry, tries, error):
-                    time.sleep(_backoff(retry, tries - 1))
-                    continue
-                failed = NewStep(name=name, n=n, error=encode_error(error), seconds=time.perf_counter() - begun)
-                self.in_thread(self._record(failed))
-                raise
-        encoded = returned.encode(value, field=f"result of step {name!r}")
-        sealed, encoding = (None, None) if encoded is None else self.worker.codecs.seal(encoded)
-        done = NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=time.perf_counter() - begun)
+        try:
+            with _inside_step():
+                value = _try_here(fn, args, kwargs, retry)
+            encoded, done = self._done(name, n, value, returned, begun)
+        except (RetryLater, Reject):
+            raise
+        except Exception as error:
+            self.in_thread(self._record(self._failed(name, n, error, begun)))
+            raise
         self.in_thread(self._record(done))
         if self.worker.step_hook is not None:
             self.in_thread(self.worker.step_hook(self, name, n))
         return returned.decode(encoded)
 
     def sleep_in_thread(self, pause: Duration) -> None:
-        until: datetime = self.in_thread(self._wake_time(pause))
-        if until > self.database_now():
+        span = _pause(pause)
+        if _in_step.get():
+            time.sleep(span.total_seconds())
+            return
+        until: datetime = self.in_thread(self._wake_time(span))
+        if not self.parking.is_over(until):
             self.wants_park = (until, None)
             raise Interrupted("sleeps")
 
     def result_in_thread(self, run: Run[Any]) -> Any:
-        async def look() -> Outcome | None:
-            memory = await self.memory()
-            name = f"result {run.execution_id}"
-            n, known = memory.next(name, "step")
-            if known is not None and known.result is not None:
-                opened = self.worker.codecs.open(known.result, known.encoding)
-                return _OUTCOME.decode(opened)  # type: ignore[no-any-return]
-            found = (await self.worker.engine.read_outcomes([run.execution_id])).get(run.execution_id)
-            if found is not None:
-                sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
-                await self._record(NewStep(name=name, n=n, result=sealed, encoding=encoding))
-            return found
-
-        outcome = self.in_thread(look())
+        if _in_step.get():
+            return self.in_thread(run.result())
+        outcome = self.in_thread(self._outcome_by_now(run.execution_id))
         if outcome is None:
             self.wants_park = (None, run.execution_id)
             raise Interrupted("waits for another execution")
         client = self.worker.client
         return result_of(run.execution_id, outcome, client.result_type(run.kind), client.codecs)
+
+    async def _outcome_by_now(self, execution_id: ExecutionId) -> Outcome | None:
+        name = f"result {execution_id}"
+        n, known = (await self.memory()).next(name, "result")
+        if known is not None and known.result is not None:
+            return self._recall_outcome(known.result, known.encoding)
+        found = await self.worker.reports.outcome(execution_id)
+        if found is not None:
+            await self._record(self._ended(name, n, found))
+        return found
 
     # The end
 
@@ -490,8 +502,6 @@ class Running:
         """Stop the handler: its tasks are cancelled, a plain one is unwound at its next line."""
         self.is_stopping = True
         self.stop_reason = reason
-        if self.asyncio_task is not None:
-            self.asyncio_task.cancel(reason)
         for task in list(self.tasks):
             task.cancel(reason)
         self.interrupt_thread()
@@ -504,28 +514,73 @@ class Running:
     async def forget(self) -> None:
         """Begin the handler anew: what is remembered is read again."""
         self.wants_park = None
-        self._memory = None
-        self._memory_loading = None
-        self._memory = Memory(
-            await self.worker.reports.load_steps(self.claimed.execution_id),
-            self.claimed.retry_count + self.claimed.replay_count,
-        )
+        self._refused = 0
+        await self._load()
 
-    def steps_left_out(self) -> StepsChanged | None:
+    async def left_out(self) -> list[tuple[str, int]]:
+        """What an earlier run of the handler did and this one has not asked for, by name and use."""
+        return (await self.memory()).not_reached() if self.task.steps == "strict" else []
+
+    async def steps_changed(self) -> StepsChanged | None:
         """The error for a handler that ended without steps it had done before."""
-        if self._memory is None or self.task.steps == "lenient":
-            return None
-        names = self._memory.not_reached()
-        if not names:
+        gone = [name for name, n in await self.left_out() if n == 0]
+        if not gone:
             return None
         return StepsChanged(
-            f"an earlier run did {', '.join(map(repr, names))} and this one ended without:"
+            f"an earlier run did {', '.join(map(repr, gone))} and this one ended without:"
             " the code was changed while the execution was under way",
             execution_id=self.claimed.execution_id,
         )
 
 
 _OUTCOME = ValueType.of(Outcome)
+
+
+@contextlib.contextmanager
+def _inside_step() -> Iterator[None]:
+    """What is called here is part of the step: nothing of it is remembered by itself."""
+    inside, scope = _in_step.set(True), current.running.set(None)
+    try:
+        yield
+    finally:
+        _in_step.reset(inside)
+        current.running.reset(scope)
+
+
+def _returned(name: str, fn: Callable[..., Any]) -> ValueType:
+    if not callable(fn):
+        if inspect.iscoroutine(fn):
+            fn.close()
+        raise InvalidInput(
+            f"step {name!r} was given a {type(fn).__name__}",
+            field="fn",
+            allowed="a function, and its arguments after it",
+        )
+    return ValueType.returned_by(fn)
+
+
+def _pause(pause: Duration) -> timedelta:
+    span = duration(pause, "pause")
+    if span < timedelta(0):
+        raise InvalidInput(f"got {pause!r}", field="pause", allowed="no time or more")
+    return span
+
+
+def _try_here(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], retry: RetryPolicy | None
+) -> Any:
+    """Call a plain function, again where its policy says so."""
+    tries = 0
+    while True:
+        try:
+            return fn(*args, **kwargs)
+        except (RetryLater, Reject):
+            raise
+        except Exception as error:
+            tries += 1
+            if retry is None or not _may_retry(retry, tries, error):
+                raise
+        time.sleep(_backoff(retry, tries - 1))
 
 
 def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:

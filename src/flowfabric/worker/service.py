@@ -29,7 +29,7 @@ log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
 _PATIENCE = timedelta(seconds=20)  # with a call of a duty; one that hangs keeps the others of its kind from being made
-_LAST_ROUND = timedelta(seconds=5)  # what a duty may take to finish its round when the worker stops
+_LAST_ROUND = timedelta(seconds=2)  # what a duty may take to finish its round when the worker stops
 
 
 class Service(threading.Thread):
@@ -128,7 +128,7 @@ class Service(threading.Thread):
                 async with asyncio.timeout(max(ttl / 3, 0.5)):
                     verdicts = await engine.renew_many([one.handle for one in chunk])
             except (FlowFabricError, TimeoutError) as error:
-                log.warning("%d leases could not be renewed: %s", len(chunk), error or "no answer in time")
+                log.warning("%d leases could not be renewed: %s", len(chunk), str(error) or "no answer in time")
                 for one in chunk:
                     if time.monotonic() - one.renewed_at >= ttl:
                         self._tell(one, LeaseLost("lease_expired", "it could not be renewed in time"))

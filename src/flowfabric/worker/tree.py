@@ -115,20 +115,25 @@ def _joins(chain: list[Any], tasks: Tasks, parked: Futures) -> bool:
         return local.get("timeout") is None and _are_ours(local.get("fs", (None,)), tasks, parked)
     if isinstance(local.get("self"), _LOCKS):
         return _is_own(local["self"], tasks)
-    completing = next((coro for coro in chain if coro.cr_code in _AS_COMPLETED), None)
-    return completing is not None and _completes(completing.cr_frame.f_locals, tasks, parked)
+    return any(coro.cr_code in _AS_COMPLETED for coro in chain) and _completes(chain, tasks, parked)
 
 
-def _completes(local: dict[str, Any], tasks: Tasks, parked: Futures) -> bool:
-    """Whether `as_completed` waits for tasks of the handler, without a time limit."""
-    iterator = local.get("self")
-    todo = getattr(iterator, "_todo", None) if iterator is not None else local.get("todo")
-    handle = getattr(iterator, "_timeout_handle", None) if iterator is not None else local.get("timeout_handle")
-    return todo is not None and handle is None and _are_ours(todo, tasks, parked)
+def _completes(chain: list[Any], tasks: Tasks, parked: Futures) -> bool:
+    """Whether the `as_completed` that a task waits for has tasks of the handler left, and no time limit."""
+    for coro in chain:
+        for found in gc.get_referents(coro):
+            if getattr(found, "gi_code", None) is asyncio.as_completed.__code__ and found.gi_frame is not None:
+                todo, limit = (found.gi_frame.f_locals.get(name) for name in ("todo", "timeout_handle"))
+            elif type(found).__name__ == "_AsCompletedIterator":
+                todo, limit = found._todo, found._timeout_handle
+            else:
+                continue
+            return todo is not None and limit is None and _are_ours(todo, tasks, parked)
+    return False
 
 
 def _is_own(tool: object, tasks: Tasks) -> bool:
-    """Whether a lock was made by this handler, as far as can be told: a variable of its code holds it, no global does."""
+    """Whether a lock is this handler's own, as far as can be told: a variable of its code holds it, no global does."""
     for task in tasks:
         for coro in _chain(task):
             if coro.cr_frame is None or coro.cr_frame.f_locals.get("self") is tool:

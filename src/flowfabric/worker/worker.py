@@ -27,15 +27,15 @@ from flowfabric.client.client import AsyncClient
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, Unavailable
 from flowfabric.ids import ExecutionId, check_worker, mint_uuid, worker_capabilities
 from flowfabric.middleware import chain_execute, overriding
 from flowfabric.models import Claimed, Failure, Handle, NewStep
 from flowfabric.policies import Duration, duration
 from flowfabric.worker import process, tree
 from flowfabric.worker.claims import Claims, Shares, lane_weights
-from flowfabric.worker.failures import failure_of
-from flowfabric.worker.processes import ProcessPool
+from flowfabric.worker.failures import BadResult, failure_of
+from flowfabric.worker.processes import ProcessPool, is_loading_main
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.running import Running
 from flowfabric.worker.schedules import declare
@@ -54,17 +54,17 @@ class Worker:
     """Runs the tasks of an app. `await worker.run()`, or `async with worker:` beside something else.
 
     `lanes` are names, or names with weights: while both have work, three executions of a lane of weight 3 are begun
-    for each of a lane of weight 1, and all slots are for one when the other has none. `concurrency` is how many
-    handlers run at once. `ack="each"` reports every execution in a call of its own instead of together with others.
-    `grace` is how long running handlers may go on after `stop`. `duties=False` leaves timers and schedules to other
-    processes; at least one must run them.
+    for each of a lane of weight 1, and all slots are for one when the other has none. Without `lanes` it serves those
+    of the app's tasks. `concurrency` is how many handlers run at once. `ack="each"` reports every execution in a call
+    of its own instead of together with others. `grace` is how long running handlers may go on after `stop`.
+    `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
 
     def __init__(
         self,
         app: App,
         *,
-        lanes: Sequence[str] | Mapping[str, int] = ("default",),
+        lanes: Sequence[str] | Mapping[str, int] | None = None,
         concurrency: int = 100,
         capabilities: Collection[str] = (),
         tasks: Collection[str] | None = None,
@@ -81,7 +81,7 @@ class Worker:
             raise InvalidInput(f"got {type(app).__name__}", field="app", allowed="an App")
         self.app = app
         self.codecs: Codecs = app.codecs
-        self.lanes = lane_weights(lanes)
+        self.lanes = lane_weights(app.lanes if lanes is None else lanes)
         self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
         self.tasks = _chosen(app, tasks)
@@ -123,6 +123,8 @@ class Worker:
 
     async def start(self) -> None:
         """Connect and begin to work."""
+        if is_loading_main():
+            raise Unavailable("Worker.start", 'a child process loads this script: guard it with __name__ == "__main__"')
         wanted = check_provided(self.tasks.values(), self.app.provided)
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
@@ -136,6 +138,8 @@ class Worker:
                 min_size=1,
                 max_size=self._connections,
                 command_timeout=_PATIENCE,
+                # A handler waits for its database as long as its lease may live.
+                reconnect_for=max(self.lease_ttl, timedelta(seconds=15)),
                 listener=beside.listener,
             )
             life.push_async_callback(self.engine.close)
@@ -237,17 +241,19 @@ class Worker:
         tasks = [one.asyncio_task for one in left_over if one.asyncio_task is not None]
         for one in left_over:
             one.stop("the worker stops")
-        # The leases first: whoever takes over must not wait for a handler that does not listen.
-        await self._give_back()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_WORDS)
+        # All at once: whoever takes over must not wait for a handler that does not listen, nor for a late report.
+        _, flushed, *_ = await asyncio.gather(
+            self._give_back(),
+            self.reports.flushed(max(self._ends_at - time.monotonic(), _LAST_CALLS)),
+            *([asyncio.wait(tasks, timeout=_LAST_WORDS)] if tasks else []),
+        )
         if self._running or self.threads.abandoned:
             log.warning(
                 "%d handlers and %d threads do not listen; they go on until the process ends",
                 len(self._running),
                 self.threads.abandoned,
             )
-        if not await self.reports.flushed(max(self._ends_at - time.monotonic(), _LAST_CALLS)):
+        if not flushed:
             log.warning("the database did not take the last results; their executions will be run again")
 
     async def _give_back(self) -> None:
@@ -324,6 +330,8 @@ class Worker:
         self.slot_free.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
+            reason = f"the worker failed: {type(error).__name__}: {error}"
+            self.reports.fail(running, Failure(authority=running.handle, reason=reason, category="worker_failed"))
 
     async def _execute(self, running: Running) -> None:
         current.running.set(running)
@@ -343,19 +351,15 @@ class Worker:
                 value = await task.function(**kwargs)
             else:
                 value = await self._call(running, task, kwargs)
-            result = signature.result.encode(value)
-            changed = running.steps_left_out()
-            if changed is not None:
+            if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
                 raise changed
+            result, encoding = self._sealed(task, value)
         except BaseException as error:
             await self._unsuccessful(running, error)
         else:
             if running.is_cancelled or running.is_parked:
                 self._discard(running)
             else:
-                encoding = None
-                if result is not None:
-                    result, encoding = self.codecs.seal(result)
                 self.reports.complete(running, result, encoding)
         if len(running.tasks) > 1:
             # What the handler left behind has nobody to report to.
@@ -363,6 +367,14 @@ class Worker:
             for other in list(running.tasks):
                 if other is not this:
                     other.cancel("the handler has ended")
+
+    def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
+        """A result as it is stored."""
+        try:
+            result = task.signature.result.encode(value)
+        except InvalidInput as error:
+            raise BadResult(str(error)) from error
+        return (None, None) if result is None else self.codecs.seal(result)
 
     async def _call(self, running: Running, task: Task[Any, Any], kwargs: dict[str, Any]) -> Any:
         parameter = task.signature.context_param
@@ -378,15 +390,19 @@ class Worker:
             try:
                 running.call = Interruptible()
                 value = await self.threads.run(running.call, task.function, kwargs)
-            except Interrupted:
+            except BaseException:
                 if running.wants_park is None or running.is_cancelled:
                     raise
+                # Whatever became of it on the way out: it waits, and will be run again.
             if running.wants_park is None:
                 return value
             until, child = running.wants_park
-            if await self.park(running, until, [] if child is None else [child]):
+            because = await self.park(running, until, [] if child is None else [child])
+            if because is None:
                 raise Interrupted("parked")
             # Nothing to wait for after all: from the top, with what is remembered.
+            if because == "due" and until is not None:
+                running.parking.pass_time(until)
             await running.forget()
 
     def _pool(self) -> ProcessPool:
@@ -448,22 +464,27 @@ class Worker:
         """Whether a handler may not run any longer. May be called by any thread."""
         return running.is_cancelled or (self._ends_at is not None and time.monotonic() > self._ends_at)
 
-    async def park(self, running: Running, until: datetime | None, ends_of: Sequence[ExecutionId]) -> bool:
-        """Give the lease back until then; False when there is nothing to wait for."""
-        try:
-            parked = await self.engine.park(running.handle, until=until, ends_of=ends_of)
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.lost(running, error)
-            return True
-        except FlowFabricError as error:
-            log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
-            await asyncio.sleep(0.5)
-            return False
-        if parked.parked:
+    async def park(self, running: Running, until: datetime | None, ends_of: Sequence[ExecutionId]) -> str | None:
+        """Give the lease back until then; else why there is nothing to wait for: `ended` or `due`."""
+        while not running.is_cancelled:
+            try:
+                parked = await self.engine.park(running.handle, until=until, ends_of=ends_of)
+            except (LeaseLost, ExecutionNotActive) as error:
+                self.lost(running, error)
+                break
+            except FlowFabricError as error:
+                if not error.retryable:
+                    raise
+                log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
+                await asyncio.sleep(0.5)
+                continue
+            if not parked.parked:
+                return parked.because
             running.is_parked = True
             self.let_go(running)
             running.stop("it waits without a worker")
-        return parked.parked
+            break
+        return None
 
     async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
         """Remember a step, together with those of other executions."""

@@ -1,4 +1,4 @@
--- Durable steps: what a handler did, remembered by name and by how often the name was used before.
+-- Durable steps: what a handler did, remembered by kind, name and how often the name was used before.
 
 -- record_steps: remember what handlers did, for many executions at once
 --
@@ -52,19 +52,20 @@ begin
     get diagnostics v_made = row_count;
     if v_made < cardinality(v_ok) then
         update flowfabric.step s
-        set kind = i.kind, run = i.run, attempt_index = i.attempt_index, result = i.result, encoding = i.encoding,
-            error = i.error::jsonb, at = case i.kind when 'now' then v_now when 'sleep' then v_now + flowfabric.ms(i.ms) end,
+        set run = i.run, attempt_index = i.attempt_index, result = i.result, encoding = i.encoding,
+            error = i.error::jsonb,
             child_partition = i.child_partition, child_id = i.child_id, seconds = i.seconds, recorded_at = v_now
-        from (select distinct on (e.partition, e.id, x.name, x.n) e.partition, e.id, e.generation, x.name, x.n,
-                     coalesce(x.kind, 'step') as kind, e.retries + e.replays as run, e.attempt_index, x.result, x.encoding,
-                     x.error, x.seconds, x.ms, x.child_partition, x.child_id
-              from unnest(v_tids, p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_ms, p_child_partition,
+        from (select distinct on (e.partition, e.id, coalesce(x.kind, 'step'), x.name, x.n)
+                     e.partition, e.id, e.generation, coalesce(x.kind, 'step') as kind, x.name, x.n,
+                     e.retries + e.replays as run, e.attempt_index, x.result, x.encoding, x.error, x.seconds,
+                     x.child_partition, x.child_id
+              from unnest(v_tids, p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_child_partition,
                           p_child_id) with ordinality
-                   as x (tid, name, n, kind, result, encoding, error, seconds, ms, child_partition, child_id, o)
+                   as x (tid, name, n, kind, result, encoding, error, seconds, child_partition, child_id, o)
               join flowfabric.execution e on e.ctid = x.tid
-              order by e.partition, e.id, x.name, x.n, x.error is not null, x.o) i
-        where s.partition = i.partition and s.id = i.id and s.generation = i.generation and s.name = i.name and s.n = i.n
-          and s.error is not null;
+              order by e.partition, e.id, coalesce(x.kind, 'step'), x.name, x.n, x.error is not null, x.o) i
+        where s.partition = i.partition and s.id = i.id and s.generation = i.generation and s.kind = i.kind
+          and s.name = i.name and s.n = i.n and s.error is not null;
     end if;
     if p_kind is null and v_all then
         return query select 0, 'ok', null::text, 'active', null::bigint, null::uuid, v_now;
@@ -72,10 +73,10 @@ begin
     end if;
     return query
     select h.o, 'ok', null::text, 'active', null::bigint, null::uuid, s.at
-    from unnest(v_ok, v_tids, p_name, p_n) as h (o, tid, name, n)
+    from unnest(v_ok, v_tids, p_kind, p_name, p_n) as h (o, tid, kind, name, n)
     join flowfabric.execution e on e.ctid = h.tid
     join flowfabric.step s on s.partition = e.partition and s.id = e.id and s.generation = e.generation
-         and s.name = h.name and s.n = h.n;
+         and s.kind = coalesce(h.kind, 'step') and s.name = h.name and s.n = h.n;
 end;
 $$;
 
@@ -104,7 +105,7 @@ language sql volatile as $$
     where cardinality(l.ok) = 1
 $$;
 
--- may_submit: one row if the fence holds and nothing is remembered under this name yet; the lease stays held until the
+-- may_submit: one row if the fence holds and no child is remembered under this name yet; the lease stays held until the
 -- transaction ends.
 --
 -- For a statement that makes an execution and remembers it behind this row.
@@ -116,7 +117,7 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off se
 begin
     if exists (select from flowfabric.holds_lease(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index))
        and not exists (select from flowfabric.execution e join flowfabric.step s on s.partition = e.partition and s.id = e.id
-                           and s.generation = e.generation and s.name = p_name and s.n = p_n and s.error is null
+                           and s.generation = e.generation and s.kind = 'submit' and s.name = p_name and s.n = p_n
                        where e.partition = p_partition and e.id = p_id) then
         may := true;
         return next;

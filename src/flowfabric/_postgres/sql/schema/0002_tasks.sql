@@ -6,7 +6,7 @@ alter table flowfabric.execution add column generation integer not null default 
 -- What failed or expired is kept longer, unless its policy says how long.
 alter table flowfabric.deployment add column failure_retention interval not null default '14 days';
 
--- What a handler did once and need not do again. `run` counts retries and replays: a failure is remembered for its
+-- What a handler did once and need not do again, by name; each kind of thing has names of its own. `run` counts retries and replays: a failure is remembered for its
 -- run only, a success for the generation.
 create table flowfabric.step (
     partition   integer not null,
@@ -25,7 +25,7 @@ create table flowfabric.step (
     child_id    uuid,
     seconds     double precision,
     recorded_at timestamptz not null,
-    primary key (partition, id, generation, name, n)
+    primary key (partition, id, generation, kind, name, n)
 );
 
 -- Who waits for whose end. Consumed by whatever ends the execution waited for.
