@@ -54,20 +54,23 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A server of our own, with everything that protects data switched on; it will be stopped hard."""
     place = tmp_path_factory.mktemp("worker-faults") / "data"
     running = embedded.start(place, settings={"shared_buffers": "64MB"})
+    asyncio.run(migrate_database(running.dsn))
     yield place
     running.release()
 
 
 @pytest.fixture
 async def dsn(data_dir: Path) -> AsyncIterator[str]:
-    """A migrated database on that server."""
+    """A database of its own on that server."""
     running = await asyncio.to_thread(embedded.start, data_dir)
-    name = f"ff_{os.getpid()}_{time.monotonic_ns()}"
-    admin = await asyncpg.connect(running.dsn)
-    await admin.execute(f"create database {name}")
+    name = f"ff_{time.monotonic_ns()}"
+    admin = await asyncpg.connect(in_database(running.dsn, "template1"))
+    await admin.execute(f"create database {name} template {urlsplit(running.dsn).path[1:]}")
     await admin.close()
-    await migrate_database(in_database(running.dsn, name))
     yield in_database(running.dsn, name)
+    admin = await asyncpg.connect(in_database(running.dsn, "template1"))
+    await admin.execute(f"drop database {name} with (force)")
+    await admin.close()
     running.release()
 
 

@@ -503,13 +503,13 @@ async def test_large_arguments_are_submitted_in_more_calls(
 
     client = await app.client()
     sizes: list[int] = []
-    inner = client.engine.create_many
+    inner = client.engine.create_alike
 
-    async def create_many(items: Any) -> Any:
-        sizes.append(len(items))
-        return await inner(items)
+    async def create_alike(item: Any, payloads: Any) -> Any:
+        sizes.append(len(payloads))
+        return await inner(item, payloads)
 
-    monkeypatch.setattr(client.engine, "create_many", create_many)
+    monkeypatch.setattr(client.engine, "create_alike", create_alike)
     runs = await store.submit_many(["x" * length for length in (400, 400, 400, 5000, 10, 10)])
     assert sizes == [2, 1, 1, 2]
     length_of = "select length(payload) from flowfabric.execution where id = $1"
