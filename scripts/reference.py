@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: engine, records and errors. The command line has `cli_reference.py`.
+"""Writes the reference pages from the code, all but that of the command line, which has `cli_reference.py`.
 
     python scripts/reference.py           write docs/reference/
     python scripts/reference.py --check   change nothing; exit 1 and name the pages that differ
@@ -8,6 +8,7 @@ What a page says stands in the docstrings. This script only lays it out, so that
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 import flowfabric as ff
-from flowfabric import _duties, errors, ids, models, policies, state
+from flowfabric import _duties, app, contexts, contracts, errors, ids, middleware, models, policies, state, testing
 from flowfabric.engine import hooks, reads
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -54,6 +55,72 @@ def engine_page() -> str:
     lines += ["| duty | at the latest every | what it does |", "|---|---|---|"]
     for duty in _duties.ALL:
         lines.append(f"| `{duty.name}` | {duty.interval.total_seconds():g} s | {_line(duty.__doc__)} |")
+    return _page(lines)
+
+
+def tasks_page() -> str:
+    """The everyday API: apps, tasks, what handlers are given, options, workers."""
+    lines = [
+        "# Tasks and workers",
+        "",
+        WRITTEN_BY,
+        "",
+        "How tasks behave is in [tasks](../concepts/tasks.md); how to write them in the guides, from"
+        " [steps](../guides/steps.md) on.",
+        "",
+    ]
+    for cls in (ff.App, ff.Task, app.ScheduleSpec, ff.Options):
+        lines += _documented(cls)
+    lines += ["## In a handler", ""]
+    lines += _documented(ff.Context, level=3, inherited=True)
+    lines += [*_documented(ff.SyncContext, level=3), "It tells the same about the execution as `Context` does.", ""]
+    lines += _documented(contexts.Child, level=3)
+    for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
+        lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
+    lines += ["## What is stored, and what is shared", "", *_documented(ff.Codec, level=3)]
+    for name in ("Data", "provided"):
+        lines += [f"### {name}", "", _paragraphs(_words_after(contracts, name)), ""]
+    return _page([*lines, *_documented(ff.Worker)])
+
+
+def clients_page() -> str:
+    """What programs use that are not workers."""
+    lines = [
+        "# Clients",
+        "",
+        WRITTEN_BY,
+        "",
+        "`AsyncClient` is what `await app.client()` gives; `Client` is the same for programs without an event loop."
+        " `task.submit(...)` uses one of its own accord.",
+        "",
+    ]
+    for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
+        lines += _documented(cls)
+    return _page(lines)
+
+
+def middleware_page() -> str:
+    """`flowfabric.middleware`."""
+    lines = ["# Middleware", "", WRITTEN_BY, "", _paragraphs(middleware.__doc__), ""]
+    for name in middleware.__all__:
+        value = getattr(middleware, name)
+        if inspect.isclass(value):
+            lines += _documented(value, own="flowfabric.middleware")
+        elif inspect.isfunction(value):
+            lines += [f"## {name}", "", *_member(name, value), ""]
+    lines += ["## METRICS", "", "| name | kind | labels | what |", "|---|---|---|---|"]
+    for name, metric in middleware.METRICS.items():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{name}` | {metric.type} | {labels} | {_line(metric.text)} |")
+    return _page(lines)
+
+
+def testing_page() -> str:
+    """`flowfabric.testing`."""
+    lines = ["# Testing kit", "", WRITTEN_BY, "", _paragraphs(testing.__doc__), ""]
+    lines += ["How to use it: [test your tasks](../guides/testing.md).", ""]
+    for name in testing.__all__:
+        lines += _documented(getattr(testing, name), own="flowfabric.testing")
     return _page(lines)
 
 
@@ -124,6 +191,47 @@ def errors_page() -> str:
     return _page(lines)
 
 
+def _documented(cls: type, *, level: int = 2, own: str = "flowfabric", inherited: bool = False) -> list[str]:
+    """A class with all its public members, each under a heading of its own."""
+    lines = [f"{'#' * level} {cls.__name__}", ""]
+    if own != "flowfabric" or cls.__name__ in ff.__all__:
+        lines += [f"`{own}.{cls.__name__}`", ""]
+    if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
+        lines += [_paragraphs(cls.__doc__), ""]
+    if issubclass(cls, msgspec.Struct):
+        lines += [*_fields(cls), ""]
+    elif not getattr(cls, "_is_protocol", False):
+        lines += _constructor(cls)
+    bases = [base for base in reversed(cls.__mro__) if base.__module__ == cls.__module__] if inherited else [cls]
+    members = {name: member for base in bases for name, member in vars(base).items()}
+    for name, member in members.items():
+        is_member = isinstance(member, property | classmethod | staticmethod | FunctionType)
+        if is_member and not name.startswith("_"):
+            lines += [f"{'#' * (level + 1)} {cls.__name__}.{name}", "", *_member(name, member), ""]
+    return lines
+
+
+def _constructor(cls: type) -> list[str]:
+    """How an object of a class is made, where that is up to the reader."""
+    init = vars(cls).get("__init__")
+    if init is None:
+        return []
+    words = [] if not init.__doc__ else [_paragraphs(init.__doc__), ""]
+    return ["```text", _signature(cls.__name__, init).removesuffix(" -> None"), "```", "", *words]
+
+
+def _words_after(module: ModuleType, name: str) -> str:
+    """The text that stands below the assignment of a name."""
+    body = ast.parse(inspect.getsource(module)).body
+    for place, node in enumerate(body):
+        targets = [getattr(node, "target", None), *getattr(node, "targets", ())]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            below = body[place + 1]
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                return str(below.value.value)
+    raise LookupError(f"{module.__name__}.{name} has no words")
+
+
 def _raised_as(family: str, kind: str) -> str:
     special = errors._SPECIAL.get((family, kind))
     return f"`{special or next(c.__name__ for c in _classes(errors) if getattr(c, 'family', None) == family)}`"
@@ -150,18 +258,26 @@ def _class(cls: type) -> list[str]:
     if issubclass(cls, Enum):
         lines += [" · ".join(f"`{member.value}`" for member in cls), ""]
     elif issubclass(cls, msgspec.Struct):
-        lines += ["| field | type | default |", "|---|---|---|"]
-        types = {name: text for base in reversed(cls.__mro__) for name, text in inspect.get_annotations(base).items()}
-        for field in msgspec.structs.fields(cls):
-            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
-            shown = "" if default is msgspec.NODEFAULT else f"`{_value(default)}`"
-            lines.append(f"| `{field.name}` | `{_cell(str(types[field.name]))}` | {shown} |")
-        lines.append("")
+        lines += [*_fields(cls), ""]
     for name, member in vars(cls).items():
         words = member.__doc__ if isinstance(member, property | classmethod | FunctionType) else None
         if words and not name.startswith("_") and not issubclass(cls, Enum | _duties.Duties):
             lines.append(f"* `{name}`: {_line(words)}")
     return lines
+
+
+def _fields(cls: type[msgspec.Struct]) -> list[str]:
+    lines = ["| field | type | default |", "|---|---|---|"]
+    types = {name: text for base in reversed(cls.__mro__) for name, text in inspect.get_annotations(base).items()}
+    for field in msgspec.structs.fields(cls):
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
+        shown = "" if default in (msgspec.NODEFAULT, msgspec.UNSET) else f"`{_value(default)}`"
+        lines.append(f"| `{field.name}` | `{_cell(_type(types[field.name]))}` | {shown} |")
+    return lines
+
+
+def _type(annotation: object) -> str:
+    return str(annotation).removesuffix(" | UnsetType")
 
 
 def _member(name: str, member: Any) -> list[str]:
@@ -175,17 +291,23 @@ def _member(name: str, member: Any) -> list[str]:
 def _signature(name: str, function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     parts: list[str] = []
-    keyword_only = False
-    for parameter in signature.parameters.values():
-        if parameter.name in ("self", "cls"):
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
-            keyword_only = True
+    is_starred = False
+    given = list(signature.parameters.values())
+    if given and given[0].name in ("self", "cls"):
+        given = given[1:]
+    for place, parameter in enumerate(given):
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_starred:
+            is_starred = True
             parts.append("*")
-        text = f"{parameter.name}: {parameter.annotation}"
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        is_starred = is_starred or stars == "*"
+        text = f"{stars}{parameter.name}: {parameter.annotation}"
         if parameter.default is not parameter.empty:
             text += f" = {_value(parameter.default)}"
         parts.append(text)
+        following = given[place + 1].kind if place + 1 < len(given) else None
+        if parameter.kind is parameter.POSITIONAL_ONLY and following is not parameter.POSITIONAL_ONLY:
+            parts.append("/")
     answer = signature.return_annotation
     awaited = "await " if inspect.iscoroutinefunction(inspect.unwrap(function)) else ""
     line = f"{awaited}{name}({', '.join(parts)}) -> {answer}"
@@ -202,6 +324,8 @@ def _value(value: Any) -> str:
         return f"{type(value).__name__}()"
     if inspect.isclass(value):
         return f"{value.__name__}()"
+    if inspect.isroutine(value):
+        return "..." if value.__name__ == "<lambda>" else value.__name__
     if isinstance(value, tuple) and all(inspect.isclass(item) for item in value) and value:
         return "all"
     return repr(value).replace("datetime.timedelta", "timedelta")
@@ -229,6 +353,10 @@ def _page(lines: list[str]) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "tasks.md": tasks_page,
+    "clients.md": clients_page,
+    "middleware.md": middleware_page,
+    "testing.md": testing_page,
     "engine.md": engine_page,
     "records.md": records_page,
     "errors.md": errors_page,

@@ -27,6 +27,7 @@ class Scope(Protocol):
 
     claimed: Claimed
     is_parked: bool
+    wants_park: object  # of a plain handler, from where it waits until it is unwound
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -132,7 +133,7 @@ class _Facts:
     @property
     def is_parked(self) -> bool:
         """Whether the handler is being stopped because all it waits for needs no worker."""
-        return self._scope.is_parked
+        return self._scope.is_parked or self._scope.wants_park is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -154,21 +155,16 @@ class Context(_Facts):
     __slots__ = ()
 
     @overload
-    async def step(
-        self,
-        name: str,
-        fn: Callable[P, Awaitable[R]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> R: ...
+    async def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    async def step(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def step(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once and remember what it returned, under this name and the count of its uses in this run.
 
         A finished step is never run again; one that a crash interrupted is. An exception is remembered for the rest of
         this run of the handler and forgotten when the task is retried. A plain function runs in a thread. `step_with`
-        gives a step its own retries and timeout.
+        gives a step its own retries and timeout. A step, a pause or a submission inside the function is part of it and
+        not remembered by itself.
         """
         return await self._scope.step(name, fn, args, kwargs, None, None)
 
@@ -192,7 +188,7 @@ class Context(_Facts):
         """Renew the lease now; `LeaseLost` when it is gone. The worker renews by itself, so this is seldom needed."""
         await self._scope.heartbeat()
 
-    async def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Run[R]:
+    async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
         return await self._scope.submit(task, args, kwargs)
 
@@ -208,10 +204,10 @@ class StepWith:
         self._timeout = timeout
 
     @overload
-    async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    async def __call__(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def __call__(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return await self._scope.step(name, fn, args, kwargs, self._retry, self._timeout)
 
 
@@ -224,7 +220,7 @@ class SyncContext(_Facts):
 
     __slots__ = ()
 
-    def step(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function once, in this thread, and remember what it returned. See `Context.step`."""
         result: R = self._scope.step_in_thread(name, fn, args, kwargs, None)
         return result
@@ -250,7 +246,7 @@ class SyncContext(_Facts):
         """Renew the lease now; `LeaseLost` when it is gone."""
         self._scope.in_thread(self._scope.heartbeat())
 
-    def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Child[R]:
+    def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Child[R]:
         """Submit another task, once, however often this handler is run again."""
         return Child(self._scope, self._scope.in_thread(self._scope.submit(task, args, kwargs)))
 
@@ -264,7 +260,7 @@ class SyncStepWith:
         self._scope = scope
         self._retry = retry
 
-    def __call__(self, name: str, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self._scope.step_in_thread(name, fn, args, kwargs, self._retry)
         return result
 

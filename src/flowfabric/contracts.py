@@ -124,6 +124,11 @@ class Codecs:
                 allowed=f"at most {TEXT_MAX_BYTES} bytes with {_PLAIN!r} and the plus signs",
             )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is written is plain JSON, which everybody who sees the database can read."""
+        return not self._writing
+
     def seal(self, data: bytes) -> tuple[bytes, str | None]:
         """The bytes to store and the encoding to store beside them; None is plain JSON."""
         for codec in self._writing:

@@ -66,6 +66,8 @@ async def dsn(data_dir: Path) -> AsyncIterator[str]:
     name = f"ff_{time.monotonic_ns()}"
     admin = await asyncpg.connect(in_database(running.dsn, "template1"))
     await admin.execute(f"create database {name} template {urlsplit(running.dsn).path[1:]}")
+    # The copy of a sequence is not safe from a crash before that: the numbers its original has logged are not its own.
+    await admin.execute("checkpoint")
     await admin.close()
     yield in_database(running.dsn, name)
     admin = await asyncpg.connect(in_database(running.dsn, "template1"))
@@ -338,7 +340,7 @@ async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_a
     site: Site, data_dir: Path
 ) -> None:
     # Polling helps nobody here: it would take longer than the test.
-    worker = site.hire(poll=600)
+    worker = site.hire(poll=600, lease_ttl=20)
     await worker.ready()
     busy = [await site.submit(task, 4) for task in ("job", "plain")]
     await site.begun(2)
@@ -346,8 +348,8 @@ async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_a
     assert [await run.result(PATIENCE) for run in busy] == [0, 0]
     await asyncio.to_thread(restart, data_dir)
     for _ in range(3):
-        idle = await site.submit("job")
-        assert await idle.result(PATIENCE) == 0
+        # The second attempt, if the restart came between a claim and its answer.
+        assert await (await site.submit("job")).result(PATIENCE) in (0, 1)
     assert len(site.ledger("begun")) == 5
     assert worker.process.poll() is None
     await worker.stop()
@@ -355,7 +357,7 @@ async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_a
 
 
 async def test_a_worker_whose_backends_are_terminated_again_and_again_goes_on(site: Site) -> None:
-    workers = [site.hire(concurrency=10, env={"LOOP": loop}) for loop in ("uvloop", "asyncio")]
+    workers = [site.hire(concurrency=10, lease_ttl=5, env={"LOOP": loop}) for loop in ("uvloop", "asyncio")]
     for worker in workers:
         await worker.ready()
     runs = [await site.submit("stepped", number % 3 == 0) for number in range(60)]
@@ -385,7 +387,7 @@ async def test_a_worker_whose_backends_are_terminated_again_and_again_goes_on(si
 async def test_a_worker_finds_the_server_at_its_other_address(site: Site, way: str) -> None:
     async with proxies(site.dsn, 2) as (dsn, (first, second)):
         await second.close()
-        worker = site.hire(dsn=dsn, concurrency=4, lease_ttl=60, env={"PATIENCE": "1"})
+        worker = site.hire(dsn=dsn, concurrency=4, lease_ttl=15, env={"PATIENCE": "1"})
         await worker.ready()
         busy = await site.submit("job", 3)
         await site.begun(1)
@@ -395,7 +397,7 @@ async def test_a_worker_finds_the_server_at_its_other_address(site: Site, way: s
             first.hang()
         await second.open()
         assert await busy.result(PATIENCE) == 0
-        assert await (await site.submit("job")).result(PATIENCE) == 0
+        assert await (await site.submit("job")).result(PATIENCE) in (0, 1)
         await worker.stop()
 
 
@@ -446,14 +448,15 @@ async def test_a_worker_survives_a_network_that_hangs(
             return await ctx.step("answer", asyncio.sleep, 0, number)
 
         client = await site.app.client()
-        async with ff.Worker(app, lanes=["hanging"], lease_ttl=60, poll=600, grace=1):
+        # A claim that was carried out although nobody heard the answer comes back when its lease lapses.
+        async with ff.Worker(app, lanes=["hanging"], lease_ttl=10, poll=600, grace=1):
             runs = [await client.submit(report, 0)]
             await asyncio.wait_for(begun.wait(), PATIENCE)
             proxy.hang()
             go.set()  # a step, a result and a claim are under way, and never answered
             runs.append(await client.submit(report, 1))
             await until(lambda: "steps: timeout" in caplog.text and "a claim failed: timeout" in caplog.text)
-            await until(lambda: "leases could not be renewed" in caplog.text or "timers: timeout" in caplog.text)
+            await until(lambda: "leases could not be renewed" in caplog.text or "schedules: timeout" in caplog.text)
             if way == "flows again":
                 proxy.flow()
             else:

@@ -32,6 +32,7 @@ from flowfabric import middleware as mw
 from flowfabric.client import client as client_module
 from flowfabric.middleware.base import outcome_of
 from flowfabric.models import Execution
+from flowfabric.testing import Kit
 from tests.support import Clock
 
 PATIENCE = 30.0
@@ -43,6 +44,12 @@ async def app(database: str) -> AsyncIterator[ff.App]:
     app = ff.App(database)
     yield app
     await app.close()
+
+
+@pytest.fixture
+def kit(database: str) -> Iterator[Kit]:
+    with Kit(database) as kit:
+        yield kit
 
 
 async def count(sql: asyncpg.Connection[Any]) -> int:
@@ -59,7 +66,7 @@ async def until(condition: Callable[[], Any]) -> None:
 # Declaring
 
 
-async def test_async_and_plain_functions_are_tasks_with_and_without_options(app: ff.App) -> None:
+async def test_async_and_plain_functions_are_tasks_with_and_without_options(app: ff.App, kit: Kit) -> None:
     @app.task
     async def one(x: int) -> int:
         return x + 1
@@ -76,9 +83,7 @@ async def test_async_and_plain_functions_are_tasks_with_and_without_options(app:
     def four(x: int, ctx: ff.SyncContext) -> str:
         return f"{ctx.kind} {ctx.tags['a.b']} {x}"
 
-    async with ff.Worker(app):
-        runs = [await each.submit(1) for each in (one, two, three, four)]
-        assert [await run.result(PATIENCE) for run in runs] == [2, 6, 4, "fourth c 1"]
+    assert [await kit.run_inline(each, 1) for each in (one, two, three, four)] == [2, 6, 4, "fourth c 1"]
     assert list(app.tasks) == ["one", "two", "three", "fourth"]
 
 
@@ -125,7 +130,7 @@ async def _times(x: int, factor: int) -> int:
     return x * factor
 
 
-async def test_static_methods_bound_methods_partials_and_callable_objects_are_tasks_too(app: ff.App) -> None:
+async def test_static_methods_bound_methods_partials_and_callable_objects_are_tasks_too(app: ff.App, kit: Kit) -> None:
     tasks = [
         app.task(Jobs(7).method),
         app.task(Jobs.__dict__["static"]),
@@ -133,9 +138,8 @@ async def test_static_methods_bound_methods_partials_and_callable_objects_are_ta
         app.task(name="partial")(functools.partial(_times, factor=3)),
         app.task(name="short")(lambda: "lambda"),
     ]
-    async with ff.Worker(app):
-        runs = [await each.submit(2) for each in tasks[:-1]] + [await tasks[-1].submit()]
-        assert [await run.result(PATIENCE) for run in runs] == [14, 20, 200, 6, "lambda"]
+    assert [await kit.run_inline(each, 2) for each in tasks[:-1]] == [14, 20, 200, 6]
+    assert await kit.run_inline(tasks[-1]) == "lambda"
 
 
 def _plain_with_context(ctx: ff.Context, x: int) -> None: ...
@@ -591,15 +595,13 @@ async def test_arguments_and_results_keep_their_types(app: ff.App, database: str
     await stranger.close()
 
 
-async def test_a_result_that_does_not_fit_its_annotation_fails_the_task(app: ff.App) -> None:
+async def test_a_result_that_does_not_fit_its_annotation_fails_the_task(app: ff.App, kit: Kit) -> None:
     @app.task
     async def lie() -> int:
         return "secret words"  # type: ignore[return-value]
 
-    async with ff.Worker(app):
-        run = await lie.submit()
-        with pytest.raises(ff.TaskFailed, match="result") as failed:
-            await run.result(PATIENCE)
+    with pytest.raises(ff.TaskFailed, match="result") as failed:
+        await kit.run_inline(lie)
     assert "secret words" not in str(failed.value)
 
 

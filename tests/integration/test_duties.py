@@ -15,7 +15,13 @@ import flowfabric as ff
 from flowfabric import _duties
 from flowfabric._duties import ALL, Audit, Duties, Duty, LeaseExpiry
 from flowfabric._duties.housekeeping import Sweep
-from flowfabric._duties.timers import AttemptTimeout, DelayedPromotion, ExecutionDeadline, Retention
+from flowfabric._duties.timers import (
+    AttemptTimeout,
+    DelayedPromotion,
+    ExecutionDeadline,
+    ParkedPromotion,
+    Retention,
+)
 from flowfabric.engine.hooks import TimerKind
 from flowfabric.policies import StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
@@ -195,13 +201,26 @@ async def test_retention_forgets_ended_executions_and_everything_they_own(
     assert await duty.run_once() == 0
 
     await clock.advance(hours=24, seconds=1)
+    assert await duty.run_once() == 1
+    assert await state(engine, retried.execution_id) is ff.State.FAILED, "what failed is kept for two weeks"
+    await clock.advance(days=13)
 
-    assert await duty.run_once() == 2
+    assert await duty.run_once() == 1
     for execution_id in (gone, retried.execution_id):
         assert await engine.read_execution(execution_id) is None
         assert await engine.get_execution_result(execution_id) is None
         assert await engine.list_attempts(execution_id) == []
-        for table in ("execution", "ready", "attempt", "tag", "unsuccessful", "blocked", "claim_grant"):
+        for table in (
+            "execution",
+            "ready",
+            "attempt",
+            "tag",
+            "unsuccessful",
+            "blocked",
+            "claim_grant",
+            "step",
+            "waiter",
+        ):
             query = f"select count(*) from flowfabric.{table} where id = $1"
             assert await sql.fetchval(query, execution_id.uuid) == 0, table
         # events live out their own time
@@ -739,7 +758,7 @@ async def test_the_filter_holds_for_every_timer_duty(engine: CheckedEngine, cloc
     policy = ff.ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=100)))
     claimed = await started(engine, namespace="ours", policy=policy, execution_deadline_at=timedelta(seconds=200))
     await clock.advance(seconds=31)
-    for duty, later in ((LeaseExpiry, 100), (AttemptTimeout, 2 * 86_400), (Retention, 1)):
+    for duty, later in ((LeaseExpiry, 100), (AttemptTimeout, 15 * 86_400), (Retention, 1)):
         assert await duty(engine, filter=theirs).run_once() == 0
         assert await duty(engine, filter=ours).run_once() == 1
         await clock.advance(seconds=later)
@@ -749,6 +768,25 @@ async def test_the_filter_holds_for_every_timer_duty(engine: CheckedEngine, cloc
     assert await ExecutionDeadline(engine, filter=theirs).run_once() == 0
     assert await ExecutionDeadline(engine, filter=ours).run_once() == 1
     assert await state(engine, late) is ff.State.EXPIRED
+
+
+async def test_what_was_parked_in_somebody_elses_hands_is_woken(
+    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    """Whoever ends the child cannot reach the parent just then; the duty does, as soon as it is let go."""
+    parent = await started(engine, namespace="ours")
+    await submit(engine, lane_id="children")
+    child = await claim_one(engine, lane_id="children")
+    await engine.park(parent.handle, ends_of=[child.execution_id])
+    async with sql.transaction():
+        await sql.execute("select from flowfabric.execution where id = $1 for update", parent.execution_id.uuid)
+        await engine.complete(child.handle)
+        assert await ParkedPromotion(engine).run_once() == 0
+    assert await ParkedPromotion(engine, filter=ff.ScannerFilter(namespace="theirs")).run_once() == 0
+    assert await state(engine, parent.execution_id) is ff.State.DELAYED
+    assert await ParkedPromotion(engine).run_once() == 1
+    assert await state(engine, parent.execution_id) is ff.State.WAITING
+    assert await ParkedPromotion(engine).run_once() == 0
 
 
 async def test_the_due_timers_of_others_do_not_make_a_filtered_runner_busy(
@@ -847,6 +885,7 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
     assert names == {
         "lease_expiry": 1.5,
         "delayed_promoter": 0.75,
+        "parked_promoter": 0.75,
         "attempt_timeout": 2,
         "execution_deadline": 5,
         "retention_trimmer": 60,

@@ -9,7 +9,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
@@ -18,7 +18,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.ids import mint_uuid
-from flowfabric.models import ClaimGrant, ReclaimGrant
+from flowfabric.models import ClaimGrant, NewStep, ReclaimGrant
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit
 
 SOCKET = ".s.PGSQL.5432"
@@ -113,6 +113,16 @@ async def reclaim_granted(engine: ff.Engine, clock: Clock) -> ReclaimGrant:
     return grant
 
 
+DUE = datetime(2020, 1, 1, tzinfo=UTC)
+SCHEDULE: dict[str, Any] = {"kind": "test", "timing": {"every_ms": 5}, "next_at": DUE}
+
+
+async def scheduled(engine: ff.Engine, _clock: Clock) -> None:
+    with contextlib.suppress(ff.NotFound):
+        await engine.delete_schedule("s")
+    await engine.put_schedule("s", **SCHEDULE)
+
+
 def state(name: str) -> Setup:
     async def reach(engine: ff.Engine, clock: Clock) -> Reached:
         return await STATES[name](engine, clock)
@@ -151,6 +161,36 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "wait_children": (state("A"), lambda e, at: e.wait_children(at.handle)),
     "release": (state("A"), lambda e, at: e.release(at.handle)),
     "cancel": (state("W.1"), lambda e, at: e.cancel(ff.Operator(at.id), "no")),
+    "create_alike": (nothing, lambda e, _: e.create_alike(ff.NewExecution(execution_kind="test"), [b"1", b"2"])),
+    "claim_lanes": (waiting, lambda e, _: e.claim_lanes({"default": 1, "other": 1}, limit=2, **WORKER)),
+    "sleep_for_work": (nothing, lambda e, _: e.sleep_for_work(timedelta(seconds=1))),
+    "record_steps": (two_active, lambda e, handles: e.record_steps([(h, NewStep(name="s")) for h in handles])),
+    "read_steps": (state("A"), lambda e, at: e.read_steps([at.id])),
+    "park": (two_active, lambda e, handles: e.park(handles[0], ends_of=[handles[1].execution_id])),
+    "submit_child": (state("A"), lambda e, at: e.submit_child(at.handle, "s", 0, new(1)[0])),
+    "watch": (waiting, lambda e, at: e.watch([at], timedelta(seconds=1))),
+    "unwatch": (waiting, lambda e, at: e.unwatch([at])),
+    "read_outcomes": (state("T:completed"), lambda e, at: e.read_outcomes([at.id])),
+    "free_key": (state("T:failed"), lambda e, at: e.free_key(at.id)),
+    "cancel_many": (waiting, lambda e, at: e.cancel_many([at], "no")),
+    "replay_many": (state("T:failed"), lambda e, at: e.replay_many([at.id])),
+    "delete_execution": (state("T:failed"), lambda e, at: e.delete_execution(at.id)),
+    "redact_execution": (state("T:failed"), lambda e, at: e.redact_execution(at.id)),
+    "put_schedule": (nothing, lambda e, _: e.put_schedule("new", **SCHEDULE)),
+    "list_schedules": (scheduled, lambda e, _: e.list_schedules()),
+    "read_schedule": (scheduled, lambda e, _: e.read_schedule("s")),
+    "schedule_as_due": (scheduled, lambda e, _: e.schedule_as_due("s")),
+    "pause_schedule": (scheduled, lambda e, _: e.pause_schedule("s")),
+    "resume_schedule": (scheduled, lambda e, _: e.resume_schedule("s")),
+    "due_schedules": (scheduled, lambda e, _: e.due_schedules()),
+    "until_next_schedule": (scheduled, lambda e, _: e.until_next_schedule()),
+    "fire_schedule": (
+        scheduled,
+        lambda e, _: e.fire_schedule("s", DUE, next_at=None, fired_at=DUE, items=new(2)),
+    ),
+    "delete_schedule": (scheduled, lambda e, _: e.delete_schedule("s")),
+    "list_events": (state("A"), lambda e, at: e.list_events(at.id)),
+    "count_events": (state("A"), lambda e, _: e.count_events()),
     "issue_claim_grant": (waiting, lambda e, at: e.issue_claim_grant(at, **WORKER)),
     "verify_grant": (granted, lambda e, grant: e.verify_grant(grant.execution_id, grant.grant_key)),
     "claim_execution": (granted, lambda e, grant: e.claim_execution(grant.execution_id, **WORKER, **fresh())),
@@ -235,7 +275,7 @@ async def test_every_operation_is_one_round_trip_once_it_is_prepared(
             counted[name] = counter.asked - before
             # Whatever is left must not be found by the next operation.
             await clock.advance(hours=100)
-            for kind in ("lease", "delay", "deadline", "retention"):
+            for kind in ("lease", "delay", "deadline", "parked", "retention"):
                 await plain_engine.run_timers(kind, limit=1000)
             for leftover in await plain_engine.claim_many(**WORKER, limit=1000):
                 await plain_engine.complete(leftover.handle)

@@ -177,7 +177,7 @@ async def test_the_kit_does_one_thing_at_a_time(kit: Kit, app: ff.App, order: ff
     one, other = await asyncio.gather(*(kit.run_inline(order, n) for n in (1, 2)), return_exceptions=True)
     assert one == 3
     assert isinstance(other, ff.InvalidInput)
-    await kit.run_all()
+    assert len((await (await kit.engine()).find_executions(kinds=["order"])).items) == 1
 
 
 class Seen(Middleware):
@@ -256,6 +256,27 @@ async def test_an_app_is_as_it_was_when_the_kit_is_closed(flowfabric_dsn: str) -
     assert app.dsn == "postgresql://nobody@nowhere/nothing"
     with pytest.raises(ff.ConnectionFailed):
         await job.submit()
+
+
+async def test_nothing_stays_connected_when_the_kit_is_closed(flowfabric_dsn: str, did: Ledger) -> None:
+    app = ff.App()
+
+    @app.task
+    async def job(ctx: ff.Context) -> None:
+        await ctx.step("one", did.entry("one"))
+
+    async with Kit(flowfabric_dsn) as kit:
+        with kit.crash_after("one"):
+            await kit.run_inline(job)
+        await asyncio.to_thread(kit.wait, job.submit())
+    connection = await asyncpg.connect(flowfabric_dsn)
+    async with asyncio.timeout(30):  # a backend takes a moment to go
+        while await connection.fetchval(
+            "select exists (select from pg_stat_activity"
+            " where application_name = 'flowfabric' and datname = current_database())"
+        ):
+            await asyncio.sleep(0.01)
+    await connection.close()
 
 
 @pytest.mark.parametrize("turn", [1, 2])
@@ -424,18 +445,13 @@ async def test_a_handler_keeps_its_lease_when_the_clock_moves_and_its_sleeps_are
     kit: Kit, app: ff.App
 ) -> None:
     attempts: list[int] = []
-    moved = asyncio.Event()
 
     @app.task
     async def job(ctx: ff.Context) -> int:
         attempts.append(ctx.attempt_index)
-
-        async def watch() -> None:
-            await moved.wait()  # somebody who is busy: the handler cannot be parked
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(ctx.sleep(DAY))
-            group.create_task(watch())
+        sleeping = asyncio.create_task(ctx.sleep(DAY))
+        while not sleeping.done():  # busy: it cannot be parked, and has to notice by itself
+            await asyncio.sleep(0.005)
         return (await ctx.now() - ctx.created_at).days
 
     run = await job.submit()
@@ -444,7 +460,6 @@ async def test_a_handler_keeps_its_lease_when_the_clock_moves_and_its_sleeps_are
             while not await run.steps():
                 await asyncio.sleep(0.005)
         await kit.clock.advance(days=3)
-        moved.set()
         assert await run.result(30) == 3
     assert attempts == [0]
 
@@ -611,10 +626,15 @@ async def test_a_crash_writes_nothing_more(kit: Kit, app: ff.App, did: Ledger) -
         try:
             await ctx.step("first", did.entry("first"))
         except asyncio.CancelledError:
-            did.append("cut")
-            for attempt in (ctx.progress(50), ctx.step("second", did.entry("second"))):
-                with pytest.raises((asyncio.CancelledError, ff.FlowFabricError)):
+            client = await app.client()
+            for attempt in (
+                ctx.progress(50),
+                ctx.step("second", did.entry("second")),
+                client.engine.create_execution(execution_kind="ghost"),
+            ):
+                with pytest.raises((asyncio.CancelledError, ff.TransportError)):
                     await attempt
+            did.append("cut")
             return -1
         return ctx.reclaim_count
 
@@ -623,6 +643,53 @@ async def test_a_crash_writes_nothing_more(kit: Kit, app: ff.App, did: Ledger) -
         assert await kit.run_until_ended(run) == 1
     assert did == ["first", "cut"]
     assert [step.name for step in await run.steps()] == ["first"]
+    assert (await (await kit.engine()).find_executions(kinds=["ghost"])).items == []
+
+
+class LateAnswers(Middleware):
+    """Keeps back what a claim brings until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.wanted: str | None = None
+        self.came = asyncio.Event()
+        self.go: asyncio.Event | None = None
+
+    async def call(self, method: str, proceed: Callable[[], Any]) -> Any:
+        answer = await proceed()
+        if method.startswith("claim") and any(one.execution_kind == self.wanted for one in answer):
+            self.came.set()
+            assert self.go is not None
+            await self.go.wait()
+        return answer
+
+
+async def test_what_a_dead_worker_had_claimed_without_knowing_is_taken_over(kit: Kit, did: Ledger) -> None:
+    late = LateAnswers()
+    app = ff.App(middleware=[late])
+    kit.use(app)
+
+    @app.task
+    async def bystander(ctx: ff.Context) -> int:
+        return ctx.reclaim_count
+
+    @app.task
+    async def victim(ctx: ff.Context) -> int:
+        if ctx.reclaim_count == 0:
+            did.append("begun")
+            await late.came.wait()
+        await ctx.step("fatal", did.entry("fatal"))
+        return ctx.reclaim_count
+
+    runs = [await victim.submit()]
+    with kit.crash_after("fatal"):
+        async with kit.worker(app) as worker, asyncio.timeout(30):
+            while not did:
+                await asyncio.sleep(0.005)
+            late.wanted, late.go = "bystander", worker.dead
+            runs.append(await bystander.submit())
+            await worker.dead.wait()
+    await kit.run_all()
+    assert [await run.result(30) for run in runs] == [1, 1]
 
 
 async def test_a_worker_beside_the_test_can_die_too(kit: Kit, app: ff.App, did: Ledger, order: Any) -> None:

@@ -295,6 +295,46 @@ async def test_a_handler_that_blocks_the_loop_for_several_lease_times_keeps_its_
     assert len(await run.attempts()) == 1
 
 
+async def test_a_heartbeat_that_is_not_answered_is_sent_again_in_time(app: ff.App, calls: Calls) -> None:
+    async def hang_once() -> None:
+        if calls.counts["renew_many"] == 1:
+            await asyncio.Event().wait()
+
+    calls.before["renew_many"] = hang_once
+
+    @app.task
+    async def job() -> str:
+        await asyncio.sleep(3)
+        return "done"
+
+    run = await job.submit()
+    async with working(app, lease_ttl=1.5):
+        assert await run.result(PATIENCE) == "done"
+    assert len(await run.attempts()) == 1
+    assert calls.counts["renew_many"] > 1
+
+
+async def test_an_earlier_run_that_lingers_does_not_disturb_the_lease_of_the_next(app: ff.App) -> None:
+    again = asyncio.Event()
+
+    @app.task
+    async def job(ctx: ff.Context) -> str:
+        if not ctx.is_resumed:
+            try:
+                await ctx.sleep(0.1)
+            except asyncio.CancelledError:  # it is parked
+                await again.wait()
+            return "first"
+        again.set()
+        await asyncio.sleep(1.5)  # some lease times
+        return "second"
+
+    async with working(app, lease_ttl=0.4):
+        run = await job.submit()
+        assert await run.result(PATIENCE) == "second"
+    assert len(await run.attempts()) == 1
+
+
 Take = Callable[[ff.App, "ff.Run[Any]", Clock], Awaitable[None]]
 
 
@@ -690,6 +730,14 @@ async def test_a_worker_that_cannot_start_leaves_nothing_open(app: ff.App, sql: 
     assert [thread for thread in set(threading.enumerate()) - before if "flowfabric" in thread.name] == []
 
 
+async def test_a_worker_without_a_database_says_so_and_leaves_nothing_behind() -> None:
+    app = ff.App("postgresql://nobody@127.0.0.1:1/nowhere")
+    before = set(threading.enumerate())
+    with pytest.raises(ff.ConnectionFailed, match="cannot be reached"):
+        await ff.Worker(app).run()
+    assert [thread for thread in set(threading.enumerate()) - before if "flowfabric" in thread.name] == []
+
+
 # Waking up
 
 
@@ -704,6 +752,30 @@ async def test_an_idle_worker_is_woken_by_a_submission(app: ff.App, calls: Calls
             asked = calls.counts["claim_many"]
             assert await (await job.submit(number)).result(PATIENCE) == number
             assert calls.counts["claim_many"] - asked <= 4  # woken, not asking all the time
+
+
+async def test_a_listener_whose_driver_is_confused_listens_again(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, confused = asyncpg.Connection.add_listener, 2
+
+    async def add_listener(*args: Any) -> None:
+        nonlocal confused
+        if confused:
+            confused -= 1
+            # As the driver does when the backend has ended and the connection does not know it yet.
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+        await real(*args)
+
+    monkeypatch.setattr(asyncpg.Connection, "add_listener", add_listener)
+
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    async with working(app, poll=600) as worker:
+        await until(lambda: worker.engine.listener is not None and worker.engine.listener.connections)
+        await worker.idle()
+        assert await (await job.submit()).result(PATIENCE) == "done"
+    assert confused == 0
 
 
 async def test_a_worker_without_notifications_polls(database: str, sql: asyncpg.Connection[Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.engine.service import migrate_database
 from flowfabric.ids import mint_uuid
-from flowfabric.models import ReclaimGrant
+from flowfabric.models import NewStep, ReclaimGrant
 from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, RETRY, WORKER, Clock, claim_one, started, submit
 
@@ -113,6 +113,72 @@ async def test_all_duties_run_under_the_worker_role(
     assert await worker.sweep() >= 2, "keys and whole segments of the log, which only their owner may truncate"
     assert await worker.trim_retention() == 1
     assert await worker.audit() == []
+
+
+async def test_steps_children_and_waiting_need_no_more_than_execute(worker: ff.Engine, clock: Clock) -> None:
+    parent = await started(worker, policy=RETRY)
+    answers = await worker.record_steps(
+        [
+            (parent.handle, NewStep(name="s", result=b"1")),
+            (parent.handle, NewStep(name="now", kind="now")),
+            (parent.handle, NewStep(name="sleep", kind="sleep", pause=timedelta(seconds=5))),
+        ]
+    )
+    assert answers[0] is None and not any(isinstance(answer, ff.FlowFabricError) for answer in answers)
+    child = await worker.submit_child(parent.handle, "child", 0, ff.NewExecution(execution_kind="child", lane_id="c"))
+    assert len(await worker.read_steps([parent.execution_id])) == 4
+    assert (await worker.park(parent.handle, ends_of=[child.execution_id])).parked
+    await worker.watch([child.execution_id], timedelta(seconds=60))
+    await worker.unwatch([child.execution_id])
+    await worker.watch([child.execution_id], timedelta(seconds=60))
+    (claimed,) = await worker.claim_lanes({"c": 1, "default": 1}, limit=2, **WORKER)
+    await worker.complete(claimed.handle, b"2")
+    assert (await worker.read_outcomes([child.execution_id]))[child.execution_id].result == b"2"
+    assert (await claim_one(worker)).execution_id == parent.execution_id
+    assert (await worker.run_timers("parked")).handled == 0
+    (cancelled,) = await worker.cancel_many([parent.execution_id], "enough")
+    assert not isinstance(cancelled, ff.FlowFabricError)
+    (replayed,) = await worker.replay_many([parent.execution_id])
+    assert not isinstance(replayed, ff.FlowFabricError)
+    await worker.redact_execution(child.execution_id)
+    assert await worker.free_key(child.execution_id) is False
+    await worker.delete_execution(child.execution_id)
+    assert await worker.audit(events=True) == []
+
+
+async def test_schedules_need_no_more_than_execute(worker: ff.Engine, clock: Clock) -> None:
+    due_at = await clock.now()
+    assert await worker.put_schedule("s", kind="k", timing={"every_ms": 1}, next_at=due_at) == "created"
+    await worker.pause_schedule("s")
+    await worker.resume_schedule("s")
+    (due,) = await worker.due_schedules()
+    assert await worker.until_next_schedule() is not None
+    items = [ff.NewExecution(execution_kind="k")]
+    made = await worker.fire_schedule("s", due.due_at, next_at=None, fired_at=due.due_at, items=items)
+    found = await worker.read_schedule("s")
+    assert found is not None and made == [found.last_execution_id]
+    assert len((await worker.list_schedules()).items) == 1
+    assert await worker.schedule_as_due("s") is not None
+    await worker.delete_schedule("s")
+
+
+async def test_a_worker_runs_tasks_with_steps_and_children_as_that_role(database: str, role: str) -> None:
+    app = ff.App(as_user(database, role))
+
+    @app.task
+    async def child(n: int) -> int:
+        return n
+
+    @app.task
+    async def parent(ctx: ff.Context) -> int:
+        one = await ctx.step("one", lambda: 1)
+        await ctx.sleep(0.02)
+        return int(one + await (await child.submit(2)).result())
+
+    app.schedule(child, 5, name="often", every=3600)
+    async with ff.Worker(app, poll=0.2), asyncio.timeout(PATIENCE):
+        assert await (await parent.submit()).result() == 3
+    await app.close()
 
 
 async def test_no_table_or_view_can_be_touched(session: asyncpg.Connection[Any], sql: asyncpg.Connection[Any]) -> None:

@@ -252,6 +252,21 @@ CASES = [
         items=by_field([None, "x", 5, {"a": 1}, [ff.NewExecution(execution_kind="k")] * 1001]),
     ),
     Case(
+        "create_alike",
+        lambda world: {"item": ff.NewExecution(execution_kind="k"), "payloads": [b"1"]},
+        item=by_field(
+            [
+                None,
+                5,
+                ff.NewExecution(execution_kind="\0"),
+                ff.NewExecution(execution_kind=5),  # type: ignore[arg-type]
+                ff.NewExecution(execution_kind="k", lane_id="é"),
+            ],
+            "*",
+        ),
+        payloads=by_field([None, 5, "x", [5], ["text"], [b"1"] * 1001], "*"),
+    ),
+    Case(
         "claim",
         lambda world: dict(WORKER),
         lane_id=by_field([None, "", *LANES]),
@@ -750,7 +765,7 @@ NO_ARGUMENTS = {
     "backend_label",
     "capabilities",
 }
-NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups"}
+NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "is_plain"}
 
 
 def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:

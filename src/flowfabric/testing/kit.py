@@ -145,52 +145,51 @@ class Kit:
         Whenever there is nothing to do, the clock is set forward to what is due next: sleeps, retries and timeouts take
         no time. `NotFinished` when nothing is due and it has not ended.
         """
-        self.use(task.app)
-        run = await task.submit(*args, **kwargs)
-        await self._work(run)
-        return await run.result()
+        with self._alone():
+            self.use(task.app)
+            run = await task.submit(*args, **kwargs)
+            await self._work(run)
+            return await run.result()
 
     async def run_until_ended(self, run: Run[R]) -> R:
         """Work until what was submitted before has ended, and give its result, as `run_inline` does."""
-        await self._work(run)
-        return await run.result()
+        with self._alone():
+            await self._work(run)
+            return await run.result()
 
     async def run_all(self) -> None:
         """Work until there is nothing to do now. What waits for a time to come stays as it is."""
         if not self._used:
             raise InvalidInput("no app is in use", field="app", allowed="kit.use(app) first")
-        await self._work(None)
+        with self._alone():
+            await self._work(None)
 
     @contextlib.asynccontextmanager
     async def worker(self, app: App) -> AsyncIterator[KitWorker]:
         """A worker beside the test, for what has to happen while a handler runs. Duties are run as time passes."""
-        self.use(app)
-        engine = await self.engine()
         with self._alone():
+            self.use(app)
+            engine = await self.engine()
             await declare(engine, app)
             async with self._hired(app, await self._lanes(engine)) as worker:
-                duties = asyncio.create_task(self._keep_up(engine), name="flowfabric testing duties")
+                duties = asyncio.create_task(_keep_up(engine), name="flowfabric testing duties")
                 try:
                     yield worker
                 finally:
                     duties.cancel()
-                    await asyncio.gather(duties, return_exceptions=True)
+                    (ended,) = await asyncio.gather(duties, return_exceptions=True)
+                if isinstance(ended, Exception):
+                    raise ended
         self._raise_trouble()
-
-    async def _keep_up(self, engine: Engine) -> None:
-        while True:
-            await _run_duties(engine)
-            await asyncio.sleep(_PUMP)
 
     async def _work(self, run: Run[Any] | None) -> None:
         """Work until the run has ended, or without one until there is nothing to do; with new workers if some die."""
-        with self._alone():
-            engine = await self.engine()
-            for app in self._used:
-                await declare(engine, app)
-            await _run_duties(engine)
-            while await self._shift(engine, run):
-                pass
+        engine = await self.engine()
+        for app in self._used:
+            await declare(engine, app)
+        await _run_duties(engine)
+        while await self._shift(engine, run):
+            pass
         self._raise_trouble()
 
     @contextlib.contextmanager
@@ -312,21 +311,22 @@ class Kit:
         Steps of the tasks it submits are among them. `CrashChangedResult` says after which step a crash changed the
         result or made the task fail.
         """
-        expected, points = await self._run_apart(task, args, kwargs)
-        crashes: list[Crashed[R]] = []
-        for point in dict.fromkeys(points):
-            crash = self._faults.crash("after", point.step, n=point.n, task=point.task, times=1)
-            try:
-                with crash:
-                    result, _ = await self._run_apart(task, args, kwargs)
-            except TaskFailed as error:
-                raise CrashChangedResult(f"after a crash after {point} the task failed: {error}") from error
-            if result != expected:
-                raise CrashChangedResult(
-                    f"after a crash after {point} the result was {result!r}, without it {expected!r}"
-                )
-            crashes.append(Crashed(point, result))
-        return CrashReport(expected, crashes)
+        with self._alone():
+            expected, points = await self._run_apart(task, args, kwargs)
+            crashes: list[Crashed[R]] = []
+            for point in dict.fromkeys(points):
+                crash = self._faults.crash("after", point.step, n=point.n, task=point.task, times=1)
+                try:
+                    with crash:
+                        result, _ = await self._run_apart(task, args, kwargs)
+                except TaskFailed as error:
+                    raise CrashChangedResult(f"after a crash after {point} the task failed: {error}") from error
+                if result != expected:
+                    raise CrashChangedResult(
+                        f"after a crash after {point} the result was {result!r}, without it {expected!r}"
+                    )
+                crashes.append(Crashed(point, result))
+            return CrashReport(expected, crashes)
 
     async def _run_apart(self, task: Task[Any, R], args: Any, kwargs: Any) -> tuple[R, list[Point]]:
         """Run a task as a new execution; also what steps were done meanwhile."""
@@ -353,6 +353,12 @@ async def _run_duties(engine: Engine) -> int:
     for due in await engine.due_schedules():
         handled += await fire(engine, due)
     return handled
+
+
+async def _keep_up(engine: Engine) -> None:
+    while True:
+        await _run_duties(engine)
+        await asyncio.sleep(_PUMP)
 
 
 async def _until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | None) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowfabric.client.failure import describe_failure
 from flowfabric.contracts import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import Reject, RetryLater, StepsChanged, TransportError
+from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.models import Failure
-from flowfabric.policies import Exponential, Fixed, RetryPolicy, duration
+from flowfabric.policies import MAX_DURATION_MS, Exponential, Fixed, RetryPolicy, duration
 from flowfabric.worker.processes import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:
     from flowfabric.worker.running import Running
 
+log = logging.getLogger("flowfabric.worker")
 _OWN_FILES = str(Path(__file__).parent.parent)
 
 
@@ -23,6 +26,7 @@ class BadResult(Exception):
     """What the handler returned does not fit its annotation, or has no JSON form."""
 
 
+_LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
 _RETRY_LATER_AT_MOST = 100  # for a task without a retry policy
 
 
@@ -78,10 +82,22 @@ async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPo
     """The retry that a handler asked for: when it says, as often as the execution's policy allows."""
     found = await engine.read_execution(running.claimed.execution_id)
     frozen = ((found.policy or {}) if found is not None else {}).get("retry_policy")
-    if error.after is not None:
+    after = _wanted_pause(error)
+    if after is not None:
         most = frozen.get("max_retries", 3) if frozen else _RETRY_LATER_AT_MOST
-        return RetryPolicy(max_retries=most, backoff=Fixed(delay=duration(error.after, "after")))
+        return RetryPolicy(max_retries=most, backoff=Fixed(delay=after))
     if frozen:
         policy: dict[str, Any] = {**frozen, "retryable_categories": []}
         return policy
     return RetryPolicy(max_retries=_RETRY_LATER_AT_MOST, backoff=Exponential())
+
+
+def _wanted_pause(error: RetryLater) -> timedelta | None:
+    """How long the handler wants to wait. What is no duration at all is left to the policy: failing must not fail."""
+    if error.after is None:
+        return None
+    try:
+        return min(max(duration(error.after, "after"), timedelta(0)), _LONGEST)
+    except InvalidInput as wrong:
+        log.warning("RetryLater: %s", wrong)
+        return None

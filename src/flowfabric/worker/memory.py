@@ -65,19 +65,27 @@ def check_name(name: object) -> str:
     return checked
 
 
-def encode_error(error: BaseException) -> tuple[str, bytes | None]:
-    """A step's exception as it is stored: its class and its words, and, apart, as much of it as is plain JSON."""
+SEALED = "[sealed]"
+
+
+def encode_error(error: BaseException, *, sealed: bool) -> tuple[str, bytes | None]:
+    """A step's exception as it is stored: its class and its words, and, apart, as much of it as is plain JSON.
+
+    `sealed`: the part that is kept apart passes the app's codecs, so the words go there too.
+    """
+    words = escape_text(error, _MAX_TEXT)
     stored = {
         "type": escape_text(type_name(error), 256),
         "module": escape_text(type(error).__module__, 256),
         "name": escape_text(type(error).__qualname__, 256),
-        "message": escape_text(error, _MAX_TEXT),
+        "message": SEALED if sealed else words,
     }
-    details = {
-        "args": _plain(list(error.args)),
-        "attributes": {name: value for name, given in vars(error).items() if (value := _plain(given)) is not None},
-    }
-    return msgspec.json.encode(stored).decode(), msgspec.json.encode(details) if any(details.values()) else None
+    args = _plain(list(error.args))
+    attributes = {name: value for name, given in vars(error).items() if (value := _plain(given)) is not None}
+    is_plain = args is not None or bool(attributes) or sealed
+    kept = {"args": args, "attributes": attributes, **({"message": words} if sealed else {})}
+    details = msgspec.json.encode(kept) if is_plain else None
+    return msgspec.json.encode(stored).decode(), details
 
 
 def _plain(value: Any) -> Any:
@@ -92,19 +100,23 @@ def _plain(value: Any) -> Any:
 def remembered_error(step: Step, details: bytes | None) -> Exception:
     """The exception a step failed with: of its own class where that is loaded, with what was kept of it."""
     stored: dict[str, Any] = step.error or {}
+    try:
+        kept = {} if details is None else msgspec.json.decode(details)
+    except msgspec.DecodeError:
+        kept = {}
+    message = str(kept.get("message", stored.get("message", "")))
     cls: Any = sys.modules.get(stored.get("module", ""))
     for part in str(stored.get("name", "")).split("."):
         cls = getattr(cls, part, None)
     if isinstance(cls, type) and issubclass(cls, Exception):
         try:
-            kept = {} if details is None else msgspec.json.decode(details)
             args = kept.get("args")
             made = cls.__new__(cls, *(() if args is None else args))
-            made.args = (stored.get("message", ""),) if args is None else tuple(args)
+            made.args = (message,) if args is None else tuple(args)
             made.__dict__.update(kept.get("attributes") or {})
             str(made)
         except Exception:  # noqa: S110 - a class that cannot be made like this is told in words
             pass
         else:
             return made
-    return StepFailed(step.name, str(stored.get("type", "")), str(stored.get("message", "")))
+    return StepFailed(step.name, str(stored.get("type", "")), message)

@@ -25,6 +25,9 @@ log = logging.getLogger("flowfabric.worker")
 _FIRST_LOOK = 0.02  # seconds until parking is considered again
 _LAST_LOOK = 1.0
 _MOST = 1000  # executions that one parking can wait for
+# Turns of the loop for which a handler must not have moved. Something that is done reaches whoever waits for it through
+# callbacks, one turn for each future in between.
+_STEADY = 10
 
 
 class Wait:
@@ -41,7 +44,7 @@ class Wait:
 class Parking:
     """The waits of one handler."""
 
-    __slots__ = ("_look", "_passed", "_pause", "_running", "_task", "waits")
+    __slots__ = ("_look", "_passed", "_pause", "_running", "_steady", "_task", "waits")
 
     def __init__(self, running: Running) -> None:
         self.waits: dict[asyncio.Future[Any], Wait] = {}
@@ -50,6 +53,7 @@ class Parking:
         self._look: asyncio.Handle | None = None
         self._pause = _FIRST_LOOK
         self._passed: datetime | None = None
+        self._steady = 0
 
     @property
     def is_under_way(self) -> bool:
@@ -76,6 +80,7 @@ class Parking:
             self._look.cancel()
         self._look = loop.call_soon(self.consider)
         self._pause = _FIRST_LOOK
+        self._steady = 0
         try:
             await gate
         finally:
@@ -99,9 +104,19 @@ class Parking:
         running = self._running
         if not self.waits or self.is_under_way or running.is_cancelled or running.is_parked:
             return
-        if tree.all_wait(running.tasks, self.waits):
-            self._task = background(self._park(), "flowfabric parking")
+        if 0 < self._steady < _STEADY:
+            self._steady += 1
+            self._look = asyncio.get_running_loop().call_soon(self.consider)
             return
+        if tree.all_wait(running.tasks, self.waits):
+            if self._steady:
+                self._task = background(self._park(), "flowfabric parking")
+                self._steady = 0
+            else:
+                self._steady = 1
+                self._look = asyncio.get_running_loop().call_soon(self.consider)
+            return
+        self._steady = 0
         # Something else goes on, and nobody says when it ends.
         if self._pause > _FIRST_LOOK:
             self._listen()

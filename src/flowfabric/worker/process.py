@@ -22,48 +22,65 @@ _AFTER_CLOSE = 2.0  # seconds for threads and tasks of handlers that do not list
 
 def run(worker: Worker) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends the process at once, with exit code 128 + its number."""
-    try:
-        import uvloop  # noqa: PLC0415 - faster where it is installed
-    except ImportError:
-        asyncio.run(_main(worker))
-    else:
-        uvloop.run(_main(worker))
-
-
-async def _main(worker: Worker) -> None:
-    loop = asyncio.get_running_loop()
-    received: list[int] = []
-
-    def signalled(number: int, _frame: Any) -> None:
-        received.append(number)
-        if len(received) == 1:
-            worker.must_end()
-            loop.call_soon_threadsafe(worker.stop)
-            _exit_later(worker.grace + _AFTER_GRACE, 128 + number)
-        else:
-            _exit_now(worker, 128 + number)
-
+    stopping = Stopping(worker)
     # Not the loop's own signal handlers: these run also while a handler holds up the loop.
-    for number in _SIGNALS:
-        signal.signal(number, signalled)
+    before = {number: signal.signal(number, stopping.signalled) for number in _SIGNALS}
     try:
-        await worker.run()
+        try:
+            import uvloop  # noqa: PLC0415 - faster where it is installed
+        except ImportError:
+            asyncio.run(stopping.work())
+        else:
+            uvloop.run(stopping.work())
     finally:
-        if received:
-            _exit_later(_AFTER_CLOSE, 0)
+        stopping.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _exit_later(seconds: float, code: int) -> None:
-    """End the process when it has not ended by itself until then."""
+class Stopping:
+    """What signals do to a worker, and what happens when it does not end."""
 
-    def leave() -> None:
-        log.warning("the process does not end by itself: it is ended")
-        _flush()
-        os._exit(code)
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._received: int | None = None
+        self._timers: list[threading.Timer] = []
 
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
+    async def work(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._received is not None:
+            self._loop.call_soon(self._worker.stop)
+        await self._worker.run()
+        if self._received is not None:
+            self._exit_after(_AFTER_CLOSE, 0)
+
+    def signalled(self, number: int, _frame: Any) -> None:
+        if self._received is not None:
+            _exit_now(self._worker, 128 + number)
+        self._received = number
+        self._worker.must_end()
+        self._exit_after(self._worker.grace + _AFTER_GRACE, 128 + number)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._worker.stop)
+
+    def _exit_after(self, seconds: float, code: int) -> None:
+        """End the process when it has not ended by itself until then."""
+
+        def leave() -> None:
+            log.warning("the process does not end by itself: it is ended")
+            _flush()
+            os._exit(code)
+
+        timer = threading.Timer(seconds, leave)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def cancel(self) -> None:
+        """It has ended by itself."""
+        for timer in self._timers:
+            timer.cancel()
 
 
 def _exit_now(worker: Worker, code: int) -> None:

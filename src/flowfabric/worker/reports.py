@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, Outcome, Step
@@ -106,6 +108,14 @@ class Reports:
 
     def _failed(self, item: tuple[Running, Failure], verdict: Any) -> None:
         running, failure = item
+        is_refused = isinstance(verdict, FlowFabricError) and not isinstance(verdict, _GONE) and not verdict.retryable
+        if is_refused and failure.retry_policy is not None:
+            # Failing must not fail: without what was asked for the failure is taken as it is.
+            log.warning(
+                "execution %s: the retry it asks for is not possible: %s", running.claimed.execution_id, verdict
+            )
+            self.fail(running, msgspec.structs.replace(failure, retry_policy=None))
+            return
         self._worker.let_go(running)
         if isinstance(verdict, FlowFabricError):
             log.warning("execution %s: its failure was not taken: %s", running.claimed.execution_id, verdict)

@@ -104,7 +104,8 @@ class Running:
         self.is_parked = False
         self.stop_reason = ""
         self.parking = Parking(self)
-        self.wants_park: tuple[datetime | None, ExecutionId | None] | None = None  # of a plain handler
+        # Of a plain handler: what it waits for, once it is being unwound.
+        self.wants_park: Any = None
         self._lag = time.monotonic() - claimed_at
         self._memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None
@@ -248,7 +249,7 @@ class Running:
         return encoded, NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=took)
 
     def _failed(self, name: str, n: int, error: Exception, begun: float) -> NewStep:
-        text, details = encode_error(error)
+        text, details = encode_error(error, sealed=not self.worker.codecs.is_plain)
         sealed, encoding = (None, None) if details is None else self.worker.codecs.seal(details)
         took = time.perf_counter() - begun
         return NewStep(name=name, n=n, error=text, result=sealed, encoding=encoding, seconds=took)
@@ -314,8 +315,9 @@ class Running:
             await asyncio.sleep(span.total_seconds())
             return
         until = await self._wake_time(span)
-        while not self.parking.is_over(until):
-            await self.parking.wait(until, None)
+        if span:
+            while not self.parking.is_over(until):
+                await self.parking.wait(until, None)
 
     async def _wake_time(self, span: timedelta, name: str = "sleep") -> datetime:
         n, known = (await self.memory()).next(name, "sleep")
@@ -375,7 +377,7 @@ class Running:
         retry looks again.
         """
         await self._check()
-        name = f"result {execution_id}"
+        name = self._name_of_result(execution_id)
         n, known = (await self.memory()).next(name, "result")
         late = TimedOut("result", round((timeout or timedelta()).total_seconds() * 1000))
         if known is not None:
@@ -385,12 +387,17 @@ class Running:
         until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
         while (found := await self.worker.reports.outcome(execution_id)) is None:
             if until is not None and self.parking.is_over(until):
-                text, _ = encode_error(late)
+                text, _ = encode_error(late, sealed=False)
                 await self._record(NewStep(name=name, n=n, kind="result", error=text))
                 raise late
             await self.parking.wait(until, execution_id)
         await self._record(self._ended(name, n, found))
         return found
+
+    def _name_of_result(self, execution_id: ExecutionId) -> str:
+        if execution_id == self.claimed.execution_id:
+            raise InvalidInput("an execution cannot wait for its own end", field="run", allowed="another execution")
+        return f"result {execution_id}"
 
     def _ended(self, name: str, n: int, found: Outcome) -> NewStep:
         sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
@@ -472,7 +479,7 @@ class Running:
             time.sleep(span.total_seconds())
             return
         until: datetime = self.in_thread(self._wake_time(span))
-        if not self.parking.is_over(until):
+        if span and not self.parking.is_over(until):
             self.wants_park = (until, None)
             raise Interrupted("sleeps")
 
@@ -487,7 +494,7 @@ class Running:
         return result_of(run.execution_id, outcome, client.result_type(run.kind), client.codecs)
 
     async def _outcome_by_now(self, execution_id: ExecutionId) -> Outcome | None:
-        name = f"result {execution_id}"
+        name = self._name_of_result(execution_id)
         n, known = (await self.memory()).next(name, "result")
         if known is not None and known.result is not None:
             return self._recall_outcome(known.result, known.encoding)

@@ -10,10 +10,11 @@ import msgspec
 
 from flowfabric import timing as timings
 from flowfabric._duties import Duty
+from flowfabric.contracts import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.ids import ExecutionId
-from flowfabric.models import DueSchedule, NewExecution
+from flowfabric.models import DueSchedule, NewExecution, Schedule
 from flowfabric.policies import FrozenPolicy
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _item(due: DueSchedule, at: datetime) -> NewExecution:
         input_payload=due.payload,
         payload_encoding=due.payload_encoding,
         priority=options.get("priority", 0),
-        creator_identity=f"schedule {due.name}",
+        creator_identity=f"schedule {due.name}".encode()[:256].decode(errors="ignore"),
         tags={**options.get("tags", {}), SCHEDULE_TAG: due.name, "schedule.time": at.isoformat()},
         policy=options.get("policy"),
         execution_deadline_at=(
@@ -110,15 +111,33 @@ def _item(due: DueSchedule, at: datetime) -> NewExecution:
 async def declare(engine: Engine, app: App) -> None:
     """Store the schedules an app declares."""
     for spec in app.declared.values():
-        did = await store(engine, spec)
+        did = await store(engine, spec, app)
         if did != "unchanged":
             log.info("schedule %s %s", spec.name, did)
 
 
-async def store(engine: Engine, spec: ScheduleSpec) -> str:
-    """Store one schedule; answers created, changed or unchanged."""
+async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
+    """Store one schedule; answers created, changed or unchanged. `InvalidInput` when it is another app's."""
     item: NewExecution = spec.submission.item()
-    options: dict[str, Any] = {"lane_id": item.lane_id, "namespace": item.namespace, "priority": item.priority}
+    payload, encoding = item.input_payload, item.payload_encoding
+    before = await engine.read_schedule(spec.name)
+    if before is not None:
+        owner = before.options.get("app", app.name)
+        if owner != app.name:
+            raise InvalidInput(
+                f"the schedule {spec.name!r} belongs to the app {owner!r}", field="name", allowed="another name"
+            )
+        if before.kind != item.execution_kind:
+            log.warning("schedule %s submitted %s and now %s", spec.name, before.kind, item.execution_kind)
+        if _is_same(app, before, item):
+            # A codec may write the same arguments differently each time.
+            payload, encoding = before.payload, before.payload_encoding
+    options: dict[str, Any] = {
+        "app": app.name,
+        "lane_id": item.lane_id,
+        "namespace": item.namespace,
+        "priority": item.priority,
+    }
     if item.tags:
         options["tags"] = dict(item.tags)
     if isinstance(item.policy, FrozenPolicy):
@@ -132,7 +151,16 @@ async def store(engine: Engine, spec: ScheduleSpec) -> str:
         timing=spec.timing.to_builtins(),
         next_at=spec.timing.next_after(now),
         catch_up=spec.catch_up,
-        payload=item.input_payload,
-        payload_encoding=item.payload_encoding,
+        payload=payload,
+        payload_encoding=encoding,
         options=options,
     )
+
+
+def _is_same(app: App, before: Schedule, item: NewExecution) -> bool:
+    try:
+        return app.codecs.open(before.payload, before.payload_encoding) == app.codecs.open(
+            item.input_payload, item.payload_encoding
+        )
+    except CannotDecode:
+        return False

@@ -55,8 +55,8 @@ def all_wait(tasks: Tasks, parked: Futures) -> bool:
 
 def _waits(task: asyncio.Task[Any], tasks: Tasks, parked: Futures) -> bool:
     awaited = getattr(task, "_fut_waiter", None)
-    if awaited is None:
-        return False
+    if awaited is None or awaited.done():
+        return False  # about to go on
     chain = list(_chain(task))
     if any(_has_timeout(coro) for coro in chain):
         return False

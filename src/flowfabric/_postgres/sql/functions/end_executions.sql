@@ -77,13 +77,16 @@ begin
                  p_now + flowfabric.retention_of(p_state, e.policy, d) as due
           from ended e, flowfabric.deployment d) r
     group by r.due;
-    -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others.
+    -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others. The fence (offset 0) keeps a
+    -- plan that was made while they were empty from reading them through when they are not.
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
-               join flowfabric.waiter w on w.child_partition = u.partition and w.child_id = u.id) then
+               cross join lateral (select from flowfabric.waiter w
+                                   where w.child_partition = u.partition and w.child_id = u.id offset 0) w) then
         perform flowfabric.wake_parents(p_partition, p_id, p_now);
     end if;
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
-               join flowfabric.watch w on w.partition = u.partition and w.id = u.id) then
+               cross join lateral (select from flowfabric.watch w
+                                   where w.partition = u.partition and w.id = u.id offset 0) w) then
         perform flowfabric.tell_watchers(p_partition, p_id);
     end if;
 end;

@@ -39,12 +39,14 @@ begin
             failure_reason = case when x.failure_reason is null then null else '[redacted]' end,
             attempt_failure_reason = case when x.attempt_failure_reason is null then null else '[redacted]' end,
             retry_reason = case when x.retry_reason is null then null else '[redacted]' end,
+            replay_reason = case when x.replay_reason is null then null else '[redacted]' end,
             cancellation_reason = case when x.cancellation_reason is null then null else '[redacted]' end,
             progress_message = null, mutated_at = flowfabric.now()
         where x.partition = p_partition and x.id = p_id;
         update flowfabric.attempt a
         set failure_reason = case when a.failure_reason is null then null else '[redacted]' end,
-            retry_reason = case when a.retry_reason is null then null else '[redacted]' end
+            retry_reason = case when a.retry_reason is null then null else '[redacted]' end,
+            replay_reason = case when a.replay_reason is null then null else '[redacted]' end
         where a.partition = p_partition and a.id = p_id;
         update flowfabric.step s
         set result = case when s.result is null then null else ''::bytea end,

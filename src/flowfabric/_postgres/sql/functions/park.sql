@@ -60,14 +60,16 @@ declare
 begin
     select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
     from (select distinct w.partition, w.id from unnest(p_partition, p_id) as u (partition, id)
-          join flowfabric.waiter w on w.child_partition = u.partition and w.child_id = u.id) d;
+          cross join lateral (select x.partition, x.id from flowfabric.waiter x
+                              where x.child_partition = u.partition and x.child_id = u.id offset 0) w) d;
     if v_ids is null then
         return;
     end if;
     delete from flowfabric.waiter w using (
-        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.waiter x on x.child_partition = u.partition and x.child_id = u.id
-        for update of x skip locked) consumed
+        select l.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.waiter x
+                            where x.child_partition = u.partition and x.child_id = u.id
+                            offset 0 for update skip locked) l) consumed
     where w.ctid = consumed.tid;
     with held as materialized (
         select e.partition, e.id, e.route
@@ -110,9 +112,10 @@ create or replace function flowfabric.forget_waits(p_partition integer[], p_id u
 language plpgsql as $$
 begin
     delete from flowfabric.waiter w using (
-        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.waiter x on x.partition = u.partition and x.id = u.id
-        for update of x skip locked) own
+        select l.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.waiter x
+                            where x.partition = u.partition and x.id = u.id
+                            offset 0 for update skip locked) l) own
     where w.ctid = own.tid;
 end;
 $$;
@@ -131,9 +134,10 @@ $$;
 create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer set search_path = flowfabric, pg_temp as $$
     delete from flowfabric.watch w using (
-        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.watch x on x.partition = u.partition and x.id = u.id and x.instance = p_instance
-        for update of x skip locked) mine
+        select l.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.watch x
+                            where x.partition = u.partition and x.id = u.id and x.instance = p_instance
+                            offset 0 for update skip locked) l) mine
     where w.ctid = mine.tid
 $$;
 
@@ -145,12 +149,14 @@ language plpgsql as $$
 begin
     perform pg_notify('flowfabric', 'ended ' || d.instance)
     from (select distinct w.instance from unnest(p_partition, p_id) as u (partition, id)
-          join flowfabric.watch w on w.partition = u.partition and w.id = u.id
+          cross join lateral (select x.instance, x.until from flowfabric.watch x
+                              where x.partition = u.partition and x.id = u.id offset 0) w
           where w.until > clock_timestamp()) d;
     delete from flowfabric.watch w using (
-        select x.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.watch x on x.partition = u.partition and x.id = u.id
-        for update of x skip locked) told
+        select l.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.watch x
+                            where x.partition = u.partition and x.id = u.id
+                            offset 0 for update skip locked) l) told
     where w.ctid = told.tid;
 end;
 $$;

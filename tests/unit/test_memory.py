@@ -1,0 +1,234 @@
+"""What a run of a handler is told about the runs before it, and how exceptions are kept for it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowfabric.errors import InvalidInput, StepFailed, TimedOut
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Step, StepKind
+from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
+
+ID = ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")
+
+
+def step(name: str, n: int = 0, kind: StepKind = "step", run: int = 0, error: Any = None) -> Step:
+    return Step(
+        execution_id=ID, generation=0, name=name, n=n, kind=kind, run=run, attempt_index=0, result=None, encoding=None,
+        error=error, at=None, child_id=None, seconds=None, recorded_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def test_a_name_is_counted_and_what_is_known_of_each_use_is_given() -> None:
+    known = [step("a", 0), step("a", 2), step("b", 0)]
+    memory = Memory(known)
+    assert [memory.next(name, "step") for name in ("a", "b", "a", "a", "a", "c")] == [
+        (0, known[0]), (0, known[2]), (1, None), (2, known[1]), (3, None), (0, None),
+    ]  # fmt: skip
+
+
+def test_each_kind_counts_for_itself() -> None:
+    known = [step("now", kind="now"), step("now", kind="step"), step("sleep", kind="sleep")]
+    memory = Memory(known)
+    assert memory.next("now", "step") == (0, known[1])
+    assert memory.next("now", "now") == (0, known[0])
+    assert memory.next("sleep", "step") == (0, None)
+    assert memory.next("sleep", "sleep") == (0, known[2])
+
+
+@pytest.mark.parametrize(("run", "known"), [(0, True), (1, False), (2, False)])
+def test_a_failure_is_known_within_its_run_alone(run: int, known: bool) -> None:
+    memory = Memory([step("a", run=0, error={"message": "boom"})], run)
+    assert (memory.next("a", "step")[1] is not None) is known
+
+
+def test_a_success_is_known_to_every_later_run() -> None:
+    assert Memory([step("a", run=0)], 7).next("a", "step")[1] is not None
+
+
+def test_what_was_done_and_is_not_asked_for_any_more_is_told() -> None:
+    memory = Memory([step("a"), step("b"), step("b", 1), step("c", kind="submit")])
+    assert memory.not_reached() == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
+    memory.next("b", "step")
+    assert memory.not_reached() == [("a", 0), ("b", 1), ("c", 0)]
+    memory.next("c", "step")
+    assert ("c", 0) in memory.not_reached(), "a child is no step"
+    for name, kind in (("a", "step"), ("b", "step"), ("c", "submit"), ("d", "step")):
+        memory.next(name, kind)  # type: ignore[arg-type]
+    assert memory.not_reached() == []
+
+
+@pytest.mark.parametrize("kind", ["now", "sleep", "result"])
+def test_a_time_or_a_result_that_is_not_asked_for_any_more_harms_nobody(kind: StepKind) -> None:
+    assert Memory([step("a", kind=kind)]).not_reached() == []
+
+
+def test_a_failure_in_an_earlier_run_explains_another_way() -> None:
+    steps = [step("a", error={"message": "boom"}), step("rescue")]
+    assert Memory(steps, run=1).not_reached() == []
+    assert Memory(steps, run=0).not_reached() == [("a", 0), ("rescue", 0)]
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0", "\ud800", "x" * 257, 5, None, b"x", ["x"]])
+def test_a_name_that_cannot_be_one_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_name(name)
+    assert caught.value.field == "name"
+
+
+@pytest.mark.parametrize("name", ["x", " ", "x" * 256, "émile", "a/b:c {0}\n", "sleep", "submit x"])
+def test_any_other_text_is_a_name(name: str) -> None:
+    assert check_name(name) == name
+
+
+# ---- exceptions
+
+
+class Plain(Exception):
+    pass
+
+
+class Coded(Exception):
+    def __init__(self, code: int, *, hint: str | None = None) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+        self.hint = hint
+        self.connection = object()
+
+
+class Demanding(Exception):
+    def __init__(self, one: object, two: object) -> None:
+        super().__init__(one, two)
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Leaning(Exception):
+    """Its words need what was not kept."""
+
+    def __init__(self, response: object) -> None:
+        super().__init__("leaning")
+        self.response = response
+
+    def __str__(self) -> str:
+        return str(self.response.status)  # type: ignore[attr-defined]
+
+
+class Outer:
+    class Inner(Exception):
+        pass
+
+
+def again(error: BaseException) -> Exception:
+    """What a later run gets."""
+    text, details = encode_error(error)
+    stored = json.loads(text)
+    assert "\\u0000" not in text
+    return remembered_error(step("charge", error=stored), details)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("boom"), ValueError(), ValueError("a", 1, None, [1, {"b": 2.5}]), KeyError("k"), Plain("boom"),
+        FileNotFoundError(2, "No such file"), Demanding(1, 2), Outer.Inner("x"), ValueError("a\0b"), TimeoutError(),
+        StopIteration(5), UnicodeError("x"), ArithmeticError(2**70),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_exception_comes_back_as_it_was(error: Exception) -> None:
+    found = again(error)
+    assert type(found) is type(error)
+    assert found.args == error.args
+    assert str(found) == str(error)
+
+
+def test_plain_attributes_come_back_too() -> None:
+    found = again(Coded(402, hint="try another card"))
+    assert isinstance(found, Coded)
+    assert (found.code, found.hint, str(found)) == (402, "try another card", "code 402")
+    assert not hasattr(found, "connection")
+    noted = ValueError("x")
+    noted.add_note("while charging")
+    assert again(noted).__notes__ == ["while charging"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Demanding(object(), 2), ValueError(b"bytes"), ValueError((1, 2)), ValueError(float("nan")), ValueError("\ud800")],
+    ids=["object", "bytes", "tuple", "nan", "surrogate"],
+)
+def test_arguments_that_cannot_be_kept_leave_class_and_words(error: Exception) -> None:
+    found = again(error)
+    assert type(found) is type(error)
+    assert len(found.args) == 1
+    assert isinstance(found.args[0], str)
+
+
+@pytest.mark.parametrize(
+    "error", [ExceptionGroup("g", [ValueError()]), Leaning(type("R", (), {"status": 5})())], ids=repr
+)
+def test_what_cannot_be_made_again_is_told_in_words(error: Exception) -> None:
+    found = again(error)
+    assert isinstance(found, StepFailed)
+    assert (found.step, found.error_type) == (
+        "charge",
+        f"{'' if isinstance(error, ExceptionGroup) else __name__ + '.'}{type(error).__qualname__}",
+    )
+
+
+def test_a_class_that_is_not_loaded_is_told_in_words() -> None:
+    local = type("Local", (Exception,), {"__module__": "not.loaded"})
+    found = again(local("boom"))
+    assert isinstance(found, StepFailed)
+    assert (found.error_type, found.message) == ("not.loaded.Local", "boom")
+
+
+@pytest.mark.parametrize("name", ["sys", "os.path", "Memory", "", "__class__"])
+def test_what_is_no_exception_is_never_made(name: str) -> None:
+    stored = {"type": "x", "module": "flowfabric.worker.memory", "name": name, "message": "m"}
+    assert isinstance(remembered_error(step("s", error=stored), b'{"args": ["rm"]}'), StepFailed)
+
+
+def test_an_exception_without_words_is_kept_all_the_same() -> None:
+    text, _ = encode_error(Wordless())
+    assert json.loads(text)["type"].endswith("Wordless")
+
+
+def test_our_own_errors_come_back_whole() -> None:
+    found = again(TimedOut("result", 5000))
+    assert isinstance(found, TimedOut)
+    assert (found.op, found.elapsed_ms, found.kind, str(found)) == (
+        "result", 5000, "timed_out", str(TimedOut("result", 5000)),
+    )  # fmt: skip
+
+
+def test_details_that_cannot_be_read_cost_the_arguments_alone() -> None:
+    text, _ = encode_error(ValueError("boom", 5))
+    found = remembered_error(step("s", error=json.loads(text)), None)
+    assert type(found) is ValueError
+    assert found.args == ("('boom', 5)",)
+    assert isinstance(remembered_error(step("s", error=json.loads(text)), b"not json"), StepFailed)
+
+
+def test_very_long_words_are_cut() -> None:
+    text, details = encode_error(ValueError("x" * 1_000_000))
+    assert len(text) < 8192
+    assert details is None
+
+
+@given(
+    st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.lists(st.text()))
+)
+def test_any_exception_can_be_kept_and_given_back(args: list[Any]) -> None:
+    found = again(ValueError(*args))
+    assert type(found) is ValueError
