@@ -283,6 +283,32 @@ def test_a_schedule_that_cannot_be_is_refused_when_it_is_declared(keywords: dict
     assert app.declared == {}
 
 
+@pytest.mark.parametrize("what", ["report", lambda: None, None, 5])
+async def test_only_a_task_can_be_scheduled_or_submitted(what: Any, app: ff.App) -> None:
+    client = await app.client()
+    with pytest.raises(ff.InvalidInput) as refused:
+        app.schedule(what, every=5)
+    assert refused.value.field == "task"
+    assert app.declared == {}
+    if what == "report":
+        return
+    for submit in (lambda: client.submit(what), lambda: client.submit_many(what, [1])):
+        with pytest.raises(ff.InvalidInput) as refused:
+            await submit()
+        assert refused.value.field == "task"
+
+
+async def test_an_argument_may_be_called_task(app: ff.App, plain_engine: ff.Engine) -> None:
+    @app.task
+    async def assign(task: int) -> None: ...
+
+    client = await app.client()
+    run = await client.submit(assign, task=1)
+    context = await plain_engine.read_execution_context(run.execution_id)
+    assert msgspec.json.decode(context.input_payload) == {"task": 1}
+    assert app.schedule(assign, every=60, task=1).submission.kwargs == {"task": 1}
+
+
 # Options
 
 FIXED = ff.RetryPolicy(max_retries=2, backoff=ff.Fixed("1 minute"))
@@ -953,6 +979,67 @@ async def test_a_limit_on_submissions_holds_them_back_and_not_what_was_submitted
         assert await run.result(PATIENCE) == 1
         with pytest.raises(mw.RateLimited):
             await child.submit(5)
+    await app.close()
+
+
+@pytest.mark.parametrize("rates", [{"complete_many": 1}, {"record_steps": 1, "fail_many": 1, "progress": 1}, 1])
+async def test_a_limit_on_engine_calls_loses_nothing_of_what_a_worker_holds(
+    database: str, rates: Any, plain_engine: ff.Engine
+) -> None:
+    # Time is quicker here: a second of the limit takes a fiftieth.
+    limit = mw.RateLimit(
+        rates, clock=lambda: time.monotonic() * 50, sleep=lambda seconds: asyncio.sleep(seconds / 50)
+    )
+    app = ff.App(database)
+    limited = ff.App(database, middleware=[limit])
+
+    async def publish(ctx: ff.Context, draft_id: int) -> int:
+        await ctx.progress(50)
+        await ctx.heartbeat()
+        if draft_id == 5:
+            raise ff.Reject("not this one")
+        return await ctx.step("double", lambda: draft_id * 2)
+
+    limited.task(publish)
+    runs = await app.task(publish).submit_many(range(8))
+    async with ff.Worker(limited, concurrency=8, poll=0.05):
+        outcomes = [await run.outcome(PATIENCE) for run in runs]
+    words = [one.result.decode() if one.result else one.failure_reason for one in outcomes]
+    assert words == ["0", "2", "4", "6", "8", "not this one", "12", "14"]
+    for run in runs:
+        assert len(await plain_engine.list_attempts(run.execution_id)) == 1
+    await limited.close()
+    await app.close()
+
+
+async def test_a_refusal_of_a_result_that_names_a_time_is_waited_for(database: str) -> None:
+    refused: list[float] = []
+
+    class Picky(mw.Middleware):
+        async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
+            if method in ("complete_many", "fail_many", "record_steps", "read_outcomes", "park") and len(refused) < 20:
+                refused.append(time.monotonic())
+                if len(refused) % 3:
+                    raise mw.RateLimited(method, 50, 0.02)
+            return await proceed()
+
+    app = ff.App(database)
+    picky = ff.App(database, middleware=[Picky()])
+
+    async def parent(n: int) -> int:
+        return n
+
+    async def publish(ctx: ff.Context, n: int) -> int:
+        await ctx.sleep(0.01)
+        return await (await ctx.submit(inner, n)).result() + await ctx.step("one", lambda: 1)
+
+    inner = picky.task(parent)
+    picky.task(publish)
+    runs = await app.task(publish).submit_many(range(4))
+    async with ff.Worker(picky, poll=0.05):
+        assert [await run.result(PATIENCE) for run in runs] == [1, 2, 3, 4]
+    assert len(refused) == 20
+    await picky.close()
     await app.close()
 
 

@@ -172,8 +172,66 @@ async def test_a_key_that_another_task_has_used_is_not_taken_for_ones_own(
     with pytest.raises(ff.Conflict, match="of publish") as refused:
         await charge.submit(1, idempotency_key="order-1", on_duplicate=rule)
     assert refused.value.existing == first.id
+    with pytest.raises(ff.Conflict, match="of publish") as refused:
+        await charge.submit_many([charge.submission(1, idempotency_key="order-1", on_duplicate=rule)])
+    assert refused.value.existing == first.id
     assert await count(sql) == 1
     assert (await charge.submit(1, idempotency_key="order-1", namespace="charges")).is_new
+
+
+async def test_tasks_of_one_batch_do_not_share_a_key(app: ff.App, publish: ff.Task[..., str]) -> None:
+    @app.task
+    async def charge(draft_id: int) -> None: ...
+
+    with pytest.raises(ff.Conflict, match="of publish"):
+        await publish.submit_many(
+            [publish.submission(1, idempotency_key="a"), charge.submission(1, idempotency_key="a")]
+        )
+
+
+async def test_a_key_is_for_one_item_of_a_batch(publish: ff.Task[..., str], sql: asyncpg.Connection[Any]) -> None:
+    for submit in (
+        lambda: publish.submit_many([1, 2], idempotency_key="a"),
+        lambda: publish.options(idempotency_key="a").submit_many([1, publish.submission(3), 2]),
+    ):
+        with pytest.raises(ff.InvalidInput, match=r"task\.submission") as refused:
+            await submit()
+        assert refused.value.field == "idempotency_key"
+    assert await count(sql) == 0
+    (run,) = await publish.submit_many([1], idempotency_key="a")
+    assert await publish.submit(1, idempotency_key="a") == run
+
+
+async def test_a_batch_that_failed_submits_nothing_more(
+    app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_MOST", 1)
+    client = await app.client()
+    inner = client.engine.create_alike
+    under_way = 0
+    asked = 0
+
+    async def create_alike(item: Any, payloads: Any) -> Any:
+        nonlocal under_way, asked
+        asked += 1
+        if asked == 3:
+            raise ff.StateError("lane_closed")
+        under_way += 1
+        try:
+            return await inner(item, payloads)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(client.engine, "create_alike", create_alike)
+    with pytest.raises(ff.StateError, match="lane_closed"):
+        await publish.submit_many(range(100))
+    assert (under_way, asked < 10) == (0, True)
+    stored = await count(sql)
+    assert asked < 10
+    before = asked
+    await asyncio.sleep(0)
+    assert await client.submit_many(publish, []) == []
+    assert (asked, await count(sql)) == (before, stored)
 
 
 @pytest.mark.parametrize("rule", ["raise", "replace"])
@@ -341,6 +399,58 @@ async def test_a_handle_is_rebuilt_from_an_id(app: ff.App, publish: ff.Task[...,
 
 
 # Waiting
+
+
+async def test_wrong_input_is_named_at_once(
+    app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any]
+) -> None:
+    client = await app.client()
+    run = await publish.submit(1)
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: run.result(timeout=-1), "timeout"),
+        (lambda: run.outcome(timeout=-0.001), "timeout"),
+        (lambda: client.submit_many(publish, 5), "arguments"),  # type: ignore[call-overload]
+        (lambda: publish.submit_many(None), "arguments"),  # type: ignore[arg-type]
+        (lambda: client.cancel_all("x", bogus=1), "bogus"),  # type: ignore[call-arg]
+        (lambda: client.replay_all("x", state="failed"), "state"),  # type: ignore[call-arg]
+        (lambda: client.failures(bogus=1), "bogus"),  # type: ignore[call-arg]
+        (lambda: anext(client.all(bogus=1)), "bogus"),  # type: ignore[call-arg]
+    ]
+    for call, field in cases:
+        with pytest.raises(ff.InvalidInput) as refused:
+            await call()
+        assert refused.value.field == field
+    assert await run.state() is ff.State.WAITING
+    assert await count(sql) == 1
+
+
+async def test_steps_with_wrong_limits_are_refused_before_they_run(app: ff.App) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"retry": 5}, "retry"),
+        ({"retry": ff.RetryPolicy(max_retries=-1)}, "retry"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
+    ]
+
+    @app.task
+    async def in_loop(ctx: ff.Context) -> list[str | None]:
+        fields = []
+        for keywords, _ in bad:
+            with pytest.raises(ff.InvalidInput) as refused:
+                ctx.step_with(**keywords)
+            fields.append(refused.value.field)
+        return fields
+
+    @app.task
+    def in_thread(ctx: ff.SyncContext) -> str | None:
+        with pytest.raises(ff.InvalidInput) as refused:
+            ctx.step_with(retry=5)  # type: ignore[arg-type]
+        return refused.value.field
+
+    async with ff.Worker(app):
+        assert await (await in_loop.submit()).result(PATIENCE) == [field for _, field in bad]
+        assert await (await in_thread.submit()).result(PATIENCE) == "retry"
 
 
 async def test_a_wait_that_takes_too_long_can_be_repeated(app: ff.App, publish: ff.Task[..., str]) -> None:

@@ -126,7 +126,7 @@ async def test_the_words_of_a_step_error_are_sealed_with_everything_else(
             await ctx.step("boom", boom)
         except ValueError as error:
             seen.append(error.args)
-        await ctx.sleep(0.01)
+        await ctx.sleep(1)
         return "ok"
 
     async with ff.Worker(app):

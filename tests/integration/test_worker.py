@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import os
+import random
 import sys
 import threading
 import time
@@ -892,6 +893,85 @@ async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is
     async with working(app):
         assert await (await job.submit()).result(PATIENCE) == 1
     assert not trouble
+
+
+class Flaky(Middleware):
+    """Loses calls on the way there and answers on the way back, at random, until it is told to stop."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.lost: collections.Counter[str] = collections.Counter()
+        self.is_calm = False
+
+    async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        if not self.is_calm and self._random.random() < 0.1:
+            self.lost[method] += 1
+            raise ff.TransportError("transport", f"{method}: the call was lost")
+        answer = await proceed()
+        if not self.is_calm and self._random.random() < 0.1:
+            self.lost[method] += 1
+            raise ff.TransportError("transport", f"{method}: the answer was lost")
+        return answer
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
+    database: str, plain_engine: ff.Engine, seed: int
+) -> None:
+    rng = random.Random(seed)
+    flaky = Flaky(seed)
+    app = ff.App(database, middleware=[flaky])
+    done: collections.Counter[str] = collections.Counter()
+
+    @app.task
+    async def child(n: int) -> int:
+        return n
+
+    async def act(n: int) -> int:
+        await asyncio.sleep(rng.random() * 0.01)
+        return n
+
+    @app.task(retry=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(0.01)))
+    async def parent(ctx: ff.Context, n: int) -> int:
+        first = await ctx.step("first", act, n)
+        if n % 5 == 0 and ctx.retry_count == 0:
+            raise ValueError("flaky")
+        second = await (await child.submit(n)).result()
+        await ctx.sleep(0.01)
+        return first + second
+
+    @app.task
+    def plain(ctx: ff.SyncContext, n: int) -> int:
+        return ctx.step("only", int, n)
+
+    # Submitted by a client that does not lose anything.
+    quiet = ff.App(database, name="quiet")
+    for task in (parent, plain, child):
+        quiet.tasks[task.name] = task
+    client = await quiet.client()
+    runs = [*await client.submit_many("parent", range(60)), *await client.submit_many("plain", range(60))]
+    workers = [ff.Worker(app, concurrency=10, lease_ttl=1, poll=0.1) for _ in range(2)]
+    flaky.is_calm = True
+    for worker in workers:
+        await worker.start()
+    flaky.is_calm = False
+    for n, run in enumerate(runs):
+        assert await run.result(PATIENCE) == (2 * n if n < 60 else n - 60)
+        done[run.id] += 1
+    flaky.is_calm = True
+    for worker in workers:
+        await worker.close()
+        assert not worker.held
+        assert not worker._running
+    ended = collections.Counter(
+        str(event.execution_id) for event in (await client.engine.read_events(family="completion", limit=10_000)).items
+    )
+    everything = [item async for item in client.all()]
+    assert len(everything) == 60 + 60 + 60
+    assert {ended[str(item.execution_id)] for item in everything} == {1}
+    assert {"claim_many", "complete_many", "fail_many", "record_steps", "park", "submit_child"} <= flaky.lost.keys()
+    await quiet.close()
+    await app.close()
 
 
 # Schedules

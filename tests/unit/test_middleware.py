@@ -618,7 +618,7 @@ CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "bug
         (None, "ok"),
         (ff.NotFound("execution"), "not_found"),
         (ff.InvalidInput("x"), "validation"),
-        (mw.RateLimited("ping", 1, 1), "validation"),
+        (mw.RateLimited("ping", 1, 1), "contention"),
         (ff.ExecutionNotActive(), "contention"),
         (ff.Conflict("cycle_detected"), "conflict"),
         (ff.LeaseLost(), "state"),
@@ -1090,21 +1090,42 @@ def test_a_limit_is_on_calls_or_on_submissions() -> None:
         assert mw.overriding([limit], other) == []  # type: ignore[arg-type]
 
 
-async def test_over_the_limit_is_a_validation_error_that_says_when_to_come_back() -> None:
+async def test_over_the_limit_is_an_error_that_says_when_to_come_back() -> None:
     time = Time()
     limit = mw.RateLimit(4, key=lambda _: SECRET, clock=time)
     assert await passed(limit, *"aaaa") == list("aaaa")
-    with pytest.raises(ff.ValidationFailed) as refused:
+    with pytest.raises(ff.Contention) as refused:
         await chain_call([limit], "claim", raising(AssertionError("was asked")))()
     error = refused.value
     assert isinstance(error, mw.RateLimited)
-    assert isinstance(error, ff.InvalidInput)
-    assert not error.retryable
-    assert (error.field, error.per_second, error.key) == ("rate_limit", 4.0, SECRET)
+    assert not isinstance(error, ff.ValidationFailed)
+    assert (error.retryable, error.http_status) == (True, 429)
+    assert (error.kind, error.per_second, error.key) == ("rate_limit_exceeded", 4.0, SECRET)
     assert error.retry_after == timedelta(seconds=0.25)
-    assert str(error) == "invalid_input: rate_limit: claim is over the limit; allowed: 4 per second"
+    assert str(error) == "rate_limit_exceeded: claim is over the limit of 4 per second"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.retry_after) == (mw.RateLimited, str(error), error.retry_after)
+
+
+async def test_what_is_said_of_work_that_is_held_waits_and_renewals_pass() -> None:
+    """By the engine's own signatures, so that an operation that is added later is thought of."""
+    holding = {
+        name
+        for name, member in inspect.getmembers(ff.Engine, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+        and any(
+            word in str(parameter.annotation)
+            for parameter in inspect.signature(member).parameters.values()
+            for word in ("Handle", "Authority", "Failure")
+        )
+    } - {"cancel"}  # operators cancel too
+    assert {"complete", "complete_many", "fail_many", "record_steps", "park", "submit_child", "release"} <= holding
+    for method in sorted({*holding, "read_steps"}):
+        time = Time()
+        limit = mw.RateLimit(1, clock=time, sleep=time.sleep)
+        assert await passed(limit, "a", method, method) == ["a", method, method]
+        assert time.now == pytest.approx(Time().now + (0 if method.startswith("renew") else 2)), method
+        assert await passed(limit, "a") == (["a"] if method.startswith("renew") and False else ["-"])
 
 
 @pytest.mark.parametrize(
