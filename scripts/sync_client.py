@@ -98,7 +98,8 @@ MIDDLE = '''
 class Client:
     """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
 
-    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another.
+    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another. Close it when it is
+    no longer needed: until then it keeps its thread and its connections.
     """
 
     def __init__(self, app: Connector) -> None:

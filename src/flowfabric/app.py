@@ -28,7 +28,7 @@ from msgspec import UNSET, Struct
 from flowfabric import timing as timings
 from flowfabric.client.client import AsyncClient, new_submission
 from flowfabric.client.run import Run, connectors
-from flowfabric.client.submission import Submission
+from flowfabric.client.submission import Submission, check_task
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine
@@ -155,6 +155,7 @@ class App:
     `codecs` are applied to everything the app stores (arguments, results, steps); `also_read` are retired ones.
     `namespace`, `lane` and other options given here are the defaults of all its tasks.
     `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+    Close it when it is no longer needed: `await app.close()`, or `async with app:`.
     """
 
     def __init__(
@@ -288,6 +289,7 @@ class App:
     def schedule(
         self,
         task: Task[Any, Any],
+        /,
         *args: Any,
         name: str | None = None,
         cron: str | None = None,
@@ -302,6 +304,7 @@ class App:
         they are skipped, made up by one, or all made up. `name` defaults to the task's name. Further keywords are
         arguments and options as in `submit`, except those that fix a time or a key.
         """
+        check_task(task)
         chosen = _named(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")

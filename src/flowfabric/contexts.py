@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Claimed, HandleKind
-from flowfabric.policies import Duration, RetryPolicy
+from flowfabric.options import Options
+from flowfabric.policies import Duration, RetryPolicy, duration
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run
@@ -170,6 +172,9 @@ class Context(_Facts):
 
     def step_with(self, *, retry: RetryPolicy | None = None, timeout: Duration | None = None) -> StepWith:
         """Steps with retries and a time limit of their own: `await ctx.step_with(timeout=5)("fetch", fetch, url)`."""
+        Options(retry=retry).checked()
+        if timeout is not None and duration(timeout, "timeout") <= timedelta(0):
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="more than no time")
         return StepWith(self._scope, retry, timeout)
 
     async def sleep(self, pause: Duration) -> None:
@@ -227,6 +232,7 @@ class SyncContext(_Facts):
 
     def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
         """Steps that are retried in place."""
+        Options(retry=retry).checked()
         return SyncStepWith(self._scope, retry)
 
     def sleep(self, pause: Duration) -> None:

@@ -207,7 +207,8 @@ _SPECIAL: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     }
 )
 
-_URL_SECRET: Final = re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s/]*@", re.IGNORECASE)
+# Up to the last @ of the word: a password that was not percent-encoded may hold any of /?#@.
+_URL_SECRET: Final = re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s:/@]*):\S*@", re.IGNORECASE)
 _WORD_SECRET: Final = re.compile(r"(?P<keep>\b(?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
 
 

@@ -987,9 +987,7 @@ async def test_a_limit_on_engine_calls_loses_nothing_of_what_a_worker_holds(
     database: str, rates: Any, plain_engine: ff.Engine
 ) -> None:
     # Time is quicker here: a second of the limit takes a fiftieth.
-    limit = mw.RateLimit(
-        rates, clock=lambda: time.monotonic() * 50, sleep=lambda seconds: asyncio.sleep(seconds / 50)
-    )
+    limit = mw.RateLimit(rates, clock=lambda: time.monotonic() * 50, sleep=lambda seconds: asyncio.sleep(seconds / 50))
     app = ff.App(database)
     limited = ff.App(database, middleware=[limit])
 

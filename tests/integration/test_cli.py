@@ -153,6 +153,27 @@ async def test_a_user_without_rights_is_one_line(database: str, sql: asyncpg.Con
         assert "lacks privileges" in failed(run("migrate", "--check", "--dsn", as_user(database, role, SECRET)))
 
 
+async def test_the_worker_role_may_check_the_schema(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with a_role(sql) as role:
+        assert run("migrate", "--dsn", database, "--worker-role", role).returncode == 0
+        check = run("migrate", "--check", "--dsn", as_user(database, role))
+        assert (check.returncode, check.stderr) == (0, ""), check
+        await sql.execute("delete from flowfabric.worker_role")
+
+
+@pytest.mark.parametrize("change", ["drop function flowfabric.deployment_info", "create or replace"])
+async def test_a_schema_is_checked_whose_functions_are_of_another_build(
+    database: str, sql: asyncpg.Connection[Any], change: str
+) -> None:
+    await sql.execute("drop function flowfabric.deployment_info")
+    if change == "create or replace":
+        await sql.execute(
+            "create function flowfabric.deployment_info() returns table (other integer) language sql as 'select 1'"
+        )
+    assert (await call("migrate", "--check", "--json", dsn=database)).json["schema_version"] == SCHEMA_VERSION
+    assert (await call("migrate", "--json", dsn=database)).json["applied"] == []
+
+
 def test_without_an_address_the_embedded_server_is_migrated(tmp_path: Path) -> None:
     place = str(tmp_path / "data")
     check = run("migrate", "--check", FLOWFABRIC_DATA_DIR=place)
@@ -328,3 +349,48 @@ def test_an_unknown_option_is_refused() -> None:
     done = run("migrate", "--downgrade")
     assert done.returncode == 2
     assert "--downgrade" in done.stderr
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize(
+    "moment", ["0001-01-01", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"]
+)
+async def test_the_ends_of_time_are_one_line_at_most(
+    database: str, moment: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for option in ("--since", "--until"):
+            done = await asyncio.to_thread(CliRunner().invoke, app, ["ls", option, moment, "--dsn", database])
+            assert done.exit_code in (0, 2), done.exception
+            assert len(done.stderr.splitlines()) == 1
+            assert (done.exit_code == 2) == done.stderr.startswith(f"flowfabric: invalid_input: {option}")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_a_message_cannot_steer_the_terminal(engine: ff.Engine, database: str) -> None:
+    await engine.set_lane_state("mail\x1b]0;title\x07", "active")
+    for arguments in (
+        ["show", "a\x1b]0;title\x07\u202e\x9b"],
+        ["lanes", "pause", "mai\x1b]0;title\x07"],
+        ["ls", "--lane", "mai\x1b]0;title\x07"],
+        ["worker", "\x1b]0;title\x07/x.py"],
+    ):
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--dsn", database])
+        assert "x1b" in done.stderr, arguments
+        assert not set(done.output) & set("\x1b\x07\u202e\x9b"), arguments
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ls", "--lane"], ["ls", "--kind"], ["show"], ["lanes", "pause"], ["ls", "--since"]]
+)
+async def test_arguments_that_are_no_text_are_one_line(database: str, arguments: list[str]) -> None:
+    program = os.fsencode(PROGRAM)
+    given = [program, *map(os.fsencode, arguments), b"\xff\xfe", b"--dsn", os.fsencode(database)]
+    done = await asyncio.to_thread(subprocess.run, given, capture_output=True, check=False)
+    assert done.returncode in (0, 1, 2)
+    assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -23,7 +23,7 @@ from flowfabric.cli._database import split_password
 from flowfabric.engine.service import migrate_database
 from tests.conftest import fresh_database
 from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, run
-from tests.integration.test_connection import SECRET, a_role, as_user
+from tests.integration.test_connection import NASTY, SECRET, a_role, as_user, leaked
 from tests.support import Clock, started, submit, system_programs
 
 
@@ -37,6 +37,8 @@ from tests.support import Clock, started, submit, system_programs
         ("postgresql:///d?host=/tmp/x", "postgresql:///d?host=/tmp/x", None),
         ("postgresql:///d?password=p", "postgresql:///d", "p"),
         ("postgresql://u:@h/d", "postgresql://u@h/d", ""),
+        ("postgresql://u@h/d?sslpassword=s&sslkey=k", "postgresql://u@h/d?sslkey=k", None),
+        ("postgresql://u:p@h/d?PassWord=q&ssl%70assword=s", "postgresql://u@h/d", "p"),
     ],
 )
 def test_a_password_is_taken_out_of_an_address(dsn: str, bare: str, password: str | None) -> None:
@@ -50,6 +52,36 @@ async def test_the_address_is_shown_without_its_password(database: str) -> None:
         assert SECRET not in said.out + said.err
         assert "postgres@" in said.out
     assert (await call("db", "url", "--show-password", dsn=with_password)).out.strip() == with_password
+
+
+@pytest.mark.parametrize(("dsn", "secret"), NASTY)
+async def test_no_command_tells_a_part_of_a_password_that_was_not_encoded(
+    dsn: str, secret: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("DEBUG")
+    handed: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda *given: handed.append(given))
+    monkeypatch.setattr(subprocess, "run", lambda *given, **_: handed.append(given))
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **_: handed.append(given))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.sql").write_text("")
+    for arguments in (
+        ["ls"], ["migrate"], ["migrate", "--check"], ["doctor"], ["doctor", "--json"], ["db", "url"],
+        ["db", "url", "--json"], ["db", "psql"], ["db", "dump"], ["db", "load", "some.sql"], ["dev", "some:app"],
+    ):  # fmt: skip
+        said = await call(*arguments, dsn=dsn, code=2)
+        assert not leaked(secret, said.out, said.err, caplog.text), arguments
+        assert "percent-encode the password" in said.out + said.err or "not a URL" in said.out + said.err
+    assert handed == []
+
+
+async def test_a_passphrase_is_neither_shown_nor_put_into_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda *given: handed.append(given))
+    dsn = f"postgresql://u@h/d?sslpassword={SECRET}"
+    assert (await call("db", "url", dsn=dsn)).out == "postgresql://u@h/d\n"
+    assert "sslpassword" in (await call("db", "psql", dsn=dsn, code=2)).err
+    assert handed == []
 
 
 async def test_psql_gets_the_password_by_the_environment(tmp_path: Path, database: str) -> None:

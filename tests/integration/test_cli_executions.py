@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.ids import mint_uuid
 from flowfabric.models import NewStep
-from tests.integration.test_cli import Answer, call
+from tests.integration.test_cli import Answer, call, run
 from tests.support import RETRY, Clock, claim_one, started, submit
 
 TRACEBACK = """ValueError: no \x1b[31mmoney
@@ -203,6 +204,42 @@ async def test_show_prints_any_payload(engine: ff.Engine, database: str, payload
     assert shown in said.split("Input\n")[1].splitlines()
 
 
+@pytest.mark.parametrize(
+    ("payload", "shown", "in_json"),
+    [
+        (rb'"\ud800"', r"\ud800", "\ud800"),
+        (rb'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}', {"\udfff": ["\ud800"]}),
+        (b"[" * 5000, "[" * 5000, "[" * 5000),
+        (b"[" * 600 + b"]" * 600, "[" * 600 + "]" * 600, "[" * 600 + "]" * 600),
+        (b"[" * 40 + b"]" * 40, "[" * 40 + "]" * 40, json.loads("[" * 40 + "]" * 40)),
+        (b"NaN", "NaN", "NaN"),
+        (b"[1e400]", "[1e400]", "[1e400]"),
+        (b"1" * 5000, "1" * 5000, "1" * 5000),
+        ('"\u00e9\u202e\x9b"'.encode(), r"\xe9\u202e\x9b", "\u00e9\u202e\x9b"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_no_payload_is_too_strange_to_be_shown(
+    engine: ff.Engine, database: str, payload: bytes, shown: str, in_json: object
+) -> None:
+    claimed = await started(engine, input_payload=payload)
+    await engine.record_steps([(claimed.handle, NewStep(name="s", result=payload))])
+    await engine.complete(claimed.handle, payload)
+    for command in ("show", "wait"):
+        said = await asyncio.to_thread(run, command, claimed.execution_id, "--dsn", database, PYTHONIOENCODING="ascii")
+        assert (said.returncode, said.stderr) == (0, "")
+        assert shown in said.stdout
+        for encoding in ("ascii", "utf-8"):
+            said = await asyncio.to_thread(
+                run, command, claimed.execution_id, "--json", "--dsn", database, PYTHONIOENCODING=encoding
+            )
+            assert (said.returncode, said.stderr) == (0, "")
+            assert not set(said.stdout) & set("\u202e\x9b")
+            document = json.loads(said.stdout, parse_constant=pytest.fail)
+            assert document["result"] == in_json
+            assert document.get("input", in_json) == in_json
+
+
 async def test_a_result_is_shown(engine: ff.Engine, database: str) -> None:
     claimed = await started(engine)
     await engine.complete(claimed.handle, b'{"ok": true}')
@@ -289,6 +326,20 @@ async def test_all_that_failed_are_replayed(engine: ff.Engine, database: str) ->
     attempts = await engine.list_attempts(again.execution_id)
     assert attempts[-1].replay_reason == "fixed"
     assert attempts[-1].replay_requested_by
+
+
+async def test_what_was_cancelled_is_replayed_only_by_name_or_state(
+    engine: ff.Engine, clock: Clock, database: str
+) -> None:
+    cancelled, expired = await submit(engine), await submit(engine, execution_deadline_at=timedelta(seconds=1))
+    await engine.cancel(ff.Operator(cancelled), "on purpose")
+    await clock.advance(seconds=2)
+    await engine.run_timers("deadline")
+    assert await engine.read_execution_state(expired) is ff.State.EXPIRED
+    assert (await call("replay", "--kind", "test", "-y", dsn=database)).out == "1 replayed\n"
+    assert await engine.read_execution_state(cancelled) is ff.State.CANCELLED
+    assert (await call("replay", "--kind", "test", "--state", "cancelled", "-y", dsn=database)).out == "1 replayed\n"
+    assert await engine.read_execution_state(cancelled) is ff.State.WAITING
 
 
 async def test_what_runs_cannot_be_replayed(engine: ff.Engine, database: str) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import datetime
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flowfabric as ff
+from flowfabric.cli import dev
 from flowfabric.cli._loading import load_app
 from flowfabric.cli._options import parse_duration, parse_moment
 from flowfabric.cli.submit import read_arguments
+from flowfabric.cli.worker import weights
 from tests.integration.test_cli import call
+from tests.integration.test_connection import SECRET, as_user
 from tests.support import claim_one, started, submit
 
 SHOP = """
@@ -254,6 +259,64 @@ async def test_what_codecs_wrote_is_opened_with_the_app(engine: ff.Engine, datab
         "no codec is called 'zip'"
         in (await call("show", execution_id, "--app", "ff_shop:app", dsn=database, code=2)).err
     )
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"])
+async def test_a_time_that_cannot_be_told_is_refused(engine: ff.Engine, database: str, moment: str) -> None:
+    said = await call("submit", "ff_shop:app", "buy", "x", "--at", moment, dsn=database, code=2)
+    assert said.err.startswith("flowfabric: invalid_input: ")
+    assert len(said.err.splitlines()) == 1
+
+
+# worker and dev
+
+
+@pytest.mark.parametrize("command", ["worker", "dev"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--lane", "a=0"], ["--lane", "a=101"], ["--lane", "a=" + "9" * 5000], ["--lane", "a", "--lane", "a"],
+        ["--lane", "a" * 300], ["--log-level", "bogus"], ["--grace", "soon"],
+    ],
+    ids=lambda options: " ".join(options)[:20],
+)  # fmt: skip
+async def test_what_no_change_of_a_file_repairs_is_refused_at_once(
+    database: str, command: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev._Supervisor, "run", lambda self: pytest.fail("it supervises"))
+    said = await call(command, "ff_shop:app", *options, dsn=database, code=2)
+    assert said.err.startswith("flowfabric: invalid_input: ")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_weight_is_a_number_and_anything_else_is_part_of_the_name() -> None:
+    assert weights(["a=3", "b", "c=\u00b2", "d=x"]) == {"a": 3, "b": 1, "c=\u00b2": 1, "d=x": 1}
+
+
+async def test_the_address_is_not_in_the_process_list_of_the_worker(
+    database: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "ff_elsewhere.py").write_text("import flowfabric as ff\napp = ff.App('postgresql://elsewhere/db')\n")
+    given: dict[str, Any] = {}
+    seen: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **rest: given.update(rest, command=command))
+    monkeypatch.setattr(dev._Supervisor, "run", lambda self: self._start())
+    monkeypatch.setattr(ff.Worker, "main", lambda self: seen.append(self.app.address))
+    address = as_user(database, "postgres", SECRET)
+    await call("dev", "ff_elsewhere:app", dsn=address)
+    assert SECRET not in " ".join(given["command"])
+    assert given["env"]["FLOWFABRIC_DSN"] == address
+
+    monkeypatch.setenv("FLOWFABRIC_DSN", address)
+    (program, arguments) = given["command"][:3], given["command"][3:]
+    assert program == [sys.executable, "-m", "flowfabric.cli"]
+    await call(*(one for one in arguments if not one.startswith("--parent")))
+    assert seen == [(address, None)], "it wins over the address in the app's code"
+
+    given.clear()
+    await call("dev", "ff_elsewhere:app")
+    await call(*(one for one in given["command"][3:] if not one.startswith("--parent")))
+    assert seen[1] == ("postgresql://elsewhere/db", None), "the environment alone does not"
 
 
 # durations and times

@@ -18,7 +18,8 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._postgres import embedded, pool
-from flowfabric.engine.service import migrate_database
+from flowfabric._postgres.listen import Listener
+from flowfabric.engine.service import migrate_database, schema_version
 from tests.conftest import FAST
 from tests.support import Clock, claim_one, in_database, started, submit
 
@@ -87,6 +88,74 @@ async def test_a_missing_socket_is_unreachable(tmp_path: Path) -> None:
 async def test_a_malformed_address_is_refused_without_repeating_it(dsn: str) -> None:
     error = await refused(dsn)
     assert error.kind == "unreachable"
+
+
+# Passwords that were not percent-encoded, or stand where no password belongs: (address, secret).
+NASTY = [
+    *(
+        (f"postgresql://u:{secret}@h/db", secret)
+        for secret in (
+            "Xq7#Zw9Kj4", "Xq7/Zw9Kj4", "Xq7?Zw9Kj4", "Xq7@Zw9Kj4", "Xq7@Zw9:Kj4Vb8", "Xq7@Zw9/Kj4Vb8", "Xq7[Zw9Kj4",
+            "Xq7\u2100Zw9Kj4", "7007#Zw9Kj4", "7007/Zw9Kj4", "7007?Zw9Kj4", "7007?zwk=Kj4Vb8", "Xq7?zwk=Kj4Vb8",
+            "Xq7:Zw9/Kj4Vb8", "Xq7/Zw9@Kj4?Vb8#Nf2", "#Xq7Zw9", "/Xq7Zw9", "?Xq7Zw9",
+        )
+    ),
+    ("postgresql://Xq7/Zw9Kj4@h/db", "Xq7/Zw9Kj4"),
+    ("postgresql://u:Xq7Zw9@h:Kj4Vb8/db", "Xq7Zw9@h:Kj4Vb8"),
+    ("postgresql://u@h/db?password=Xq7#Zw9Kj4", "Xq7#Zw9Kj4"),
+    ("postgresql://u@h/db?password=Xq7&Zw9Kj4", "Xq7&Zw9Kj4"),
+    ("postgresql://u@h/db?sslpassword=Xq7#Zw9Kj4", "Xq7#Zw9Kj4"),
+    ("mysql://u:Xq7Zw9Kj4@h/db", "Xq7Zw9Kj4"),
+    ("Xq7Zw9Kj4://h/db", "Xq7Zw9Kj4"),
+    ("Xq7Zw9Kj4", "Xq7Zw9Kj4"),
+    ("password=Xq7Zw9Kj4 host=h", "Xq7Zw9Kj4"),
+]  # fmt: skip
+
+
+def leaked(secret: str, *texts: str) -> list[str]:
+    """The parts of a secret, of three characters, that a text shows."""
+    parts = {secret[place : place + 3] for place in range(len(secret) - 2)}
+    return sorted(part for part in parts for text in texts if part.lower() in text.lower())
+
+
+@pytest.mark.parametrize(("dsn", "secret"), NASTY)
+async def test_no_part_of_a_password_that_was_not_encoded_is_told(
+    dsn: str, secret: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+
+    async def listen(dsn: str) -> object:
+        return Listener(dsn)
+
+    for attempt in (ff.Engine.connect, migrate_database, schema_version, listen):
+        with pytest.raises(ff.ConnectionFailed) as caught:
+            await attempt(dsn)
+        error = caught.value
+        assert "percent-encode the password" in str(error) or "not a URL" in str(error)
+        told = [str(error), repr(error), repr(error.__dict__), *traceback.format_exception(error, limit=0)]
+        assert not leaked(secret, *told, caplog.text)
+        assert error.__cause__ is None and error.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql:///db", "postgres://h", "POSTGRESQL://h/db", "postgresql://u:p%40%2F%3f%23@h:5432/db",
+        "postgresql://u@/db?host=/tmp/x&port=5432", "postgresql://u:p@[::1]:5432/db", "postgresql://u@a:1,b,[::1]:2/db",
+        "postgresql://u:p:q@h/db", "postgresql://%2Ftmp%2Fx/db", "postgresql://h:5432/db?user=me@corp&sslmode=require",
+        "postgresql://u@h/db?options=-c%20geqo%3Doff&application_name=",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_clear_is_let_through(dsn: str) -> None:
+    pool.check_dsn(dsn)
+
+
+@pytest.mark.parametrize("query", ["port=Xq7Zw9", "sslmode=Xq7Zw9", "target_session_attrs=Xq7Zw9"])
+async def test_what_the_driver_says_of_an_address_is_not_repeated(query: str) -> None:
+    error = await refused(f"postgresql://u@127.0.0.1/db?{query}")
+    assert error.kind == "unreachable"
+    assert "in the address" in str(error)
+    assert not leaked("Xq7Zw9", str(error), repr(error))
 
 
 @pytest.fixture(scope="module")

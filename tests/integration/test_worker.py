@@ -921,7 +921,6 @@ async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
     rng = random.Random(seed)
     flaky = Flaky(seed)
     app = ff.App(database, middleware=[flaky])
-    done: collections.Counter[str] = collections.Counter()
 
     @app.task
     async def child(n: int) -> int:
@@ -957,7 +956,6 @@ async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
     flaky.is_calm = False
     for n, run in enumerate(runs):
         assert await run.result(PATIENCE) == (2 * n if n < 60 else n - 60)
-        done[run.id] += 1
     flaky.is_calm = True
     for worker in workers:
         await worker.close()
@@ -972,6 +970,61 @@ async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
     assert {"claim_many", "complete_many", "fail_many", "record_steps", "park", "submit_child"} <= flaky.lost.keys()
     await quiet.close()
     await app.close()
+
+
+async def test_executions_taken_away_at_random_leave_nothing_behind_in_the_worker(
+    app: ff.App, plain_engine: ff.Engine, sql: asyncpg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(11)
+    interrupted: list[str] = []
+
+    @app.task
+    async def on_the_loop(ctx: ff.Context, seconds: float) -> str:
+        try:
+            await ctx.step("wait", asyncio.sleep, seconds)
+        except asyncio.CancelledError:
+            interrupted.append("loop")
+            raise
+        return "done"
+
+    @app.task
+    def in_a_thread(ctx: ff.SyncContext, seconds: float) -> str:
+        until = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until:
+                time.sleep(0.001)
+                ctx.step("tick", int) if rng.random() < 0.1 else None
+        except ff.Interrupted:
+            interrupted.append("thread")
+            raise
+        return "done"
+
+    runs = [
+        *await on_the_loop.submit_many([rng.random() * 0.1 for _ in range(150)]),
+        *await in_a_thread.submit_many([rng.random() * 0.1 for _ in range(150)]),
+    ]
+    rng.shuffle(runs)
+    taken: collections.Counter[str] = collections.Counter()
+    async with working(app, concurrency=20, lease_ttl=600) as worker:
+        by_id = {run.execution_id.uuid: run for run in runs}
+        while await sql.fetchval("select exists (select from flowfabric.execution where completed_at is null)"):
+            found = await sql.fetch("select id from flowfabric.execution where state = 'active' and lease_lost is null")
+            for row in rng.sample(found, min(len(found), 3)):
+                run = by_id[row["id"]]
+                if rng.random() < 0.5:
+                    with contextlib.suppress(ff.ExecutionNotActive):  # it was quicker
+                        await run.cancel()
+                        taken["cancelled"] += 1
+                else:
+                    await plain_engine.revoke_lease(run.execution_id, reason="a test")
+                    taken["revoked"] += 1
+            await asyncio.sleep(0.01)
+        await until(lambda: not worker.held and not worker._running)
+    states = collections.Counter([str(await run.state()) for run in runs])
+    assert set(states) <= {"completed", "cancelled", "failed"}  # failed: the lease was lost once too often
+    assert set(interrupted) == {"loop", "thread"}
+    assert min(taken["cancelled"], taken["revoked"]) > 10
+    assert "the runtime failed" not in caplog.text
 
 
 # Schedules

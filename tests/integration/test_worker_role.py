@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.engine.service import migrate_database
+from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.ids import mint_uuid
 from flowfabric.models import NewStep, ReclaimGrant
 from tests.integration.test_connection import a_role, as_user
@@ -96,6 +97,14 @@ async def test_every_read_and_list_needs_no_more_than_execute(worker: ff.Engine)
             await asyncio.sleep(0.01)
     assert await worker.next_due() is not None
     assert await worker.set_lane_state("default", "paused") == "active"
+
+
+async def test_the_worker_role_may_ask_whether_the_schema_is_current(
+    database: str, role: str, sql: asyncpg.Connection[Any]
+) -> None:
+    assert await schema_version(as_user(database, role)) == SCHEMA_VERSION
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    assert await schema_version(as_user(database, role)) == 9999
 
 
 async def test_all_duties_run_under_the_worker_role(

@@ -402,6 +402,8 @@ def test_a_failed_connection_says_what_to_do(kind: str, words: str) -> None:
         ("host=db password=hunter2 user=ann", "host=db password=*** user=ann"),
         ("host=db password='two words' user=ann", "host=db password=*** user=ann"),
         ("postgresql://db/app?password=hunter2&x=1", "postgresql://db/app?password=***&x=1"),
+        ("postgresql://ann:1/hunter2@db/app", "postgresql://ann:***@db/app"),
+        ("postgresql://ann:a#b?c@hunter2@db/app", "postgresql://ann:***@db/app"),
         ("host=db sslpassword = hunter2", "host=db sslpassword = ***"),
         ("postgresql://ann@db/app", "postgresql://ann@db/app"),
         ("nothing to hide", "nothing to hide"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from flowfabric._postgres.pool import next_host_first
+from flowfabric._postgres.pool import check_dsn, next_host_first
 
 CHANNEL = "flowfabric"
 _ASK_AFTER = 10.0  # seconds of silence after which the connection has to prove that it lives
@@ -24,6 +24,7 @@ class Listener:
     """Turns notifications of the channel into events, by topic. Waiters may live in loops of other threads."""
 
     def __init__(self, dsn: str) -> None:
+        check_dsn(dsn)
         self._dsn = dsn
         self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._task: asyncio.Task[None] | None = None

@@ -7,6 +7,7 @@ the database as it was. Connecting never migrates: it compares versions and says
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,14 @@ FUNCTIONS_DIGEST = functions_digest()
 
 
 async def current_version(connection: asyncpg.Connection[Any]) -> int:
-    """The version of the schema in the database; 0 when there is none."""
+    """The version of the schema in the database; 0 when there is none. A worker role may ask too."""
+    if await connection.fetchval("select to_regprocedure('flowfabric.deployment_info()') is not null"):
+        with contextlib.suppress(asyncpg.UndefinedColumnError):  # the function of another build
+            return await connection.fetchval("select schema_version from flowfabric.deployment_info()") or 0
+    return await _recorded_version(connection)
+
+
+async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
     if not await connection.fetchval("select to_regclass('flowfabric.schema_step') is not null"):
         return 0
     version = await connection.fetchval("select coalesce(max(number), 0) from flowfabric.schema_step")
@@ -96,7 +104,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
                 " (number integer primary key, name text not null, applied_at timestamptz not null default now())"
             )
             await connection.execute("create table if not exists flowfabric.worker_role (name text primary key)")
-            version = await current_version(connection)
+            version = await _recorded_version(connection)
             if version > SCHEMA_VERSION:
                 raise ConnectionFailed(
                     "schema_newer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -44,6 +45,10 @@ _LOST = (
 _BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
 _CONNECT_TIMEOUT = 10.0
+_HOST = re.compile(r"(?:\[[^\[\]@]*\]|[^\[\]:@]*)(?::[0-9]*)?")
+_OPTION = re.compile(r"[\w.%]+=.*", re.DOTALL)
+_NO_URL = "not a URL such as postgresql://user@host/database"
+_AMBIGUOUS = "the address is ambiguous; percent-encode the password (@ as %40, / as %2F, ? as %3F, # as %23)"
 
 
 class Database:
@@ -68,6 +73,7 @@ class Database:
         check_schema: bool = True,
     ) -> Database:
         """Open the pool and check server and schema. `ConnectionFailed` names what is wrong."""
+        check_dsn(dsn)
         target = describe(dsn)
         address = dsn
 
@@ -192,6 +198,34 @@ def check_server(connection: asyncpg.Connection[Any], target: str) -> None:
         )
 
 
+def check_dsn(dsn: str) -> None:
+    """Refuse an address in which a part of the password may be taken for another part; nothing of it is repeated.
+
+    Everybody who is handed a DSN calls this first: what a driver or a parser says of such an address quotes the secret.
+    """
+    if problem := _problem(dsn):
+        raise ConnectionFailed("unreachable", problem)
+
+
+def _problem(dsn: str) -> str | None:
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return _AMBIGUOUS
+    if parts.scheme not in ("postgresql", "postgres") or "://" not in dsn:
+        return _NO_URL
+    who, at, hosts = parts.netloc.rpartition("@")
+    is_clear = (
+        "@" not in who + parts.path
+        and "#" not in dsn
+        and all(_HOST.fullmatch(host) for host in hosts.split(","))
+        and (not parts.query or all(_OPTION.fullmatch(option) for option in parts.query.split("&")))
+        # Of user:1?a=b@host the beginning looks like host:port.
+        and (at or parts.path or ":" not in hosts or "@" not in parts.query)
+    )
+    return None if is_clear else _AMBIGUOUS
+
+
 def describe(dsn: str) -> str:
     """The address in a DSN, without user, password and options: fit for messages."""
     try:
@@ -224,7 +258,10 @@ def connection_failed(error: Exception, target: str) -> ConnectionFailed:
             kind = "missing_privileges"
         case _:
             kind = "unreachable"
-    detail = "" if isinstance(error, asyncpg.InvalidPasswordError) else str(error) or type(error).__name__
+    if isinstance(error, ValueError) and not isinstance(error, OSError):
+        detail = "something in the address is not understood; check the port and the options behind the ?"
+    else:
+        detail = "" if isinstance(error, asyncpg.InvalidPasswordError) else str(error) or type(error).__name__
     return ConnectionFailed(kind, detail, target=target)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
-from flowfabric._postgres.pool import check_server, connection_failed, describe
+from flowfabric._postgres.pool import check_dsn, check_server, connection_failed, describe
 from flowfabric.ids import mint_uuid
 from flowfabric.models import Handle
 
@@ -46,6 +46,7 @@ class Databases:
 
         `file_copy` copies faster where the server need not flush anything; elsewhere it costs a checkpoint.
         """
+        check_dsn(dsn)
         try:
             connection = await asyncpg.connect(dsn)
         except Exception as error:

@@ -5,6 +5,7 @@ Modules load what they need when their command runs, so that help and completion
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -93,4 +94,8 @@ def _program(
 
 def main() -> None:
     """Run the program with the arguments of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What the terminal's encoding lacks is shown by its number.
+            stream.reconfigure(errors="backslashreplace")
     app()

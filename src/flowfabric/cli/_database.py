@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from flowfabric import settings
+from flowfabric.cli._output import printable
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, parse_uuid, partition_of
 
@@ -24,6 +25,7 @@ _CONNECTIONS = 8
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # More partitions than this are not looked through for an id that does not name its own.
 _MOST_PARTITIONS = 4096
+_SECRETS = ("password", "sslpassword")
 
 
 def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifications: bool = False) -> _Answer:
@@ -44,6 +46,9 @@ def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifi
 def address(dsn: str | None) -> Iterator[str]:
     """The DSN given or of the environment; else that of the embedded server, held while it is used."""
     if chosen := dsn or settings.load().dsn:
+        from flowfabric._postgres.pool import check_dsn  # noqa: PLC0415 - loads the driver
+
+        check_dsn(chosen)
         yield chosen
         return
     server = embedded().start()
@@ -70,19 +75,13 @@ def embedded() -> Any:
 
 
 def split_password(dsn: str) -> tuple[str, str | None]:
-    """A DSN without its password, and the password."""
-    problem = "not a URL such as postgresql://user@host/database"
-    try:
-        parts = urlsplit(dsn)
-        if parts.scheme not in ("postgres", "postgresql"):
-            raise ConnectionFailed("unreachable", problem)
-    except ValueError:
-        raise ConnectionFailed("unreachable", problem) from None
+    """A DSN, as `address` gives it, without its secrets, and the password."""
+    parts = urlsplit(dsn)
     who, at, where = parts.netloc.rpartition("@")
     user, colon, in_netloc = who.partition(":")
     query = parse_qsl(parts.query, keep_blank_values=True)
     in_query = next((value for name, value in query if name == "password"), None)
-    rest = urlencode([pair for pair in query if pair[0] != "password"], quote_via=quote, safe="/:")
+    rest = urlencode([pair for pair in query if pair[0].lower() not in _SECRETS], quote_via=quote, safe="/:")
     bare = urlunsplit(parts._replace(netloc=f"{user}{at}{where}", query=rest))
     if not parts.netloc:
         # urlunsplit leaves the empty authority out, which Postgres needs.
@@ -129,7 +128,7 @@ async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
 def near(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` when something known looks like it, else nothing."""
     found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(found)}?" if found else ""
+    return f"did you mean {printable(' or '.join(found))}?" if found else ""
 
 
 async def lane_names(engine: Engine) -> list[str]:

@@ -101,9 +101,11 @@ def parse_time(text: str, field: str) -> datetime:
     """A time in ISO 8601, of this machine's time zone if it names none."""
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        moment = moment.astimezone() if moment.tzinfo is None else moment
+        moment.astimezone(UTC)  # the first and the last day there are may have no such time
+    except (ValueError, OverflowError):
         raise InvalidInput(f"got {text!r}", field=field, allowed="a time such as 2024-05-01T12:00:00Z") from None
-    return moment.astimezone() if moment.tzinfo is None else moment
+    return moment
 
 
 def parse_moment(text: str, field: str) -> datetime:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 # A last column narrower than this is not worth folding.
 _LEAST_LAST_COLUMN = 16
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What steers a terminal, and halves of characters, which no encoding has.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# A payload with more levels than this is shown as the text it is.
+_MOST_LEVELS = 100
 _STYLES = {
     "completed": "green",
     "failed": "red",
@@ -59,12 +62,24 @@ def note(text: str) -> None:
 def document(value: Any) -> None:
     """One JSON document: laid out on a terminal, on one line for a program."""
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(to_json(value), ensure_ascii=False, indent=indent))
+    print(_json_text(value, indent))
 
 
 def line(value: Any) -> None:
     """One item of a stream as one line of JSON, sent at once."""
-    print(json.dumps(to_json(value), ensure_ascii=False), flush=True)
+    print(_json_text(value), flush=True)
+
+
+def _json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that the output can carry and a terminal can bear."""
+    plain = to_json(value)
+    text = json.dumps(plain, ensure_ascii=False, indent=indent)
+    text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(plain, indent=indent)
+    return text
 
 
 def to_json(value: Any) -> Any:
@@ -115,11 +130,27 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None = No
     if codecs is not None:
         data, encoding = codecs.open(data, encoding), None
     if encoding in (None, "", "json"):
-        try:
-            return json.loads(data)
-        except ValueError:
-            pass
+        # Neither NaN, which is no JSON, nor what is nested too deep to be written again.
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(data)
+            if _is_shallow(value):
+                json.dumps(value, allow_nan=False)
+                return value
     return _bytes(data)
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def printable(text: object) -> str:

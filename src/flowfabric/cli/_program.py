@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from flowfabric.cli._output import printable
 from flowfabric.errors import Conflict, Contention, FlowFabricError, NotFound, StateError, redact
 
 DONE = 0
@@ -39,7 +40,7 @@ class Program(TyperGroup):
             raise typer.Exit(DONE) from None
         except OSError as error:
             words = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-            typer.echo(f"flowfabric: {redact(words)}", err=True)
+            typer.echo(_line(words), err=True)
             raise typer.Exit(CANNOT) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -47,8 +48,12 @@ class Program(TyperGroup):
 
 def tell(error: FlowFabricError) -> int:
     """One line about an error on standard error; answers the exit code."""
-    typer.echo(f"flowfabric: {' '.join(redact(str(error)).split())}", err=True)
+    typer.echo(_line(str(error)), err=True)
     return NO if isinstance(error, _ANSWERS) else CANNOT
+
+
+def _line(words: str) -> str:
+    return f"flowfabric: {' '.join(printable(redact(words)).split())}"
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -78,13 +78,13 @@ def replay(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run ended executions again: those named, or all that match a filter and ended without success."""
+    """Run ended executions again: those named, or all that match a filter and failed or expired (others by --state)."""
     from flowfabric.state import State  # noqa: PLC0415
 
     wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
     if wanted and not state:
-        unsuccessful = [one for one in State if one.is_terminal and one is not State.COMPLETED]
-        wanted = Filter({**wanted.arguments, "states": unsuccessful})
+        # What was cancelled was cancelled on purpose.
+        wanted = Filter({**wanted.arguments, "states": [State.FAILED, State.EXPIRED]})
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.replay_many(targets, reason=reason, requested_by=_who())

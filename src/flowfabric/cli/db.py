@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
 
 import typer
 
@@ -20,7 +21,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded, split_password
 from flowfabric.cli._options import Dsn, Json, Yes
 from flowfabric.cli._program import CANNOT, NO, confirm, show_help
-from flowfabric.errors import ConnectionFailed, InvalidInput
+from flowfabric.errors import ConnectionFailed, InvalidInput, redact
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -200,6 +201,10 @@ def _only_embedded(dsn: str | None, verb: str) -> None:
 def _libpq(dsn: str) -> tuple[str, dict[str, str]]:
     """The address for a program of Postgres, and its environment: a password is nothing for the process list."""
     bare, password = split_password(dsn)
+    if "sslpassword" in dict(parse_qsl(urlsplit(dsn).query)):
+        raise InvalidInput(
+            "programs of Postgres take it only where everybody sees it", field="sslpassword", allowed="a service file"
+        )
     environment = dict(os.environ)
     if password is not None:
         environment["PGPASSWORD"] = password
@@ -227,5 +232,5 @@ def _run(name: str, arguments: Sequence[str], dsn: str) -> None:
     )
     if done.returncode:
         words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        typer.echo(f"flowfabric: {name} failed: {words}", err=True)
+        typer.echo(f"flowfabric: {name} failed: {_output.printable(redact(words))}", err=True)
         raise typer.Exit(CANNOT if name == "pg_dump" else NO)

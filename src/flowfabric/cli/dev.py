@@ -21,7 +21,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import address, is_embedded
 from flowfabric.cli._loading import AppName
 from flowfabric.cli._options import Dsn, parse_duration
-from flowfabric.cli.worker import Concurrency, LaneWeights, LogJson, LogLevel
+from flowfabric.cli.worker import Concurrency, LaneWeights, LogJson, LogLevel, check_level, weights
 from flowfabric.errors import InvalidInput
 
 _LOOK_EVERY = 0.3
@@ -47,21 +47,29 @@ def dev(
     dsn: Dsn = None,
 ) -> None:
     """Run a worker for development: the embedded database starts by itself, and changed code is loaded anew."""
+    from flowfabric.worker.claims import lane_weights  # noqa: PLC0415
+
     places = [place.resolve() for place in watch or [Path.cwd()]]
     for place in places:
         if not place.is_dir():
             raise InvalidInput(f"no directory {place}", field="--watch", allowed="a directory")
+    # What no change of a file repairs is not waited for.
+    check_level(log_level)
+    if lane:
+        lane_weights(weights(lane))
     patience = parse_duration(grace, "--grace").total_seconds() + 5
     command = [sys.executable, "-m", "flowfabric.cli", "worker", app, f"--concurrency={concurrency}"]
     command += [f"--grace={grace}", f"--log-level={log_level}", f"--parent={os.getpid()}"]
     command += [f"--lane={one}" for one in lane or ()]
-    command += ["--json"] * json + ([f"--dsn={dsn}"] if dsn else [])
+    command += ["--json"] * json + ["--dsn-of-environment"] * bool(dsn)
+    # A password is nothing for the process list.
+    environment = {**os.environ, **({"FLOWFABRIC_DSN": dsn} if dsn else {})}
     with address(dsn) as chosen:
         where = "embedded server" if is_embedded(dsn) else "database of --dsn or FLOWFABRIC_DSN"
         if is_embedded(dsn):
             _migrate(chosen)
         _note(f"{where}; watching {', '.join(map(str, places))}; Ctrl-C ends this")
-        _Supervisor(command, places, patience).run()
+        _Supervisor(command, environment, places, patience).run()
 
 
 def _migrate(dsn: str) -> None:
@@ -79,8 +87,9 @@ def _note(text: str) -> None:
 class _Supervisor:
     """Keeps one worker running on the code as it is."""
 
-    def __init__(self, command: list[str], places: list[Path], patience: float) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], places: list[Path], patience: float) -> None:
         self._command = command
+        self._environment = environment
         self._places = places
         self._patience = patience
         self._worker: subprocess.Popen[bytes] | None = None
@@ -126,7 +135,7 @@ class _Supervisor:
 
     def _start(self) -> None:
         # Out of the terminal's reach: Ctrl-C comes here and is passed on, once.
-        self._worker = subprocess.Popen(self._command, start_new_session=True)
+        self._worker = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
 
     def _stop(self) -> None:
         worker, deadline = self._worker, time.monotonic() + self._patience

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowfabric import settings
 from flowfabric.cli._loading import AppName, load_app
 from flowfabric.cli._options import Dsn, parse_duration
 from flowfabric.errors import InvalidInput
@@ -88,6 +89,9 @@ def worker(
     log_level: LogLevel = "info",
     json: LogJson = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True, help="Stop when this process is gone.")] = None,
+    of_environment: Annotated[
+        bool, typer.Option("--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN wins over the app's address.")
+    ] = False,
     dsn: Dsn = None,
 ) -> None:
     """Run the tasks of an app until SIGTERM or Ctrl-C: what runs may end within --grace, the rest is given back.
@@ -98,11 +102,13 @@ def worker(
 
     set_up_logging(log_level, as_json=json)
     loaded = load_app(app)
+    if of_environment:
+        dsn = settings.load().dsn
     if dsn is not None:
         loaded.dsn, loaded.data_dir = dsn, None
     made = Worker(
         loaded,
-        lanes=_weights(lane) if lane else None,
+        lanes=weights(lane) if lane else None,
         concurrency=concurrency,
         capabilities=capability or (),
         tasks=task or None,
@@ -135,21 +141,27 @@ def _follow(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _weights(given: list[str]) -> dict[str, int]:
-    weights: dict[str, int] = {}
+def weights(given: list[str]) -> dict[str, int]:
+    """The lanes of `--lane` with their weights."""
+    found: dict[str, int] = {}
     for text in given:
         name, equals, number = text.rpartition("=")
-        lane, weight = (name, int(number)) if equals and number.isdigit() else (text, 1)
-        if lane in weights:
+        lane, weight = (name, int(number)) if equals and number.isdecimal() and len(number) < 10 else (text, 1)
+        if lane in found:
             raise InvalidInput(f"{lane} is named twice", field="--lane", allowed="once")
-        weights[lane] = weight
-    return weights
+        found[lane] = weight
+    return found
+
+
+def check_level(level: str) -> None:
+    """Refuse what is no level of logging."""
+    if level.lower() not in _LEVELS:
+        raise InvalidInput(f"got {level!r}", field="--log-level", allowed=", ".join(_LEVELS))
 
 
 def set_up_logging(level: str, *, as_json: bool) -> None:
     """Logs to standard error, for people or as JSON lines."""
-    if level.lower() not in _LEVELS:
-        raise InvalidInput(f"got {level!r}", field="--log-level", allowed=", ".join(_LEVELS))
+    check_level(level)
     handler: Any = logging.StreamHandler(sys.stderr)
     if as_json:
         from flowfabric.middleware.logs import JsonFormatter  # noqa: PLC0415

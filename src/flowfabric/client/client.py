@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
@@ -11,7 +21,7 @@ from uuid import UUID
 from flowfabric.client import current
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.client.run import Run
-from flowfabric.client.submission import Submission, Submittable
+from flowfabric.client.submission import Submission, Submittable, check_task
 from flowfabric.contracts import Codecs, ValueType
 from flowfabric.engine import Engine
 from flowfabric.engine.calls import MAX_PAYLOAD
@@ -105,10 +115,10 @@ class AsyncClient:
     # Submitting
 
     @overload
-    async def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> Run[R]: ...
+    async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]: ...
     @overload
-    async def submit(self, task: str, *args: Any, **kwargs: Any) -> Run[Any]: ...
-    async def submit(self, task: Submittable[Any] | str, *args: Any, **kwargs: Any) -> Run[Any]:
+    async def submit(self, task: str, /, *args: Any, **kwargs: Any) -> Run[Any]: ...
+    async def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> Run[Any]:
         """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
         return await self.send(new_submission(self._task(task), args, kwargs))
 
@@ -140,12 +150,15 @@ class AsyncClient:
                 raise verdict
             if isinstance(verdict, Created):
                 return verdict
-            # A key belongs to its namespace, not to the task: what another task made of it is not what is asked for.
-            found = await self.engine.read_execution_info(verdict.execution_id)
-            if found is not None and found.execution_kind != item.execution_kind:
-                raise _key_is_known(verdict, f" of {found.execution_kind}")
+            await self._check_kind(verdict, item.execution_kind)
             if not await self._is_free(verdict, options):
                 return verdict
+
+    async def _check_kind(self, standing: Duplicate, kind: str) -> None:
+        # A key belongs to its namespace, not to the task: what another task made of it is not what is asked for.
+        found = await self.engine.read_execution_info(standing.execution_id)
+        if found is not None and found.execution_kind != kind:
+            raise _key_is_known(standing, f" of {found.execution_kind}")
 
     async def _is_free(self, standing: Duplicate, options: Options) -> bool:
         """Whether a known key may be used again; not when its execution stands."""
@@ -168,10 +181,21 @@ class AsyncClient:
 
         A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
         taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
+
+        With a middleware around submissions they go one by one, and one that it refuses ends it: those before are
+        stored and their handles lost. A `RateLimit` had better be one with `wait=True`.
         """
         known = self._task(task)
         chosen = known.defaults.merged(Options.of(options))
+        if not isinstance(arguments, Iterable):
+            raise InvalidInput(f"got {type(arguments).__name__}", field="arguments", allowed="one item per submission")
         given = list(arguments)
+        if chosen.idempotency_key and sum(not isinstance(one, Submission) for one in given) > 1:
+            raise InvalidInput(
+                "one key for several",
+                field="idempotency_key",
+                allowed="task.submission(..., idempotency_key=...) for each",
+            )
         is_plain = not overriding(self._connector.middleware, "submit") and current.scope_of(self._connector) is None
         if is_plain and not any(isinstance(one, Submission) for one in given):
             encode, seal = known.signature.encode, known.codecs.seal
@@ -191,7 +215,9 @@ class AsyncClient:
             return [await self.send(one) for one in submissions]
         runs: list[Run[Any]] = []
         for batch in _batches(items, lambda item: len(item.input_payload)):
-            for item, verdict in zip(batch, await self.engine.create_many(batch), strict=True):
+            verdicts = await self.engine.create_many(batch)
+            await self._check_kinds(batch, verdicts)
+            for item, verdict in zip(batch, verdicts, strict=True):
                 one = submissions[len(runs)]
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
@@ -199,6 +225,16 @@ class AsyncClient:
                     verdict = await self.create(item, one.options)  # noqa: PLW2901 - the answer to the second try
                 runs.append(self._made(one, verdict))
         return runs
+
+    async def _check_kinds(
+        self, items: Sequence[NewExecution], verdicts: Sequence[Created | Duplicate | FlowFabricError]
+    ) -> None:
+        known = [
+            (verdict, item.execution_kind)
+            for item, verdict in zip(items, verdicts, strict=True)
+            if isinstance(verdict, Duplicate)
+        ]
+        await _together([self._check_kind(*one) for one in known])
 
     async def _create_alike(self, item: NewExecution, payloads: list[bytes]) -> list[tuple[int, UUID]] | None:
         """Create executions that differ in their payload alone, a few calls at a time; None when they cannot be so."""
@@ -212,12 +248,12 @@ class AsyncClient:
             for number in numbers:
                 made[number] = await self.engine.create_alike(item, batches[number])
 
-        await asyncio.gather(*(line() for _ in range(min(_LINES, len(batches)))))
+        await asyncio.gather(*[line() for _ in range(min(_LINES, len(batches)))])
         return [place for batch in made for place in batch]
 
     def _task(self, task: Submittable[Any] | str) -> Submittable[Any]:
         if not isinstance(task, str):
-            return task
+            return check_task(task)
         found = self._connector.tasks.get(task)
         if found is None:
             raise NotFound("task", task, detail=meant(task, self._connector.tasks))
@@ -274,6 +310,7 @@ class AsyncClient:
 
     async def _pages(self, filters: Filters) -> AsyncIterator[Sequence[ExecutionInfo]]:
         """Pages by the time of creation: what happens to the executions of one does not change the next."""
+        _check_filters(filters)
         cursor: Place | None = None
         while True:
             page = await self.find(**filters, limit=_CHUNK, cursor=cursor)
@@ -287,6 +324,7 @@ class AsyncClient:
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
         """What ended without success, newest first."""
+        _check_filters(filters)
         wanted: Filters = {"states": _FAILED, **filters}
         return await self.find(**wanted, limit=limit, cursor=cursor)
 
@@ -386,6 +424,7 @@ _NOT_ENDED = tuple(state for state in State if not state.is_terminal)
 
 def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:
     """A submission of a task. Keywords that name options and no parameter of the task are taken as options."""
+    check_task(task)
     if not kwargs:
         return Submission(task=task, args=args, options=task.defaults)
     arguments = {name: value for name, value in kwargs.items() if name in task.parameter_names}
@@ -395,6 +434,25 @@ def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mappin
             raise _no_keyword(task, name)
     options = task.defaults.merged(Options.of(given)) if given else task.defaults
     return Submission(task=task, args=args, kwargs=arguments, options=options)
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at a time; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_filters(given: Mapping[str, Any]) -> None:
+    known = Filters.__annotations__
+    for name in given:
+        if name not in known:
+            near = meant(name, known)
+            raise InvalidInput("is no filter" + (f"; {near}" if near else ""), field=name, allowed=", ".join(known))
 
 
 def _key_is_known(standing: Duplicate, of: str = "") -> Conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -97,6 +98,8 @@ class Run(Generic[R_co]):
     async def outcome(self, timeout: Duration | None = None) -> Outcome:
         """How the execution ended, waiting until it has; never raises for how it ended."""
         span = None if timeout is None else duration(timeout, "timeout")
+        if span is not None and span < timedelta(0):
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="no time or more")
         scope = current.scope_of(self._app())
         if scope is not None:
             return await scope.outcome_of(self.execution_id, span)

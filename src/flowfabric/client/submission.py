@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.contracts import Codecs, Signature
+from flowfabric.errors import InvalidInput
 from flowfabric.models import NewExecution
 from flowfabric.options import Options
 
@@ -37,6 +38,13 @@ class Submittable(Protocol[R_co]):
     def codecs(self) -> Codecs: ...
 
     def run(self, execution_id: str) -> Run[R_co]: ...
+
+
+def check_task(value: Any) -> Submittable[Any]:
+    """The task that was given, which must be one."""
+    if not isinstance(getattr(value, "signature", None), Signature):
+        raise InvalidInput(f"got {type(value).__name__}", field="task", allowed="a task: what @app.task gave")
+    return value  # type: ignore[no-any-return]  # nothing else has a signature of ours
 
 
 class Submission(Struct, frozen=True, kw_only=True):

@@ -112,7 +112,8 @@ class SyncRun(Generic[R_co]):
 class Client:
     """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
 
-    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another.
+    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another. Close it when it is
+    no longer needed: until then it keeps its thread and its connections.
     """
 
     def __init__(self, app: Connector) -> None:
@@ -143,12 +144,12 @@ class Client:
         return SyncRun(self._portal, self._client.run(known, kind=kind))
 
     @overload
-    def submit(self, task: Submittable[R], *args: Any, **kwargs: Any) -> SyncRun[R]: ...
+    def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> SyncRun[R]: ...
 
     @overload
-    def submit(self, task: str, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
+    def submit(self, task: str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
 
-    def submit(self, task: Submittable[Any] | str, *args: Any, **kwargs: Any) -> SyncRun[Any]:
+    def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]:
         """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
         return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
 
@@ -169,6 +170,9 @@ class Client:
 
         A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
         taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
+
+        With a middleware around submissions they go one by one, and one that it refuses ends it: those before are
+        stored and their handles lost. A `RateLimit` had better be one with `wait=True`.
         """
         return [
             SyncRun(self._portal, run)

@@ -14,7 +14,7 @@ import asyncpg
 from flowfabric import settings
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
-from flowfabric._postgres.pool import Database, check_server, connection_failed, describe, translate
+from flowfabric._postgres.pool import Database, check_dsn, check_server, connection_failed, describe, translate
 from flowfabric.engine.calls import Calls, check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
 from flowfabric.ids import check_lane
@@ -220,6 +220,7 @@ async def _start_embedded(data_dir: Path | None) -> Any:
 
 
 async def _open(dsn: str) -> asyncpg.Connection[Any]:
+    check_dsn(dsn)
     try:
         return await asyncpg.connect(dsn, timeout=30)
     except FlowFabricError:

@@ -15,15 +15,23 @@ from datetime import timedelta
 from typing import Any, Final, Literal, overload
 from weakref import WeakKeyDictionary
 
-from flowfabric.errors import InvalidInput, TransportError
+from flowfabric.errors import Contention, InvalidInput, TransportError
 from flowfabric.middleware.base import LOCAL, Middleware, Run, Submission
 
 SOURCE: Final = "flowfabric.middleware"
 _PRUNE_FROM: Final = 1024
+# What a worker says about work it holds. Refused, the work would have been done in vain.
+_RENEWALS: Final = frozenset({"renew", "renew_many"})
+_HOLDING: Final = frozenset(
+    {
+        *("complete", "complete_many", "fail", "fail_many", "release", "delay", "wait_children"),
+        *("progress", "record_steps", "read_steps", "park", "submit_child"),
+    }
+)
 _ROUNDING: Final = 1e-6  # tokens; who waits exactly as long as told must find one. It is owed, so it never adds up.
 
 
-class RateLimited(InvalidInput):
+class RateLimited(Contention):
     """The limit of this process is used up; `retry_after` says when it is not. Nothing was sent."""
 
     def __init__(self, what: str, per_second: float, retry_after: float, key: Hashable = None) -> None:
@@ -31,7 +39,7 @@ class RateLimited(InvalidInput):
         self.retry_after = timedelta(seconds=retry_after)
         self.key = key
         # The key stays out of the text: it may be whatever a caller identifies itself by.
-        super().__init__(f"{what} is over the limit", field="rate_limit", allowed=f"{per_second:g} per second")
+        super().__init__("rate_limit_exceeded", f"{what} is over the limit of {per_second:g} per second")
 
 
 class CircuitOpen(TransportError):
@@ -96,7 +104,8 @@ class RateLimit(Middleware):
     `key` a call's key is its method, a submission's its kind. A bucket holds what comes in one second; a rate below 1
     counts as 1. Beyond it `RateLimited` is raised, or with `wait` the caller waits its turn.
 
-    A worker whose renewals are held back loses its leases: leave `renew_many` out of what you limit.
+    What is said about work that is held (its result, its failure, its steps) is never refused: it waits its turn. The
+    renewal of a lease passes at once.
     """
 
     @overload
@@ -168,16 +177,16 @@ class RateLimit(Middleware):
         return await proceed(submission)
 
     async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        if method not in LOCAL:
-            await self._pass(method, method)
+        if method not in LOCAL and method not in _RENEWALS:
+            await self._pass(method, method, wait=method in _HOLDING)
         return await proceed()
 
-    async def _pass(self, what: str, subject: Any) -> None:
+    async def _pass(self, what: str, subject: Any, *, wait: bool = False) -> None:
         key = what if self._key is None else self._key(subject)
         bucket = self._of(key)
         if bucket is None:
             return
-        if self._wait:
+        if wait or self._wait:
             await bucket.wait(self._sleep)
         elif missing := bucket.take():
             raise RateLimited(what, bucket.per_second, missing, key)

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from flowfabric.client.current import background
 from flowfabric.errors import FlowFabricError, TransportError
+from flowfabric.middleware import RateLimited
 
 log = logging.getLogger("flowfabric.worker")
 Item = TypeVar("Item")
@@ -25,8 +26,9 @@ class Batcher(Generic[Item, Answer]):
     """Sends items in calls of up to `limit`, `lines` calls at a time. `weigh` tells the bytes of an item, which add up.
 
     `answered` is called with every item and its verdict, which may be an error. A call that fails because the database
-    cannot be reached is made again until it can, or until `close`; one that takes too long is made again in halves; one
-    that fails otherwise is made again item by item, so that one bad item does not take the others down.
+    cannot be reached, or because a limit holds it back, is made again until it succeeds, or until `close`; one that
+    takes too long is made again in halves; one that fails otherwise is made again item by item, so that one bad item
+    does not take the others down.
     """
 
     def __init__(
@@ -120,6 +122,9 @@ class Batcher(Generic[Item, Answer]):
                     failure = TransportError("other", f"{type(error).__name__}: {error}")
                 if failure.retryable:
                     log.warning("%s: %s; %d to be sent again", self._name, failure, len(batch))
+                    if isinstance(failure, RateLimited):
+                        # Twice, since half of it may be all that is slept.
+                        pause = min(max(pause, failure.retry_after.total_seconds() * 2), _MAX_PAUSE)
                     await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
                     pause = min(pause * 2, _MAX_PAUSE)
                     if failure.kind == "timeout" and len(batch) > 1:
