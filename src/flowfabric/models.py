@@ -269,7 +269,10 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step as it is remembered. `error` is set when it failed; `at` is the time of a `now`, the end of a `sleep`."""
+    """A step as it is remembered. `at` is the time of a `now`, the end of a `sleep`.
+
+    `error` is set when it failed; `result` then holds what else its exception carried.
+    """
 
     execution_id: ExecutionId
     generation: int

@@ -360,11 +360,11 @@ async def test_a_worker_whose_backends_are_terminated_again_and_again_goes_on(si
     workers = [site.hire(concurrency=10, lease_ttl=5, env={"LOOP": loop}) for loop in ("uvloop", "asyncio")]
     for worker in workers:
         await worker.ready()
-    runs = [await site.submit("stepped", number % 3 == 0) for number in range(60)]
+    runs = await (await site.app.client()).submit_many("stepped", [number % 3 == 0 for number in range(120)])
     admin = await asyncpg.connect(site.dsn)
     ended = 0
     try:
-        while len(site.ledger("step 2")) < 50:
+        while len(site.ledger("step 2")) < 100:
             lines = len(site.ledger())
             await until(lambda lines=lines: len(site.ledger()) >= lines + 10, site.words)  # type: ignore[misc]
             ended += await admin.fetchval(

@@ -853,8 +853,11 @@ async def test_hooks_are_around_submitting_and_running_the_first_outermost(datab
     async with ff.Worker(app):
         run = await publish.submit(42, idempotency_key="x")
         assert await run.result(PATIENCE) == "done"
-        assert notes == [
+        # The worker may begin before the submitter has its answer.
+        assert [note for note in notes if "submit" in note] == [
             "a submits publish(42,)", "b submits publish(42,)", "b submitted, new", "a submitted, new",
+        ]  # fmt: skip
+        assert [note for note in notes if "submit" not in note] == [
             "a executes publish", "b executes publish", "runs with store", "b saw done", "a saw done",
         ]  # fmt: skip
         notes.clear()
@@ -863,7 +866,9 @@ async def test_hooks_are_around_submitting_and_running_the_first_outermost(datab
         notes.clear()
         with pytest.raises(ff.TaskFailed, match="words"):
             await (await broken.submit()).result(PATIENCE)
-        assert notes[4:] == ["a executes broken", "b executes broken", "b saw error", "a saw error"]
+        assert [note for note in notes if "submit" not in note] == [
+            "a executes broken", "b executes broken", "b saw error", "a saw error",
+        ]  # fmt: skip
 
 
 class Changing(mw.Middleware):

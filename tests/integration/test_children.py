@@ -707,6 +707,11 @@ async def test_a_timeout_leaves_nothing_behind(app: ff.App) -> None:
             await run.result(timeout=0.05)
     client = await app.client()
     assert client.outcomes._waiting == {} and client.outcomes._new == set()
+    async with asyncio.timeout(PATIENCE):
+        while await client.engine._fetch("select from flowfabric.watch"):
+            await asyncio.sleep(0.01)
+    assert client.outcomes._task is not None
+    await asyncio.wait_for(client.outcomes._task, PATIENCE)
 
 
 async def test_a_result_after_a_purge_says_so(app: ff.App) -> None:

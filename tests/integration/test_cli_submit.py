@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import importlib
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -283,6 +284,7 @@ async def test_a_time_that_cannot_be_told_is_refused(engine: ff.Engine, database
 async def test_what_no_change_of_a_file_repairs_is_refused_at_once(
     database: str, command: str, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # of the whole process, which goes on
     monkeypatch.setattr(dev._Supervisor, "run", lambda self: pytest.fail("it supervises"))
     said = await call(command, "ff_shop:app", *options, dsn=database, code=2)
     assert said.err.startswith("flowfabric: invalid_input: ")
@@ -297,6 +299,7 @@ async def test_the_address_is_not_in_the_process_list_of_the_worker(
     database: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "ff_elsewhere.py").write_text("import flowfabric as ff\napp = ff.App('postgresql://elsewhere/db')\n")
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     given: dict[str, Any] = {}
     seen: list[tuple[str | None, str | None]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **rest: given.update(rest, command=command))
@@ -314,6 +317,7 @@ async def test_the_address_is_not_in_the_process_list_of_the_worker(
     assert seen == [(address, None)], "it wins over the address in the app's code"
 
     given.clear()
+    del sys.modules["ff_elsewhere"]  # with the app that was told another address
     await call("dev", "ff_elsewhere:app")
     await call(*(one for one in given["command"][3:] if not one.startswith("--parent")))
     assert seen[1] == ("postgresql://elsewhere/db", None), "the environment alone does not"

@@ -152,7 +152,7 @@ def test_an_address_that_is_clear_is_let_through(dsn: str) -> None:
 
 @pytest.mark.parametrize("query", ["port=Xq7Zw9", "sslmode=Xq7Zw9", "target_session_attrs=Xq7Zw9"])
 async def test_what_the_driver_says_of_an_address_is_not_repeated(query: str) -> None:
-    error = await refused(f"postgresql://u@127.0.0.1/db?{query}")
+    error = await refused(f"postgresql:///db?host=127.0.0.1&{query}")
     assert error.kind == "unreachable"
     assert "in the address" in str(error)
     assert not leaked("Xq7Zw9", str(error), repr(error))

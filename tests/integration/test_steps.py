@@ -570,7 +570,7 @@ async def test_a_sleep_frees_the_slot(app: ff.App, did: Ledger) -> None:
         for run in runs:
             await until_parked(run)
         assert await result(await other.submit()) == "ran"
-        assert one._running == set() and one.held == {}
+        await until(lambda: not one._running and not one.held)
         async with await ff.Engine.connect(app.dsn, notifications=False) as engine:
             await engine._fetch("update flowfabric.clock set shift = interval '2 hours'")
             await engine.run_timers("delay")

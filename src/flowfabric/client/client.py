@@ -248,7 +248,7 @@ class AsyncClient:
             for number in numbers:
                 made[number] = await self.engine.create_alike(item, batches[number])
 
-        await asyncio.gather(*[line() for _ in range(min(_LINES, len(batches)))])
+        await _together([line() for _ in range(min(_LINES, len(batches)))])
         return [place for batch in made for place in batch]
 
     def _task(self, task: Submittable[Any] | str) -> Submittable[Any]:

@@ -35,6 +35,7 @@ class Outcomes:
         self._engine = engine
         self._waiting: dict[ExecutionId, set[asyncio.Future[Outcome]]] = {}
         self._new: set[ExecutionId] = set()
+        self._given_up: set[ExecutionId] = set()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -65,6 +66,8 @@ class Outcomes:
             waiters.discard(waiter)
             if not waiters:
                 del self._waiting[execution_id]
+                if waiter.cancelled() and execution_id not in self._new:
+                    self._given_up.add(execution_id)
                 self._new.discard(execution_id)
 
     async def _run(self) -> None:
@@ -72,11 +75,15 @@ class Outcomes:
             pause = _FIRST_LOOK
             watched_until = 0.0
             loop = asyncio.get_running_loop()
-            while self._waiting:
+            while self._waiting or self._given_up:
                 self._woken.clear()
                 if told is not None:
                     told.clear()
                 try:
+                    given_up, self._given_up = self._given_up - self._waiting.keys(), set()
+                    if told is not None:
+                        for chunk in _chunks(given_up):
+                            await self._engine.unwatch(chunk)
                     fresh, self._new = self._new, set()
                     if told is not None and loop.time() >= watched_until:
                         fresh = set(self._waiting)

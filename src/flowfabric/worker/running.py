@@ -54,7 +54,7 @@ from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task
-    from flowfabric.worker.worker import Worker
+    from flowfabric.worker.runtime import Runtime
 
 R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
@@ -89,7 +89,7 @@ class Running:
         "worker",
     )
 
-    def __init__(self, worker: Worker, claimed: Claimed, task: Task[Any, Any], claimed_at: float) -> None:
+    def __init__(self, worker: Runtime, claimed: Claimed, task: Task[Any, Any], claimed_at: float) -> None:
         self.worker = worker
         self.claimed = claimed
         self.handle: Handle = claimed.handle

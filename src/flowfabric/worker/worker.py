@@ -14,43 +14,32 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
-from uuid import UUID
 
 from flowfabric.app import App, Task
-from flowfabric.client import current
 from flowfabric.client.client import AsyncClient
-from flowfabric.contexts import Context, SyncContext
-from flowfabric.contracts import Codecs
-from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, Unavailable
-from flowfabric.ids import ExecutionId, check_worker, mint_uuid, worker_capabilities
-from flowfabric.middleware import chain_execute, overriding
-from flowfabric.models import Claimed, Failure, Handle, NewStep
+from flowfabric.errors import InvalidInput, Unavailable
+from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
 from flowfabric.policies import Duration, duration
 from flowfabric.worker import process, tree
-from flowfabric.worker.claims import Claims, Shares, lane_weights
-from flowfabric.worker.failures import BadResult, failure_of
-from flowfabric.worker.processes import ProcessPool, is_loading_main
+from flowfabric.worker.claims import Claims, lane_weights
+from flowfabric.worker.processes import is_loading_main
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.running import Running
+from flowfabric.worker.runtime import LAST_CALLS, Runtime
 from flowfabric.worker.schedules import declare
 from flowfabric.worker.service import Service
 from flowfabric.worker.shared import check_provided, make
-from flowfabric.worker.threads import Interruptible, Threads
 
 log = logging.getLogger("flowfabric.worker")
 _PATIENCE = timedelta(seconds=20)  # with a call; what takes longer is given up and made again
-_LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
 _LAST_WORDS = 3.0  # seconds for a handler that was told to stop
 Ack = Literal["batch", "each"]
 
 
-class Worker:
+class Worker(Runtime):
     """Runs the tasks of an app. `await worker.run()`, or `async with worker:` beside something else.
 
     `lanes` are names, or names with weights: while both have work, three executions of a lane of weight 3 are begun
@@ -79,12 +68,14 @@ class Worker:
     ) -> None:
         if not isinstance(app, App):
             raise InvalidInput(f"got {type(app).__name__}", field="app", allowed="an App")
-        self.app = app
-        self.codecs: Codecs = app.codecs
-        self.lanes = lane_weights(app.lanes if lanes is None else lanes)
-        self.concurrency = _at_least_one(concurrency, "concurrency")
+        super().__init__(
+            app,
+            _chosen(app, tasks),
+            lanes=lane_weights(app.lanes if lanes is None else lanes),
+            concurrency=_at_least_one(concurrency, "concurrency"),
+            processes=_at_least_one(processes or os.cpu_count() or 1, "processes"),
+        )
         self.capabilities = tuple(worker_capabilities(capabilities))
-        self.tasks = _chosen(app, tasks)
         self.worker_id = check_worker(worker_id or f"{app.name}@{socket.gethostname()}"[:200])
         self.instance_id = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
         self.lease_ttl = duration(lease_ttl, "lease_ttl")
@@ -94,29 +85,11 @@ class Worker:
         self.poll = duration(poll, "poll").total_seconds()
         if ack not in ("batch", "each"):
             raise InvalidInput(f"got {ack!r}", field="ack", allowed="batch, each")
-        self.held: dict[UUID, Running] = {}  # by lease
-        self.step_hook: Callable[[Running, str, int], Coroutine[Any, Any, None]] | None = None
-        self.loop: asyncio.AbstractEventLoop
-        self.thread_id = 0
-        self.engine: Engine
-        self.client: AsyncClient
-        self.reports: Reports
-        self.threads = Threads(self.concurrency)
-        self.shared: dict[type, Any] = {}  # what the app provides, made when the worker starts
-        self.slot_free = asyncio.Event()
-        self.stopping = asyncio.Event()
         self._ack: Ack = ack
         self._connections = _at_least_one(connections, "connections")
         self._runs_duties = duties
-        self._process_count = _at_least_one(processes or os.cpu_count() or 1, "processes")
-        self._processes: ProcessPool | None = None
-        self._execute_hooks = overriding(app.middleware, "execute")
-        self._running: set[Running] = set()
-        self._shares = Shares(self.lanes)
-        self._kinds = sorted(self.tasks)
         self._claims: Claims
         self._claiming: asyncio.Task[None]
-        self._ends_at: float | None = None  # time.monotonic() when the grace is over
         self._life: contextlib.AsyncExitStack | None = None
 
     # Life
@@ -166,11 +139,6 @@ class Worker:
             self.engine.target,
         )
 
-    def must_end(self) -> None:
-        """The grace begins. May be called by any thread, before `stop`."""
-        if self._ends_at is None:
-            self._ends_at = time.monotonic() + self.grace
-
     def stop(self) -> None:
         """Begin to stop: claim nothing more. `run` returns once what is running has ended or was given back."""
         if not self.stopping.is_set():
@@ -186,7 +154,7 @@ class Worker:
         life, self._life = self._life, None
         self.stop()
         async with life:
-            _, late = await asyncio.wait([self._claiming], timeout=_LAST_CALLS)
+            _, late = await asyncio.wait([self._claiming], timeout=LAST_CALLS)
             for claiming in late:  # what it may have claimed comes back when its leases lapse
                 claiming.cancel()
             await self._drain()
@@ -244,7 +212,7 @@ class Worker:
         # All at once: whoever takes over must not wait for a handler that does not listen, nor for a late report.
         _, flushed, *_ = await asyncio.gather(
             self._give_back(),
-            self.reports.flushed(max(self._ends_at - time.monotonic(), _LAST_CALLS)),
+            self.reports.flushed(max(self._ends_at - time.monotonic(), LAST_CALLS)),
             *([asyncio.wait(tasks, timeout=_LAST_WORDS)] if tasks else []),
         )
         if self._running or self.threads.abandoned:
@@ -256,245 +224,9 @@ class Worker:
         if not flushed:
             log.warning("the database did not take the last results; their executions will be run again")
 
-    async def _give_back(self) -> None:
-        """Release what was stopped, for others to go on with at once."""
-        stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
-        if not stopped:
-            return
-        _, late = await asyncio.wait(
-            [asyncio.ensure_future(self._release(one)) for one in stopped], timeout=_LAST_CALLS
-        )
-        for task in late:
-            task.cancel()
-        if late:
-            log.warning("%d executions could not be given back; their leases will lapse", len(late))
-
-    async def _release(self, one: Running) -> None:
-        self.let_go(one)
-        try:
-            await self.engine.release(one.handle)
-        except FlowFabricError as error:
-            log.warning("execution %s could not be given back: %s", one.claimed.execution_id, error)
-
-    # Claiming
-
-    async def claim(self, limit: int) -> list[Claimed]:
-        """Take up to so many executions."""
-        if len(self.lanes) == 1:
-            return await self.engine.claim_many(
-                next(iter(self.lanes)),
-                limit=limit,
-                worker_id=self.worker_id,
-                worker_instance_id=self.instance_id,
-                capabilities=self.capabilities,
-                kinds=self._kinds,
-                lease_ttl=self.lease_ttl,
-            )
-        return await self.engine.claim_lanes(
-            self._shares.of(limit),
-            limit=limit,
-            worker_id=self.worker_id,
-            worker_instance_id=self.instance_id,
-            capabilities=self.capabilities,
-            kinds=self._kinds,
-            lease_ttl=self.lease_ttl,
-        )
-
-    @property
-    def free_slots(self) -> int:
-        """How many more may be claimed; none while the database does not take the results."""
-        if self.reports.pending >= max(1000, 2 * self.concurrency):
-            return 0
-        return self.concurrency - len(self._running)
-
-    # Running
-
-    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
-        """Run what was claimed. `asked` is when, by `time.monotonic()`."""
-        for one in claimed:
-            running = Running(self, one, self.tasks[one.execution_kind], asked)
-            self.held[one.handle.lease_id] = running
-            if self.stopping.is_set():
-                running.is_stopping = True  # to be given back
-                continue
-            self._running.add(running)
-            task: asyncio.Task[None] = asyncio.Task(self._execute(running), loop=self.loop)
-            running.asyncio_task = task
-            running.tasks.add(task)
-            task.add_done_callback(partial(self._ended, running))
-
-    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
-        running.tasks.discard(task)
-        self.slot_free.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
-            reason = f"the worker failed: {type(error).__name__}: {error}"
-            self.reports.fail(running, Failure(authority=running.handle, reason=reason, category="worker_failed"))
-
-    async def _execute(self, running: Running) -> None:
-        current.running.set(running)
-        tree.owner.set(running.tasks)
-        task, claimed = running.task, running.claimed
-        signature = task.signature
-        try:
-            kwargs = signature.decode(self.codecs.open(claimed.input_payload, claimed.payload_encoding))
-            if signature.data:
-                kwargs.update({name: self.shared[cls] for name, cls in signature.data.items()})
-            if self._execute_hooks:
-                context: Any = Context(running) if signature.is_async else SyncContext(running)
-                value = await chain_execute(self._execute_hooks, context, partial(self._call, running, task, kwargs))()
-            elif signature.is_async:
-                if signature.context_param is not None:
-                    kwargs[signature.context_param] = Context(running)
-                value = await task.function(**kwargs)
-            else:
-                value = await self._call(running, task, kwargs)
-            if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
-                raise changed
-            result, encoding = self._sealed(task, value)
-        except BaseException as error:
-            await self._unsuccessful(running, error)
-        else:
-            if running.is_cancelled or running.is_parked:
-                self._discard(running)
-            else:
-                self.reports.complete(running, result, encoding)
-        if len(running.tasks) > 1:
-            # What the handler left behind has nobody to report to.
-            this = asyncio.current_task()
-            for other in list(running.tasks):
-                if other is not this:
-                    other.cancel("the handler has ended")
-
-    def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
-        """A result as it is stored."""
-        try:
-            result = task.signature.result.encode(value)
-        except InvalidInput as error:
-            raise BadResult(str(error)) from error
-        return (None, None) if result is None else self.codecs.seal(result)
-
-    async def _call(self, running: Running, task: Task[Any, Any], kwargs: dict[str, Any]) -> Any:
-        parameter = task.signature.context_param
-        if task.signature.is_async:
-            if parameter is not None:
-                kwargs[parameter] = Context(running)
-            return await task.function(**kwargs)
-        if task.pool == "process":
-            return await self._pool().run(task.function.__module__, task.function.__qualname__, kwargs)
-        if parameter is not None:
-            kwargs[parameter] = SyncContext(running)
-        while True:
-            try:
-                running.call = Interruptible()
-                value = await self.threads.run(running.call, task.function, kwargs)
-            except BaseException:
-                if running.wants_park is None or running.is_cancelled:
-                    raise
-                # Whatever became of it on the way out: it waits, and will be run again.
-            if running.wants_park is None:
-                return value
-            until, child = running.wants_park
-            because = await self.park(running, until, [] if child is None else [child])
-            if because is None:
-                raise Interrupted("parked")
-            # Nothing to wait for after all: from the top, with what is remembered.
-            if because == "due" and until is not None:
-                running.parking.pass_time(until)
-            await running.forget()
-
-    def _pool(self) -> ProcessPool:
-        if self._processes is None:
-            self._processes = ProcessPool(self._process_count)
-        return self._processes
-
     async def _close_reports(self) -> None:
         self.reports.close()
         await self.reports.flushed(1.0)
-
-    async def _close_processes(self) -> None:
-        if self._processes is not None:
-            await self._processes.close()
-            self._processes = None
-
-    def kill_processes(self) -> None:
-        """End the processes of handlers at once. May be called by any thread."""
-        if self._processes is not None:
-            self._processes.kill()
-
-    async def _unsuccessful(self, running: Running, error: BaseException) -> None:
-        """What an exception that left the handler means."""
-        if running.is_parked:
-            return
-        while not running.is_cancelled:
-            try:
-                failure = await failure_of(self.engine, running, error)
-            except Exception as trouble:
-                if isinstance(trouble, FlowFabricError) and trouble.retryable:
-                    await asyncio.sleep(0.5)
-                    continue
-                log.exception("execution %s: its failure could not be described", running.claimed.execution_id)
-                failure = Failure(authority=running.handle, reason=f"{type(error).__name__} ({trouble})")
-            self.reports.fail(running, failure)
-            return
-        self._discard(running)
-
-    def _discard(self, running: Running) -> None:
-        """The handler ended, but its execution is not ours any more, or is about to be given back."""
-        if running.is_lost or not running.is_stopping:
-            self.let_go(running)
-
-    def let_go(self, running: Running) -> bool:
-        """The lease is not ours any more; False when that was known."""
-        return self.held.pop(running.handle.lease_id, None) is not None
-
-    def lost(self, running: Running, error: FlowFabricError) -> None:
-        """The lease is gone: stop the handler; whatever it writes from now on is refused."""
-        if not self.let_go(running):
-            return
-        running.is_lost = True
-        if running.asyncio_task is None:
-            return  # the handler has ended; what it reports is answered by itself
-        log.warning("execution %s: %s; its handler is stopped", running.claimed.execution_id, error)
-        running.stop(str(error))
-
-    def is_over(self, running: Running) -> bool:
-        """Whether a handler may not run any longer. May be called by any thread."""
-        return running.is_cancelled or (self._ends_at is not None and time.monotonic() > self._ends_at)
-
-    async def park(self, running: Running, until: datetime | None, ends_of: Sequence[ExecutionId]) -> str | None:
-        """Give the lease back until then; else why there is nothing to wait for: `ended` or `due`."""
-        while not running.is_cancelled:
-            try:
-                parked = await self.engine.park(running.handle, until=until, ends_of=ends_of)
-            except (LeaseLost, ExecutionNotActive) as error:
-                self.lost(running, error)
-                break
-            except FlowFabricError as error:
-                if not error.retryable:
-                    raise
-                log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
-                await asyncio.sleep(0.5)
-                continue
-            if not parked.parked:
-                return parked.because
-            running.is_parked = True
-            self.let_go(running)
-            running.stop("it waits without a worker")
-            break
-        return None
-
-    async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
-        """Remember a step, together with those of other executions."""
-        return await self.reports.record(handle, step)
-
-    def of_task(self, task: asyncio.Task[Any] | None) -> Running | None:
-        """Whose handler an asyncio task belongs to."""
-        if task is None:
-            return None
-        return next((one for one in list(self._running) if task in one.tasks), None)
 
 
 def _at_least_one(value: int, field: str) -> int:
