@@ -20,6 +20,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
     test_dsn: str | None = None  # FLOWFABRIC_TEST_DSN: a server for the testing kit instead of one of its own
 
+    def __repr__(self) -> str:
+        # The DSN may hold a password.
+        return f"Settings(data_dir={str(self.data_dir)!r}, lanes={self.lanes!r})"
+
 
 ENVIRONMENT: Mapping[str, str] = {
     "dsn": "FLOWFABRIC_DSN",

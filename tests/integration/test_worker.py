@@ -930,7 +930,7 @@ async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
         await asyncio.sleep(rng.random() * 0.01)
         return n
 
-    @app.task(retry=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(0.01)))
+    @app.task(retry=ff.RetryPolicy(max_retries=50, backoff=ff.Fixed(0.01)), max_reclaims=50)
     async def parent(ctx: ff.Context, n: int) -> int:
         first = await ctx.step("first", act, n)
         if n % 5 == 0 and ctx.retry_count == 0:

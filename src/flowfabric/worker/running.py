@@ -71,6 +71,7 @@ class Running:
         "_log",
         "_memory",
         "_memory_loading",
+        "_parking",
         "_refused",
         "asyncio_task",
         "call",
@@ -80,7 +81,6 @@ class Running:
         "is_lost",
         "is_parked",
         "is_stopping",
-        "parking",
         "renewed_at",
         "stop_reason",
         "task",
@@ -103,7 +103,7 @@ class Running:
         self.is_stopping = False
         self.is_parked = False
         self.stop_reason = ""
-        self.parking = Parking(self)
+        self._parking: Parking | None = None
         # Of a plain handler: what it waits for, once it is being unwound.
         self.wants_park: Any = None
         self._lag = time.monotonic() - claimed_at
@@ -111,6 +111,13 @@ class Running:
         self._memory_loading: asyncio.Future[None] | None = None
         self._refused = 0
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
+
+    @property
+    def parking(self) -> Parking:
+        """What the handler waits for. Made when it first waits: most never do."""
+        if self._parking is None:
+            self._parking = Parking(self)
+        return self._parking
 
     # What the context shows
 
