@@ -18,6 +18,9 @@ declare
 begin
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
+    if p_operator then
+        perform flowfabric.tell_holders(p_partition, p_id);
+    end if;
 
     if cardinality(v_ok) = cardinality(p_id) then
         perform flowfabric.end_executions(

@@ -19,6 +19,9 @@ declare
 begin
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
+    if p_operator then
+        perform flowfabric.tell_holders(p_partition, p_id);
+    end if;
     -- An item given twice is decided once.
     select coalesce(array_agg(d.o), '{}'), coalesce(array_agg(d.t), '{}') into v_ok, v_tids
     from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
