@@ -7,11 +7,11 @@ database lets each take what no other has, and a crash in the middle of a round 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from datetime import timedelta
 
+from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError
 from flowfabric.models import ScannerFilter
@@ -59,16 +59,4 @@ class Duty:
                 log.exception("%s failed; it runs again in %.0f s", self.name, _RESTART_AFTER)
             # Never early: a round just before the time would find nothing.
             pause = max(pause, _FLOOR) * random.uniform(1.0, 1.05)  # noqa: S311 - spreads the processes
-            await _sleep(pause, stopping, woken)
-
-
-async def _sleep(seconds: float, *events: asyncio.Event | None) -> None:
-    """Sleep, but no longer than until one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*waits, return_exceptions=True)
+            await first_of(pause, stopping, woken)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
+from flowfabric._waiting import first_of
 from flowfabric.client.current import background
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, TransportError
@@ -104,7 +105,7 @@ class Outcomes:
                     pause = max(pause, 0.5)
                 await asyncio.sleep(0)  # let those who got their answer leave
                 if self._waiting:
-                    await _first_of(pause, self._woken, told)
+                    await first_of(pause, self._woken, told)
                     pause = min(pause * 4, _LAST_LOOK if told is not None else _LAST_LOOK_UNTOLD)
 
     async def close(self) -> None:
@@ -123,13 +124,3 @@ class Outcomes:
 def _chunks(ids: Iterable[ExecutionId]) -> list[list[ExecutionId]]:
     every = list(ids)
     return [every[at : at + _CHUNK] for at in range(0, len(every), _CHUNK)]
-
-
-async def _first_of(seconds: float, *events: asyncio.Event | None) -> None:
-    """Sleep, but no longer than until one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from flowfabric._waiting import first_of
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.ids import check_lane
-from flowfabric.worker.service import first_of
 
 if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from flowfabric._duties import ALL, Duties
+from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
 from flowfabric.worker.schedules import ScheduleDuty
@@ -186,13 +187,3 @@ class Service(threading.Thread):
             if said:
                 log.warning("the event loop goes on after %.0f s", time.monotonic() - asked)
             await asyncio.sleep(1.0)
-
-
-async def first_of(seconds: float, *events: asyncio.Event | None) -> None:
-    """Sleep, but no longer than until one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -1,0 +1,18 @@
+"""Sleeping that something may cut short: used by every loop that waits for a time or for a wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def first_of(seconds: float, *events: asyncio.Event | None) -> None:
+    """Sleep, but no longer than until one of the events is set; None stands for an event that never is."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+    try:
+        if waits:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(seconds)
+    finally:
+        for wait in waits:
+            wait.cancel()
