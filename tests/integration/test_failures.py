@@ -108,6 +108,7 @@ async def test_a_codec_that_fails_to_write_ends_the_attempt_and_not_the_worker(d
         with pytest.raises(ff.TaskFailed) as failed:
             await run.result("30s")
         assert failed.value.error_type == "ConnectionError"
+        await worker.idle()
         assert worker.held == {}
 
 

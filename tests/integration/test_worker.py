@@ -755,6 +755,28 @@ async def test_an_idle_worker_is_woken_by_a_submission(app: ff.App, calls: Calls
             assert calls.counts["claim_many"] - asked <= 4  # woken, not asking all the time
 
 
+async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_committed_after_is_found(
+    app: ff.App, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    client = await app.client()
+    transaction = sql.transaction()
+    await transaction.start()
+    submission = {"lane_id": "default", "execution_kind": job.name, "input_payload": b"{}"}
+    made = await client.engine.create_execution(**submission, connection=sql)  # nobody sleeps yet
+    watching = await asyncpg.connect(database)
+    async with working(app, poll=600, duties=False):
+        while not await watching.fetchval("select count(*) from flowfabric.sleeper where topic = 'work'"):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # for the look after the announcement
+        await transaction.commit()
+        assert await client.run(made.execution_id, kind=job.name).result(PATIENCE) == "done"
+    await watching.close()
+
+
 async def test_a_listener_whose_driver_is_confused_listens_again(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
     real, confused = asyncpg.Connection.add_listener, 2
 

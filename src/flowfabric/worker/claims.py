@@ -24,6 +24,8 @@ log = logging.getLogger("flowfabric.worker")
 _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
 _FEW = 8
+_FIRST_LOOK = 0.05
+_OVERLAP = 0.25  # seconds by which an announcement outlives its sleep, so that the next one leaves no gap
 
 
 class Claims:
@@ -34,6 +36,7 @@ class Claims:
         self._trouble = 0
         self._announced_until = 0.0
         self._announced_on = -1  # which connection of the listener
+        self._next_look = 0.0
         self.idle_since: float | None = None
 
     async def run(self) -> None:
@@ -88,10 +91,15 @@ class Claims:
             if now >= self._announced_until or connection != self._announced_on:
                 # Announce, look again, then sleep: whoever submits after that look sees the announcement. A server
                 # that crashed has forgotten it, and the listener has another connection then.
-                await worker.engine.sleep_for_work(timedelta(seconds=worker.poll + 0.25))
+                await worker.engine.sleep_for_work(timedelta(seconds=worker.poll + _OVERLAP))
+                if now >= self._announced_until + _OVERLAP or connection != self._announced_on:
+                    self._next_look = _FIRST_LOOK
                 self._announced_until, self._announced_on = now + worker.poll, connection
                 return 0.0
-            pause = max(self._announced_until - now, 0.01)
+            # A transaction that looked for sleepers while none was announced may commit after our look: looks that
+            # grow rarer find what it submitted.
+            pause = min(max(self._announced_until - now, 0.01), self._next_look)
+            self._next_look *= 5
         if self.idle_since is None:
             self.idle_since = now
         return pause
