@@ -232,10 +232,15 @@ def alike_args(item: NewExecution, payloads: Sequence[bytes], partitions: int) -
             raise InvalidInput("one is too long or no bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
     _, args = _plain_args([item], partitions)
     minted = mint_many(len(payloads))
-    args[PARTITION_ARG] = [crc16(data) % partitions for data in minted]
+    args[PARTITION_ARG] = _homes(minted, partitions)
     args[ID_ARG] = list(map(pgproto.UUID, minted))
     args[PAYLOAD_ARG] = payloads
     return args
+
+
+def _homes(minted: Sequence[bytes], partitions: int) -> list[int]:
+    """One partition for all executions of a call: neighbours in the index, which is written and read at one place."""
+    return [crc16(minted[0]) % partitions] * len(minted) if minted else []
 
 
 def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UUID], list[Any]]:
@@ -243,7 +248,7 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
     numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
     minted = mint_many(len(items))
     ids: list[UUID] = list(map(pgproto.UUID, minted))  # made in C; UUIDs to everybody else
-    homes = [crc16(data) % partitions for data in minted]
+    homes = _homes(minted, partitions)
     args = [
         [lane for lane, _ in routes], [kind for _, kind in routes], [""] * len(routes),
         numbers if len(routes) > 1 else None, homes, ids, False,

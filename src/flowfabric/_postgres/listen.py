@@ -1,4 +1,4 @@
-"""One listening connection per process, shared by everybody who waits for a wake-up.
+"""One listening connection per engine, shared by everybody who waits for a wake-up.
 
 Notifications are hints: a waiter also polls, so a lost connection costs time and nothing else. It is opened when the
 first waiter comes and reopened, with growing pauses, when it breaks.
@@ -8,65 +8,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
 
 from flowfabric._postgres.pool import check_dsn, next_host_first
+from flowfabric._waiting import first_of
 
 CHANNEL = "flowfabric"
 _ASK_AFTER = 10.0  # seconds of silence after which the connection has to prove that it lives
 
 
 class Listener:
-    """Turns notifications of the channel into events, by topic. Waiters may live in loops of other threads."""
+    """Turns notifications of the channel into events, by topic."""
 
     def __init__(self, dsn: str) -> None:
         check_dsn(dsn)
         self._dsn = dsn
-        self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._waiters: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = False
+        self._ready = asyncio.Event()
         self.connections = 0  # how many there have been
 
     @contextlib.contextmanager
     def topic(self, name: str) -> Iterator[asyncio.Event]:
         """An event that is set whenever the topic is notified; the waiter clears it."""
-        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        waiter = asyncio.Event()
         self._waiters.setdefault(name, set()).add(waiter)
-        self.start()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="flowfabric listener")
         try:
-            yield waiter[1]
+            yield waiter
         finally:
             self._waiters[name].discard(waiter)
 
-    def start(self) -> None:
-        """Listen, in the loop of the first who asks."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        if self._loop is asyncio.get_running_loop() and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run(), name="flowfabric listener")
-
     async def listening(self, timeout: float) -> None:
         """Wait until notifications arrive, but no longer than `timeout`."""
-        until = time.monotonic() + timeout
-        while not self._ready and time.monotonic() < until:  # noqa: ASYNC110 - it may be another thread's
-            await asyncio.sleep(0.005)
+        await first_of(timeout, self._ready)
 
     def wake(self, topic: str | None = None) -> None:
-        """Wake the waiters of a topic in this process, or all."""
-        here = asyncio.get_running_loop()
-        for name, waiters in list(self._waiters.items()):
+        """Wake the waiters of a topic, or all."""
+        for name, waiters in self._waiters.items():
             if topic is None or name == topic:
-                for loop, event in list(waiters):
-                    if loop is here:
-                        event.set()
-                    else:
-                        with contextlib.suppress(RuntimeError):  # its loop is closed
-                            loop.call_soon_threadsafe(event.set)
+                for waiter in waiters:
+                    waiter.set()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -90,7 +76,7 @@ class Listener:
                     raise
                 connection.add_termination_listener(lambda _, done=closed: done.set())
                 await connection.add_listener(CHANNEL, self._notified)
-                self._ready = True
+                self._ready.set()
                 self.connections += 1
                 self.wake()  # whatever was announced while nobody listened
                 pause = 0.2
@@ -102,7 +88,7 @@ class Listener:
             except Exception:  # noqa: S110 - whatever the driver says of a connection that broke, another one is tried
                 pass
             finally:
-                self._ready = False
+                self._ready.clear()
                 if connection is not None:
                     connection.terminate()
             await asyncio.sleep(pause)

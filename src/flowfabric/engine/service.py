@@ -66,7 +66,6 @@ class Service(Calls):
 
     _embedded: Any = None
     _dsn: str = ""
-    _owns_listener: bool = True
 
     @classmethod
     async def connect(
@@ -80,14 +79,12 @@ class Service(Calls):
         reconnect_for: timedelta = timedelta(seconds=15),
         notifications: bool = True,
         prepared_statements: bool = True,
-        listener: Listener | None = None,
     ) -> Self:
         """Connect to a deployment.
 
         Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which is then
         started and migrated by itself. A database of yours is never migrated here: the error says what to run.
-        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy. `listener` is that of
-        another engine of this process, to be shared.
+        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
         """
         check_int(min_size, "min_size", 0, 10_000)
         check_int(max_size, "max_size", max(min_size, 1), 10_000)
@@ -114,8 +111,7 @@ class Service(Calls):
             if server is not None:
                 await asyncio.to_thread(server.release)
             raise
-        engine = cls(database, (listener or Listener(chosen)) if notifications else None)
-        engine._owns_listener = listener is None
+        engine = cls(database, Listener(chosen) if notifications else None)
         engine._embedded = server
         engine._dsn = chosen
         return engine
@@ -127,7 +123,7 @@ class Service(Calls):
                 await background.stop()
         finally:
             try:
-                if self._listener is not None and self._owns_listener:
+                if self._listener is not None:
                     await self._listener.close()
             finally:
                 try:
@@ -152,7 +148,7 @@ class Service(Calls):
 
     @property
     def listener(self) -> Listener | None:
-        """Who hears notifications for this engine, to be shared with another of the same process."""
+        """Who hears notifications for this engine."""
         return self._listener
 
     @property

@@ -1,6 +1,6 @@
 """What a worker does beside running handlers, in a thread and loop of its own, so that no handler can hold it up.
 
-Leases are renewed here, the duties run here, schedules fire here, and the listener hears notifications here.
+Leases are renewed here, the duties run here, schedules fire here, and what calls for them is heard here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Service(threading.Thread):
         self._stopping: asyncio.Event | None = None
         self._error: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.engine: Engine | None = None
 
     def run(self) -> None:
         try:
@@ -58,14 +57,12 @@ class Service(threading.Thread):
                     self._worker.loop.call_soon_threadsafe(self._worker.stop)
             self._ready.set()
 
-    async def started(self) -> Engine:
+    async def started(self) -> None:
         """Start the thread and wait until it is connected; raises what stood in the way."""
         self.start()
         await asyncio.to_thread(self._ready.wait)
         if self._error is not None:
             raise self._error
-        assert self.engine is not None
-        return self.engine
 
     async def stopped(self, timeout: float = 10.0) -> None:
         """Stop the thread and wait for it; raises what it had died of."""
@@ -86,7 +83,6 @@ class Service(threading.Thread):
             min_size=1, max_size=6, command_timeout=_PATIENCE, reconnect_for=timedelta(0)
         )
         async with engine:
-            self.engine = engine
             duties = Duties(engine, (*ALL, ScheduleDuty) if self._runs_duties else ())
             with engine.lost_wakeups(worker.instance_id) as lost:
                 async with duties:

@@ -106,14 +106,13 @@ class Worker(Runtime):
         async with contextlib.AsyncExitStack() as life:
             service = Service(self, duties=self._runs_duties)
             life.push_async_callback(service.stopped)
-            beside = await service.started()
+            await service.started()
             self.engine = await self.app.open_engine(
                 min_size=1,
                 max_size=self._connections,
                 command_timeout=_PATIENCE,
                 # A handler waits for its database as long as its lease may live.
                 reconnect_for=max(self.lease_ttl, timedelta(seconds=15)),
-                listener=beside.listener,
             )
             life.push_async_callback(self.engine.close)
             self.client = AsyncClient(self.engine, self.app)

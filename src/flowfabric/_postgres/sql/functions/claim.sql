@@ -13,7 +13,8 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off se
 set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := flowfabric.now();
+    v_now timestamptz;
+    v_shift interval;
     v_routes integer[];
     v_share integer[];       -- how many to take of each route
     v_taken flowfabric.taken;
@@ -22,18 +23,20 @@ declare
     v_ids uuid[] := '{}';
     v_tids tid[] := '{}';
     v_more integer;
-    v_had_attempts boolean := false;
+    v_again boolean := false;
     v_auto_reclaim boolean;
     v_lost boolean;          -- a lost lease is among the best
 begin
-    select array_agg(r.id order by r.id) into v_routes
-    from flowfabric.lane l join flowfabric.route r on r.lane = l.name
-    where l.name = p_lane and l.state in ('active', 'draining')
-      and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities;
+    select c.shift, d.auto_reclaim,
+           (select array_agg(r.id order by r.id) from flowfabric.lane l join flowfabric.route r on r.lane = l.name
+            where l.name = p_lane and l.state in ('active', 'draining')
+              and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities)
+    into v_shift, v_auto_reclaim, v_routes
+    from flowfabric.clock c, flowfabric.deployment d;
     if v_routes is null then
         return;
     end if;
-    select d.auto_reclaim into v_auto_reclaim from flowfabric.deployment d;
+    v_now := clock_timestamp() + v_shift;
 
     if cardinality(v_routes) > 1 then
         loop
@@ -76,23 +79,23 @@ begin
             v_partitions := v_partitions || v_taken.partitions;
             v_ids := v_ids || v_taken.ids;
             v_tids := v_tids || v_taken.tids;
-            v_had_attempts := v_had_attempts or v_taken.had_attempts;
+            v_again := v_again or v_taken.again;
         end loop;
         exit when cardinality(v_routes) = 1;
         v_pass := v_pass + 1;
     end loop;
 
     if cardinality(v_ids) > 0 then
-        v_now := flowfabric.now();   -- not before anything that was seen on the way here
+        v_now := clock_timestamp() + v_shift;   -- not before anything that was seen on the way here
         if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
-                v_had_attempts, v_now);
+                v_again, v_now);
         else
             -- Taken route by route, given out in claim order.
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
-                v_had_attempts, v_now) s order by s.priority desc, s.created_at, s.id;
+                v_again, v_now) s order by s.priority desc, s.created_at, s.id;
         end if;
         -- Now and then the floor follows the claims; a chance per row makes it independent of the batch size.
         if random() < cardinality(v_ids) / 2000.0 then

@@ -29,6 +29,18 @@ declare
     v_made integer;
     v_rank integer;
 begin
+    if not p_id_given and cardinality(p_lanes) = 1 and (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
+           p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quota,
+           p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
+        partition := flowfabric.create_plain(
+            p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::jsonb);
+        if partition is not null then
+            ordinal := 0; code := 'created'; state := 'waiting';
+            return next;
+            return;
+        end if;
+    end if;
+
     if p_key is not null then
         v_now := flowfabric.now();
         if cardinality(p_key) > 1 then
@@ -157,9 +169,7 @@ begin
                 from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
                 where v_code is null or v_code[u.ord] is null;
             end if;
-            if exists (select from flowfabric.sleeper w where w.topic = 'work' and w.until > clock_timestamp()) then
-                perform flowfabric.wake_workers();
-            end if;
+            perform flowfabric.wake_workers();
         end if;
         if p_delay_until is not null or p_delay_ms is not null then
             perform flowfabric.set_timers('delay', array_agg(e.partition), array_agg(e.id), array_agg(e.delay_until))
@@ -207,6 +217,54 @@ begin
 end;
 $$;
 
+-- create_plain: executions of one route with nothing but a payload and one policy
+--
+-- The most common call, in as few statements as can be: a cold processor pays for every one of them.
+-- Answers  how many partitions there are; null when the route is new or closed, and then nothing was made.
+create or replace function flowfabric.create_plain(
+    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
+returns integer
+language plpgsql as $$
+declare
+    v_now timestamptz;
+    v_partitions integer;
+    v_route integer;
+    v_outranks boolean;
+    v_wakes boolean;
+begin
+    select clock_timestamp() + c.shift, d.flow_partitions, r.id into v_now, v_partitions, v_route
+    from flowfabric.clock c, flowfabric.deployment d, flowfabric.route r, flowfabric.lane l
+    where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
+      and l.name = p_lane and l.state in ('active', 'paused');
+    if not found then
+        return null;
+    end if;
+    perform pg_advisory_xact_lock_shared(708301, v_route);   -- as hold_routes does, without the call
+    with made as (
+        insert into flowfabric.execution
+            (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
+             priority, transitioned_at, mutated_at)
+        select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker', 'first',
+               0, v_now, v_now
+        from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
+    )
+    insert into flowfabric.ready (route, rank, created_at, id, partition)
+    select v_route, 9000, v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
+    select exists (select from flowfabric.ready_floor f
+                   where f.route = v_route and (f.rank, f.created_at) >= (9000, v_now)),
+           exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp())
+    into v_outranks, v_wakes;
+    if v_outranks or current_setting('transaction_isolation') <> 'read committed' then
+        perform flowfabric.lower_floor(array_agg(v_route), array_agg(9000), array_agg(v_now), array_agg(i))
+        from unnest(p_id) i;
+    end if;
+    if v_wakes then
+        perform pg_notify('flowfabric', 'work');
+    end if;
+    return v_partitions;
+end;
+$$;
+
 -- insert_executions: the rows of new executions and their ready rows; answers how many may be claimed at once.
 --
 -- Unnests only what every item has: each further array would cost every row.
@@ -221,22 +279,6 @@ declare
     v_ready integer;
     v_policy jsonb := case when cardinality(p_policy) = 1 then p_policy[1]::jsonb end;
 begin
-    if (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
-           p_code, p_route_no, p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets,
-           p_quota, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
-        -- Nothing but a payload and one policy: the most common call, and every expression less counts for every row.
-        with made as (
-            insert into flowfabric.execution
-                (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
-                 priority, transitioned_at, mutated_at)
-            select u.partition, u.id, p_routes[1], p_now, '', '', u.payload, v_policy, 'waiting', 'waiting_for_worker', 'first', 0,
-                   p_now, p_now
-            from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
-        )
-        insert into flowfabric.ready (route, rank, created_at, id, partition)
-        select p_routes[1], 9000, p_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
-        return cardinality(p_id);
-    end if;
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,

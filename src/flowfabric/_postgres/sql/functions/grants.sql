@@ -215,7 +215,7 @@ begin
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
             (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
             array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
-            p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.attempts > 0, v_now) s;
+            p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.pending <> 'first', v_now) s;
     else
         code := v_code; detail := v_detail; partition := p_partition; id := p_id;
         attempt_id := e.attempt_id; lease_epoch := e.epoch;

@@ -2,21 +2,22 @@
 --
 -- Called by every way of claiming, under the locks it took; the ready rows are already gone.
 -- A pending attempt is created, an interrupted one continues, a lost lease is replaced by a new attempt.
--- Takes    the places of the locked rows; lease and attempt ids where the caller minted them; a null array lets the database mint.
+-- Takes    p_again: some of them are not at their first attempt.
+--          The places of the locked rows; lease and attempt ids where the caller minted them; a null array lets the database mint.
 create or replace function flowfabric.start_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
-    p_had_attempts boolean, p_now timestamptz)
+    p_again boolean, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
-    -- One draw per call: each is a system call. The ids of the call are its first 23 digits and a number.
-    v_seed text := substr(replace(gen_random_uuid()::text, '-', ''), 1, 23);
+    -- Unique, and no secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a device.)
+    v_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || pg_backend_pid()), 1, 23);
 begin
-    if p_had_attempts then
+    if p_again then
         -- The attempt that a new one replaces becomes history.
         insert into flowfabric.attempt
         select (flowfabric.latest_attempt(e)).*
@@ -31,6 +32,49 @@ begin
         from unnest(p_tids) as u (tid)
         join flowfabric.execution e on e.ctid = u.tid
         where e.lease_lost is not null;
+    end if;
+
+    if not p_again and p_deadline_at is null then
+        -- First attempts, which have nothing behind them: what most claims find, in a statement that knows it.
+        return query
+        with started as (
+            update flowfabric.execution e
+            set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, delay_until = null,
+                epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
+                worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
+                lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = v_expires, started_at = p_now,
+                attempts = 1, attempt_index = 0,
+                attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid),
+                attempt_type = 'initial', attempt_lifecycle = 'started', attempt_started_at = p_now,
+                attempt_policy = p_policy,
+                attempt_timeout_at = p_now + flowfabric.ms(coalesce(
+                    p_timeout_ms, nullif((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint, 0))),
+                transitioned_at = p_now, mutated_at = p_now
+            from unnest(p_tids) with ordinality as u (tid, ord)
+            where e.ctid = u.tid
+            returning e.partition, e.id, e.route, e.attempt_id, e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority,
+                      e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
+                      e.retries, e.reclaims, e.replays
+        ), logged as (
+            insert into flowfabric.event
+                (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
+                 attempt_id, attempt_index, worker_id, worker_instance_id, reason)
+            select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
+                   s.attempt_id, 0, p_worker, p_instance, p_reason
+            from started s
+        ), watched as (
+            insert into flowfabric.timer (kind, due_at, partitions, ids)
+            select 'lease', v_expires, array_agg(s.partition), array_agg(s.id) from started s having count(*) > 0
+        ), limited as (
+            insert into flowfabric.timer (kind, due_at, partitions, ids)
+            select 'attempt', s.attempt_timeout_at, array_agg(s.partition), array_agg(s.id)
+            from started s where s.attempt_timeout_at is not null group by s.attempt_timeout_at
+        )
+        select s.partition, s.id, 'fresh', 0, s.attempt_id, 'initial', s.lease_id, s.epoch, v_expires, r.lane, r.kind,
+               s.namespace, s.flow_id, s.priority, s.created_at, s.payload, s.payload_encoding, s.tags, s.deadline_at,
+               s.attempt_timeout_at, s.retries, s.reclaims, s.replays
+        from started s join flowfabric.route r on r.id = s.route;   -- in the order of the places given
+        return;
     end if;
 
     return query

@@ -35,7 +35,7 @@ declare
     v_id uuid;
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
     v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
-    v_had boolean; v_lost boolean; v_held boolean; v_granted boolean;
+    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean;
     v_capped integer[];
 begin
     select f.rank, f.created_at, f.id into v_rank, v_created, v_id
@@ -46,7 +46,7 @@ begin
     loop
         -- A row whose execution is in somebody's hands is passed over, and the scan goes on behind it.
         with locked as (
-            select r.ctid as tid, e.ctid as place, e.partition, e.id, e.attempts > 0 as had,
+            select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
                    e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
                    r.granted_until is not null as granted
             from flowfabric.ready r
@@ -60,9 +60,9 @@ begin
             for update of r skip locked
             for no key update of e skip locked
         )
-        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.had),
+        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
                bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
-        into v_tids, v_places, v_partitions, v_ids, v_had, v_lost, v_held, v_granted
+        into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
         from locked l;
         exit when v_tids is null;
         delete from flowfabric.ready r where r.ctid = any (v_tids);
@@ -98,7 +98,7 @@ begin
         v_taken.partitions := v_taken.partitions || v_partitions;
         v_taken.ids := v_taken.ids || v_ids;
         v_taken.tids := v_taken.tids || v_places;
-        v_taken.had_attempts := v_taken.had_attempts or v_had;
+        v_taken.again := v_taken.again or v_again;
         exit when v_capped is null;
     end loop;
     return v_taken;

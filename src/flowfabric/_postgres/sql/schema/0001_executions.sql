@@ -70,9 +70,9 @@ create table flowfabric.execution (
     budget_ids       uuid[],
     quota_policy_id  uuid,
     -- state: one word and the few facts it does not imply
-    state            text not null constraint execution_state_known check (state in (
-                         'waiting', 'delayed', 'rate_limited', 'waiting_children', 'active', 'suspended', 'resumable',
-                         'completed', 'failed', 'cancelled', 'expired', 'skipped')),
+    -- (no check constraint here and on timers: each is read in again by every statement; audit.sql checks instead)
+    state            text not null,   -- waiting, delayed, rate_limited, waiting_children, active, suspended, resumable,
+                                      -- completed, failed, cancelled, expired, skipped
     blocking_reason  text,
     blocking_detail  text,
     pending          text,        -- which attempt comes next: first, retry, replay, interrupted (the same again)
@@ -170,8 +170,7 @@ create table flowfabric.ready_floor (
 create index ready_floor_by_route on flowfabric.ready_floor (route);
 
 create table flowfabric.timer (
-    kind       text not null constraint timer_kind_known
-                   check (kind in ('lease', 'attempt', 'deadline', 'delay', 'retention')),
+    kind       text not null,   -- lease, attempt, deadline, delay, parked, retention
     due_at     timestamptz not null,
     partitions integer[] not null,
     ids        uuid[] not null
@@ -323,7 +322,7 @@ create type flowfabric.verdict as (
 );
 
 -- What a claim took out of a route.
-create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], had_attempts boolean);
+create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
 
 -- What came out of the due timers of one kind.
 create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);

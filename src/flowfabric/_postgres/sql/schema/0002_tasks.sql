@@ -47,10 +47,6 @@ create unlogged table flowfabric.watch (
     primary key (partition, id, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
-alter table flowfabric.timer drop constraint timer_kind_known;
-alter table flowfabric.timer add constraint timer_kind_known
-    check (kind in ('lease', 'attempt', 'deadline', 'delay', 'parked', 'retention'));
-
 -- Recurring work. Whoever moves next_at on from the value it read creates what is due: so nothing fires twice.
 create table flowfabric.schedule (
     name             text collate "C" primary key,
