@@ -14,7 +14,6 @@ set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_shift interval;
     v_routes integer[];
     v_share integer[];       -- how many to take of each route
     v_taken flowfabric.taken;
@@ -27,16 +26,15 @@ declare
     v_auto_reclaim boolean;
     v_lost boolean;          -- a lost lease is among the best
 begin
-    select c.shift, d.auto_reclaim,
+    select flowfabric.now(), d.auto_reclaim,
            (select array_agg(r.id order by r.id) from flowfabric.lane l join flowfabric.route r on r.lane = l.name
             where l.name = p_lane and l.state in ('active', 'draining')
               and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities)
-    into v_shift, v_auto_reclaim, v_routes
-    from flowfabric.clock c, flowfabric.deployment d;
+    into v_now, v_auto_reclaim, v_routes
+    from flowfabric.deployment d;
     if v_routes is null then
         return;
     end if;
-    v_now := clock_timestamp() + v_shift;
 
     if cardinality(v_routes) > 1 then
         loop
@@ -86,7 +84,7 @@ begin
     end loop;
 
     if cardinality(v_ids) > 0 then
-        v_now := clock_timestamp() + v_shift;   -- not before anything that was seen on the way here
+        v_now := flowfabric.now();   -- not before anything that was seen on the way here
         if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,

@@ -232,8 +232,8 @@ declare
     v_outranks boolean;
     v_wakes boolean;
 begin
-    select clock_timestamp() + c.shift, d.flow_partitions, r.id into v_now, v_partitions, v_route
-    from flowfabric.clock c, flowfabric.deployment d, flowfabric.route r, flowfabric.lane l
+    select flowfabric.now(), d.flow_partitions, r.id into v_now, v_partitions, v_route
+    from flowfabric.deployment d, flowfabric.route r, flowfabric.lane l
     where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
       and l.name = p_lane and l.state in ('active', 'paused');
     if not found then
