@@ -6,6 +6,7 @@ numbers), or `Operator` (an override that no lease protects).
 
 from __future__ import annotations
 
+import hmac
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from uuid import UUID
 
 from msgspec import Struct, field
 
-from flowfabric.errors import Corruption
+from flowfabric.errors import Conflict, Corruption
 from flowfabric.ids import AttemptId, ExecutionId, FlowId, LeaseId
 from flowfabric.policies import PolicyInput
 from flowfabric.state import BlockingReason, State, StateVector, project
@@ -252,7 +253,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     retry_policy: Any = None
 
 
-StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result"]
+StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait"]
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):
@@ -269,7 +270,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step as it is remembered. `at` is the time of a `now`, the end of a `sleep`.
+    """A step as it is remembered. `at` is the time of a `now`, the end of a `sleep`, the deadline of a `wait`.
 
     `error` is set when it failed; `result` then holds what else its exception carried.
     """
@@ -288,10 +289,11 @@ class Step(Struct, frozen=True, kw_only=True):
     child_id: ExecutionId | None
     seconds: float | None
     recorded_at: datetime
+    waitpoint_ids: tuple[UUID, ...] = ()
 
 
 class Parked(Struct, frozen=True):
-    """`parked` is False when there was nothing to wait for: `because` says `ended` or `due`, and the lease is kept."""
+    """`parked` is False when there is nothing to wait for, `because` of `ended`, `due` or `signal`; the lease stays."""
 
     execution_id: ExecutionId
     parked: bool
@@ -391,10 +393,291 @@ class Revoked(Struct, frozen=True):
     lease_epoch: int
 
 
+class WaitpointToken:
+    """The right to signal one waitpoint. It prints redacted; `reveal` gives the text to hand out."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The token itself: for the message that takes it to whoever shall signal, and for nothing else."""
+        return self._text
+
+    @property
+    def kid(self) -> str:
+        """Which key signed it."""
+        return self._text.partition(":")[0]
+
+    def __str__(self) -> str:
+        kid, colon, digest = self._text.partition(":")
+        return f"{kid}:<REDACTED:len={len(digest)}>" if colon and kid and digest else "<REDACTED:malformed>"
+
+    def __repr__(self) -> str:
+        return f"WaitpointToken({self})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WaitpointToken):
+            return NotImplemented
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+ReasonCode: TypeAlias = Literal[
+    "waiting_for_signal",
+    "step_boundary",
+    "waiting_for_approval",
+    "waiting_for_callback",
+    "waiting_for_tool_result",
+    "waiting_for_operator_review",
+    "manual_pause",
+    "paused_by_policy",
+    "paused_by_budget",
+]
+RequestedBy: TypeAlias = Literal["worker", "operator", "policy", "system_timeout_policy"]
+TimeoutBehavior: TypeAlias = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
+TriggerType: TypeAlias = Literal["signal", "operator", "auto_resume"]
+
+
+class NewWaitpoint(Struct, frozen=True):
+    """A pending waitpoint, and the token that its signals must show."""
+
+    waitpoint_id: UUID
+    token: WaitpointToken
+    expires_at: datetime
+
+
+class Fresh(Struct, frozen=True):
+    """A binding that `suspend` makes: a waitpoint that exists from then on."""
+
+    waitpoint_id: UUID
+    waitpoint_key: str
+
+
+class UsePending(Struct, frozen=True):
+    """A binding to a waitpoint that `create_waitpoint` made; its key and token stay."""
+
+    waitpoint_id: UUID
+
+
+class BoundWaitpoint(Struct, frozen=True):
+    waitpoint_id: UUID
+    waitpoint_key: str
+    waitpoint_token: WaitpointToken
+
+
+class SuspensionDetails(Struct, frozen=True, kw_only=True):
+    """What was suspended on; the first binding is the primary."""
+
+    suspension_id: UUID
+    waitpoint_id: UUID
+    waitpoint_key: str
+    waitpoint_token: WaitpointToken
+    additional_waitpoints: tuple[BoundWaitpoint, ...] = ()
+
+
+class Suspended(Struct, frozen=True):
+    """The lease is gone; `handle` is good for `observe_signals` alone."""
+
+    details: SuspensionDetails
+    handle: Handle
+
+
 class AlreadySatisfied(Struct, frozen=True):
-    """Nothing had to be done, and why."""
+    """Nothing had to be done, and why; of a suspend, `details` says on what, and the lease is kept."""
 
     reason: str
+    details: SuspensionDetails | None = None
+
+
+class ResumePolicy(Struct, frozen=True, kw_only=True):
+    """What happens when signals satisfy the condition. Only the delay has an effect in this version."""
+
+    resume_target: str = "runnable"
+    resume_delay: timedelta | None = None
+    consume_matched_signals: bool = True
+    retain_signal_buffer_until_closed: bool = False
+    close_waitpoint_on_resume: bool = True
+
+
+class Closed(Struct, frozen=True):
+    """The waitpoint is closed, by this call or before."""
+
+    waitpoint_id: UUID
+
+
+class PendingWaitpoint(Struct, frozen=True, kw_only=True):
+    """A waitpoint that can be signalled. The token is not part of it."""
+
+    waitpoint_id: UUID
+    waitpoint_key: str
+    state: str
+    required_signal_names: tuple[str, ...]
+    created_at: datetime
+    activated_at: datetime | None
+    expires_at: datetime | None
+    execution_id: ExecutionId
+    token_kid: str
+    token_fingerprint: str
+
+
+class SuspendedExecution(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    suspended_at: datetime
+    reason: str
+    timeout_at: datetime | None
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """A waitpoint that somebody waits at, as `list_waits` shows it. `reason` is None while it is pending."""
+
+    execution_id: ExecutionId
+    execution_kind: str
+    lane_id: str
+    namespace: str
+    waitpoint_id: UUID
+    waitpoint_key: str
+    state: str
+    reason: str | None
+    since: datetime
+    timeout_at: datetime | None
+    timeout_behavior: str | None
+    required_signal_names: tuple[str, ...]
+    signal_count: int
+
+
+class Suspension(Struct, frozen=True, kw_only=True):
+    """One suspension, open while `closed_at` is None."""
+
+    suspension_id: UUID
+    execution_id: ExecutionId
+    attempt_index: int
+    waitpoint_ids: tuple[UUID, ...]
+    waitpoint_keys: tuple[str, ...]
+    reason_code: str
+    requested_by: str
+    continuation_metadata_pointer: str | None
+    resume_condition: Any
+    resume_policy: dict[str, Any]
+    suspended_at: datetime
+    timeout_at: datetime | None
+    timeout_behavior: str | None
+    last_signal_at: datetime | None
+    satisfied_at: datetime | None
+    closed_at: datetime | None
+    close_reason: str | None
+    trigger_type: str | None
+    closer_signal_id: UUID | None
+    satisfier_signal_ids: tuple[UUID, ...]
+
+
+class ReceivedSignal(Struct, frozen=True, kw_only=True):
+    """A signal that was accepted."""
+
+    signal_id: UUID
+    signal_name: str
+    signal_category: str
+    source_type: str
+    source_identity: str
+    correlation_id: str
+    accepted_at: datetime
+    payload: bytes | None
+    payload_encoding: str
+    waitpoint_key: str
+
+
+class RecordedSignal(ReceivedSignal, frozen=True, kw_only=True):
+    """A signal with what it did, as `read_signals` lists it."""
+
+    ordinal: int
+    waitpoint_id: UUID
+    suspension_id: UUID | None
+    target_scope: str
+    created_at: datetime
+    observed_effect: str
+    match_detail: str
+
+
+class Accepted(Struct, frozen=True):
+    """The signal is recorded. `effect` says whether it resumed the execution."""
+
+    signal_id: UUID
+    effect: str
+    match_detail: str
+
+
+class DuplicateSignal(Struct, frozen=True):
+    """The same signal was accepted before; nothing changed."""
+
+    existing_signal_id: UUID
+
+
+class Resumed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class ExpiredSuspension(Struct, frozen=True):
+    """The suspension's time was over; `behavior_applied` is what followed."""
+
+    execution_id: ExecutionId
+    behavior_applied: str
+
+
+class Seeded(Struct, frozen=True):
+    kid: str
+
+
+class AlreadySeeded(Struct, frozen=True):
+    kid: str
+    same_secret: bool
+
+
+class Rotated(Struct, frozen=True):
+    previous_kid: str | None
+    new_kid: str
+    gc_count: int
+
+
+class RotationNoop(Struct, frozen=True):
+    kid: str
+
+
+class Rotation(Struct, frozen=True):
+    """The outcome of a rotation; the keystore is one, so there is one entry, of partition 0."""
+
+    partition: int
+    result: Rotated | RotationNoop | Conflict
+
+
+class VerifyingKid(Struct, frozen=True):
+    kid: str
+    expires_at: datetime
+
+
+class WaitpointKids(Struct, frozen=True):
+    """Which keys sign and verify tokens."""
+
+    current_kid: str | None
+    verifying: tuple[VerifyingKid, ...]
+
+
+class OpenWait(Struct, frozen=True, kw_only=True):
+    """The waitpoints of a task's wait, remembered; `deadline` is when its time is over."""
+
+    waitpoints: tuple[BoundWaitpoint, ...]
+    deadline: datetime | None
+
+
+class WaitState(Struct, frozen=True, kw_only=True):
+    """How a task's wait stands: open, resumed, timed_out or operator_resumed. `seen` counts signals by waitpoint."""
+
+    outcome: str
+    result: bytes | None
+    seen: tuple[int, ...]
 
 
 class Replayed(Struct, frozen=True):
@@ -544,6 +827,9 @@ class Execution(Struct, frozen=True, kw_only=True):
     progress_message: str | None
     progress_updated_at: datetime | None
     last_capability_mismatch_at: datetime | None
+    last_hmac_validation_failed_at: datetime | None
+    suspension_timeout_at: datetime | None
+    current_waitpoint: UUID | None
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
@@ -676,6 +962,7 @@ class Event(Struct, frozen=True, kw_only=True):
     lease_type: str | None = None
     outcome: str | None = None
     operator_type: str | None = None
+    signal_effect: str | None = None
     lease_id: LeaseId | None = None
     lease_epoch: int | None = None
     attempt_id: AttemptId | None = None
@@ -694,6 +981,7 @@ class EventCounts(Struct, frozen=True, kw_only=True):
     lease: dict[str, int]
     completion: dict[str, int]
     operator: dict[str, int]
+    signal: dict[str, int]
 
 
 class ScannerFilter(Struct, frozen=True, kw_only=True):

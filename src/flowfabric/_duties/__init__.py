@@ -18,7 +18,9 @@ from flowfabric._duties.timers import (
     LeaseExpiry,
     ParkedPromotion,
     Retention,
+    SuspensionTimeout,
     TimerDuty,
+    WaitpointExpiry,
 )
 from flowfabric.engine import Engine
 from flowfabric.models import ScannerFilter
@@ -31,6 +33,8 @@ ALL: tuple[type[Duty], ...] = (
     ParkedPromotion,
     AttemptTimeout,
     ExecutionDeadline,
+    SuspensionTimeout,
+    WaitpointExpiry,
     Retention,
     Sweep,
     Audit,

@@ -80,6 +80,24 @@ class ParkedPromotion(TimerDuty):
     interval = timedelta(milliseconds=750)
 
 
+class SuspensionTimeout(TimerDuty):
+    """Ends suspensions whose time is over, as each of them asked for."""
+
+    name = "suspension_timeout"
+    kind = TimerKind.SUSPENSION
+    interval = timedelta(seconds=2)
+    batch = 50
+
+
+class WaitpointExpiry(TimerDuty):
+    """Expires waitpoints that nobody suspended on in time."""
+
+    name = "waitpoint_expiry"
+    kind = TimerKind.WAITPOINT
+    interval = timedelta(seconds=5)
+    batch = 100
+
+
 class Retention(TimerDuty):
     """Forgets ended executions when their retention is over."""
 

@@ -169,7 +169,9 @@ begin
     for v_role in select w.name from flowfabric.worker_role w join pg_roles r on r.rolname = w.name loop
         execute format('grant usage on schema flowfabric to %I', v_role);
         for v_function in select p.oid::regprocedure from pg_proc p
-                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef loop
+                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
+                            -- keys are the owner's
+                            and p.proname not in ('seed_secret', 'rotate_secret') loop
             execute format('grant execute on function %s to %I', v_function, v_role);
         end loop;
     end loop;

@@ -186,6 +186,9 @@ def execution(row: Row) -> Execution:
         progress_message=row["progress_message"],
         progress_updated_at=row["progress_updated_at"],
         last_capability_mismatch_at=row["capability_mismatch_at"],
+        last_hmac_validation_failed_at=row["hmac_failed_at"],
+        suspension_timeout_at=row["suspension_timeout_at"],
+        current_waitpoint=row["current_waitpoint_id"],
         created_at=row["created_at"],
         started_at=row["started_at"],
         completed_at=row["completed_at"],
@@ -206,7 +209,7 @@ def snapshot(row: Row) -> ExecutionSnapshot:
         blocking_detail=full.blocking_detail,
         current_attempt=full.current_attempt,
         current_lease=full.current_lease,
-        current_waitpoint=None,
+        current_waitpoint=full.current_waitpoint,
         created_at=full.created_at,
         last_mutation_at=full.last_mutation_at,
         total_attempt_count=full.total_attempt_count,
@@ -278,6 +281,7 @@ def event(row: Row) -> Event:
         lease_type=row["lease_type"],
         outcome="failed" if row["outcome"] == "failure" else row["outcome"],
         operator_type=row["operator_type"],
+        signal_effect=row["signal_effect"],
         lease_id=row["lease_id"],
         lease_epoch=row["lease_epoch"],
         attempt_id=row["attempt_id"],
@@ -307,6 +311,7 @@ def step(row: Row) -> Step:
         child_id=None if row["child_id"] is None else ExecutionId.of(row["child_partition"], row["child_id"]),
         seconds=row["seconds"],
         recorded_at=row["recorded_at"],
+        waitpoint_ids=tuple(row["waitpoint_ids"] or ()),
     )
 
 

@@ -16,9 +16,11 @@ from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.suspension import Suspensions
+from flowfabric.engine.tokens import Tokens
 
 __all__ = ["Engine"]
 
 
-class Engine(Lifecycle, Steps, Grants, Control, Reads, Lanes, Schedules, Events, Hooks, Service):
+class Engine(Lifecycle, Steps, Suspensions, Tokens, Grants, Control, Reads, Lanes, Schedules, Events, Hooks, Service):
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

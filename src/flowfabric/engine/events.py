@@ -8,7 +8,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
 
-FAMILIES = ("lease", "completion", "operator")
+FAMILIES = ("lease", "completion", "operator", "signal")
 
 
 class Events(Calls):
@@ -64,16 +64,19 @@ class Events(Calls):
                 raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
             check_int(after.position, "after", 0, 2**63 - 1)
         found = await self._fetch(
-            "select seq, lease_type, outcome, operator_type, n from flowfabric.count_events($1)",
+            "select seq, lease_type, outcome, operator_type, signal_effect, n from flowfabric.count_events($1)",
             None if after is None else after.position,
             repeatable=True,
         )
         leases: dict[str, int] = {}
         outcomes: dict[str, int] = {}
         operator: dict[str, int] = {}
+        signals: dict[str, int] = {}
         for row in found[:-1]:
             outcome = "failed" if row["outcome"] == "failure" else row["outcome"]
-            for word, counts in ((row["lease_type"], leases), (outcome, outcomes), (row["operator_type"], operator)):
+            words = (row["lease_type"], outcome, row["operator_type"], row["signal_effect"])
+            for word, counts in zip(words, (leases, outcomes, operator, signals), strict=True):
                 if word is not None:
                     counts[word] = counts.get(word, 0) + row["n"]
-        return EventCounts(cursor=EventCursor(found[-1]["seq"]), lease=leases, completion=outcomes, operator=operator)
+        end = EventCursor(found[-1]["seq"])
+        return EventCounts(cursor=end, lease=leases, completion=outcomes, operator=operator, signal=signals)

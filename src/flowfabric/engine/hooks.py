@@ -29,6 +29,8 @@ class TimerKind(StrEnum):
     DEADLINE = "deadline"
     DELAY = "delay"
     PARKED = "parked"
+    SUSPENSION = "suspension"
+    WAITPOINT = "waitpoint"
     RETENTION = "retention"
 
 

@@ -363,7 +363,7 @@ def _core_fields(e: Execution) -> dict[str, str | None]:
         "deadline_at_ms": _ms(e.deadline_at),
         "delay_until": _ms(e.delay_until),
         "required_capabilities": ",".join(e.required_capabilities),
-        "current_waitpoint_id": None,
+        "current_waitpoint_id": e.current_waitpoint,
         "current_worker_instance_id": None if lease is None else lease.worker_instance_id,
         "budget_ids": ",".join(map(str, e.budget_ids)),
         "quota_policy_id": e.quota_policy_id,

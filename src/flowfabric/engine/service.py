@@ -33,13 +33,13 @@ _PRESENT = [
     "prepare",
     "list_expired_leases",
     "block_execution_for_admission",
+    "rotate_waitpoint_hmac_secret_all",
+    "seed_waitpoint_hmac_secret",
+    "list_pending_waitpoints",
 ]
 _LATER = [
     "budget_admin",
     "quota_admin",
-    "rotate_waitpoint_hmac_secret_all",
-    "seed_waitpoint_hmac_secret",
-    "list_pending_waitpoints",
     "cancel_flow_header",
     "cancel_flow_wait_timeout",
     "cancel_flow_wait_indefinite",

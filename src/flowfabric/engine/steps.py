@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, get_args
+from uuid import UUID
 
 import msgspec
 
@@ -27,7 +28,7 @@ from flowfabric.engine.calls import (
     raised,
 )
 from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, check_text, check_worker
+from flowfabric.ids import ExecutionId, check_text, check_worker, parse_uuid
 from flowfabric.models import (
     Created,
     Duplicate,
@@ -48,7 +49,7 @@ _RECORD = (
 )
 _PARK = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.park($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    " from flowfabric.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 )
 _PROGRESS = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
@@ -115,14 +116,23 @@ class Steps(Calls):
         return [rows.step(row) for row in found]
 
     async def park(
-        self, authority: Handle | Fence, *, until: datetime | None = None, ends_of: Sequence[ExecutionId] = ()
+        self,
+        authority: Handle | Fence,
+        *,
+        until: datetime | None = None,
+        ends_of: Sequence[ExecutionId] = (),
+        signals_on: Mapping[UUID, int] | None = None,
     ) -> Parked:
         """Give the lease back until a time, or until one of some executions ends; the same attempt continues then.
 
-        When there is nothing to wait for, because the time has come or one of them has ended, the lease is kept.
+        `signals_on` names pending waitpoints of this execution, with how many signals are known on each: the next one
+        on any of them wakes it too. When there is nothing to wait for, because the time has come, one of them has ended
+        or a signal has arrived, the lease is kept.
         """
         check_batch(ends_of, "ends_of")
-        if until is None and not ends_of:
+        waitpoints = dict(signals_on or {})
+        check_batch(list(waitpoints), "signals_on")
+        if until is None and not ends_of and not waitpoints:
             raise InvalidInput("nothing to wait for", field="until", allowed="a time, or executions in `ends_of`")
         fences = Fences([authority])
         targets = [parse_execution(one, "ends_of") for one in ends_of]
@@ -134,6 +144,8 @@ class Steps(Calls):
             None if until is None else moment(until, "until"),
             [target.partition for target in targets],
             [target.uuid for target in targets],
+            [parse_uuid(waitpoint, "signals_on") for waitpoint in waitpoints],
+            [check_int(seen, "signals_on", 0, 2**31 - 1) for seen in waitpoints.values()],
         )
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
@@ -264,8 +276,8 @@ def _checked_steps(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fen
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="(Handle or Fence, NewStep)")
     steps = [step for _, step in items]
     for step in steps:
-        if not isinstance(step.kind, str) or step.kind not in _KINDS:
-            raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS)))
+        if not isinstance(step.kind, str) or step.kind not in _KINDS or step.kind == "wait":
+            raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS - {"wait"})))
         if (step.kind == "sleep") != (step.pause is not None):
             raise InvalidInput(f"of a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
         if step.seconds is not None and (isinstance(step.seconds, bool) or not isinstance(step.seconds, float | int)):

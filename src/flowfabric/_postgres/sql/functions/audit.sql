@@ -99,7 +99,7 @@ begin
         where (select count(*) from flowfabric.blocked b
                where b.partition = e.partition and b.id = e.id and b.created_at = e.created_at
                  and b.blocking_reason = e.blocking_reason)
-            <> case when e.state <> 'active' and e.blocking_reason in ('waiting_for_budget', 'waiting_for_quota',
+            <> case when e.state not in ('active', 'suspended') and e.blocking_reason in ('waiting_for_budget', 'waiting_for_quota',
                          'waiting_for_capable_worker', 'paused_by_operator', 'paused_by_policy') then 1 else 0 end
         union all
         select 'blocked_orphan', b.partition, b.id, b.blocking_reason from flowfabric.blocked b
@@ -126,7 +126,7 @@ begin
         select 'timer_' || o.kind, o.partition, o.id, o.own_at::text
         from (select k.kind, e.partition, e.id,
                      flowfabric.own_time(k.kind, e.*::flowfabric.execution, v_deployment) as own_at
-              from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('retention')) k (kind)) o
+              from e cross join (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('suspension'), ('retention')) k (kind)) o
         left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
         -- A retention that was shortened since applies to what ends from then on.
         where o.own_at is not null and (p.due_at is null or (p.due_at > o.own_at and o.kind <> 'retention'))
@@ -179,6 +179,9 @@ begin
           and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.child_partition
                           and c.id = w.child_id and c.completed_at is null
                           where w.partition = e.partition and w.id = e.id)
+          and not exists (select from flowfabric.waiter w join flowfabric.waitpoint c on c.partition = w.child_partition
+                          and c.waitpoint_id = w.child_id and c.state = 'pending'
+                          where w.partition = e.partition and w.id = e.id)
           and not exists (select from pointed p where p.kind = 'parked' and p.partition = e.partition and p.id = e.id)
         union all
         select 'waiter_missed', w.partition, w.id, null from flowfabric.waiter w
@@ -186,11 +189,77 @@ begin
         left join flowfabric.execution c on c.partition = w.child_partition and c.id = w.child_id
         where (p_partition is null or w.partition = p_partition) and flowfabric.is_parked(x)
           and (c.id is null or c.completed_at is not null)
+          and not exists (select from flowfabric.waitpoint p where p.partition = w.child_partition
+                          and p.waitpoint_id = w.child_id and p.state = 'pending')
           and not exists (select from pointed p where p.kind = 'parked' and p.partition = w.partition and p.id = w.id)
         union all
         select 'step_orphan', s.partition, s.id, s.name from flowfabric.step s
         left join flowfabric.execution x on x.partition = s.partition and x.id = s.id
         where (p_partition is null or s.partition = p_partition) and (x.id is null or s.generation > x.generation)
+        -- suspensions: open exactly while suspended, with waitpoints that are all active and all its own
+        union all
+        select 'suspension_open', e.partition, e.id, e.state from e
+        where (e.state = 'suspended') <> exists (
+            select from flowfabric.suspension s where s.partition = e.partition and s.id = e.id and s.closed_at is null)
+        union all
+        select 'suspension_facts', s.partition, s.id, s.suspension_id::text
+        from flowfabric.suspension s join e on e.partition = s.partition and e.id = s.id
+        where s.closed_at is null and (
+            e.suspension_timeout_at is distinct from s.timeout_at or e.attempt_timeout_at is not null
+            or e.attempt_index <> s.attempt_index or e.attempt_id <> s.attempt_id or not e.has_waitpoints
+            or e.blocking_reason <> flowfabric.suspension_blocks(s.reason_code) or s.close_reason is not null)
+        union all
+        select 'suspension_waitpoints', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
+        where (p_partition is null or s.partition = p_partition)
+          and (select coalesce(array_agg(w.waitpoint_id order by u.place), '{}')
+               from unnest(s.waitpoint_ids) with ordinality as u (waitpoint_id, place)
+               join flowfabric.waitpoint w on w.partition = s.partition and w.waitpoint_id = u.waitpoint_id and w.id = s.id
+                    and w.suspension_id = s.suspension_id
+                    and w.state = case when s.closed_at is null then 'active' else 'closed' end) <> s.waitpoint_ids
+        union all
+        select 'waitpoint_state', w.partition, w.id, w.waitpoint_id || ' ' || w.state
+        from flowfabric.waitpoint w left join flowfabric.execution x on x.partition = w.partition and x.id = w.id
+        where (p_partition is null or w.partition = p_partition) and not coalesce(case w.state
+            when 'pending' then x.completed_at is null and x.has_waitpoints and w.suspension_id is null and w.closed_at is null
+                 and w.attempt_index = x.attempt_index and w.expires_at is not null
+            when 'active' then exists (select from flowfabric.suspension s where s.partition = w.partition and s.id = w.id
+                                       and s.closed_at is null and w.waitpoint_id = any (s.waitpoint_ids))
+            when 'closed' then w.closed_at is not null and w.close_reason <> ''
+            when 'expired' then w.closed_at is not null and w.close_reason = 'never_committed' and w.suspension_id is null
+            end and x.id is not null, false)
+        union all
+        select 'condition_held', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
+        where (p_partition is null or s.partition = p_partition)
+          and case when s.closed_at is null
+                   then flowfabric.first_holding(s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids)) is not null
+                   when s.close_reason = 'resumed'
+                   then (flowfabric.recorded_on(s.partition, s.waitpoint_ids)).ids[flowfabric.first_holding(
+                            s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids))]
+                        is distinct from s.closer_signal_id
+                        or s.closer_signal_id <> all (s.satisfier_signal_ids) end
+        union all
+        select 'satisfier_unknown', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
+        where (p_partition is null or s.partition = p_partition) and exists (
+            select from unnest(s.satisfier_signal_ids) as u (signal_id)
+            left join flowfabric.signal g on g.partition = s.partition and g.id = s.id and g.signal_id = u.signal_id
+            where g.signal_id is null or g.is_dropped)
+        union all
+        select 'signal_order', g.partition, g.id, count(*)::text from flowfabric.signal g
+        where p_partition is null or g.partition = p_partition
+        group by g.partition, g.id
+        having count(*) <> max(g.ordinal) or min(g.ordinal) <> 1
+            or not exists (select from flowfabric.execution x where x.partition = g.partition and x.id = g.id)
+        union all
+        select 'signal_count', w.partition, w.id, w.waitpoint_id::text from flowfabric.waitpoint w
+        where (p_partition is null or w.partition = p_partition)
+          and (w.signal_count, w.dropped_signal_count) <> (
+              select count(*), count(*) filter (where g.is_dropped) from flowfabric.signal g
+              where g.partition = w.partition and g.waitpoint_id = w.waitpoint_id and g.source_type <> 'system')
+        union all
+        select 'keystore', null::integer, null::uuid, k.kid from flowfabric.keystore k
+        where not case k.state when 'current' then k.expires_at is null and k.inner_key is not null
+                               when 'verifying' then k.expires_at is not null and k.inner_key is not null
+                               else k.inner_key is null and k.outer_key is null end
         -- grants
         union all
         select 'grant_state', g.partition, g.id, g.kind from flowfabric.claim_grant g
@@ -233,11 +302,12 @@ begin
         select 'replayed_events', e.partition, e.id, e.replays::text from e
         where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.operator_type = 'replayed')
               <> e.replays
-        -- leases: every epoch is acquired once, in order, and given back before the next
+        -- leases: every epoch is acquired once (or spent by a suspension), in order, and given back before the next
         union all
         select 'lease_epochs', e.partition, e.id, e.epoch::text from e
-        where (select coalesce(array_agg(v.lease_epoch order by v.seq), '{}') from v
-               where v.partition = e.partition and v.id = e.id and v.lease_type in ('acquired', 'reclaimed'))
+        where (select coalesce(array_agg(v.lease_epoch + (v.lease_type = 'revoked')::integer order by v.seq), '{}') from v
+               where v.partition = e.partition and v.id = e.id
+                 and (v.lease_type in ('acquired', 'reclaimed') or (v.lease_type = 'revoked' and v.reason = 'suspend')))
               <> (select coalesce(array_agg(i), '{}') from generate_series(1, e.epoch) i)
         union all
         select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
@@ -254,6 +324,10 @@ begin
         where e.epoch > 0 and (e.state = 'active' and e.lease_lost is null)
               is distinct from coalesce((select l.lease_type in ('acquired', 'reclaimed', 'renewed') from lease l
                                 where l.partition = e.partition and l.id = e.id order by l.seq desc limit 1), false)
+        union all
+        select 'signal_events', e.partition, e.id, null from e
+        where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.signal_effect <> 'deduped')
+           <> (select count(*) from flowfabric.signal g where g.partition = e.partition and g.id = e.id and g.source_type <> 'system')
         union all
         select 'event_namespace', v.partition, v.id, v.namespace from v
         join e on e.partition = v.partition and e.id = v.id where v.namespace is distinct from e.namespace;

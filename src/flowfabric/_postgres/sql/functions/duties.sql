@@ -11,6 +11,8 @@ language sql immutable as $$
         when 'deadline' then case when e.completed_at is null then e.deadline_at end
         when 'delay' then case when e.state = 'delayed' and e.delay_until < flowfabric.far_date() then e.delay_until end
         when 'parked' then case when flowfabric.is_parked(e) then timestamptz '-infinity' end
+        when 'suspension' then case when e.state = 'suspended' then e.suspension_timeout_at end
+        when 'waitpoint' then case when e.has_waitpoints and e.completed_at is null then timestamptz '-infinity' end
         when 'retention' then e.completed_at + flowfabric.retention_of(e.state, e.policy, d)
     end
 $$;
@@ -120,6 +122,8 @@ begin
         when 'attempt' then perform flowfabric.time_out_attempts(p_partition, p_id, p_now);
         when 'deadline' then perform flowfabric.pass_deadlines(p_partition, p_id, p_now);
         when 'delay', 'parked' then perform flowfabric.promote(p_partition, p_id, p_now);
+        when 'suspension' then perform flowfabric.expire_suspensions(p_partition, p_id, p_now);
+        when 'waitpoint' then perform flowfabric.expire_waitpoints(p_partition, p_id, p_now);
         when 'retention' then perform flowfabric.purge(p_partition, p_id);
     end case;
 end;
@@ -255,6 +259,15 @@ begin
     where a.partition = u.partition and a.id = u.id;
     delete from flowfabric.step s using unnest(p_partition, p_id) as u (partition, id)
     where s.partition = u.partition and s.id = u.id;
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               join flowfabric.execution e on e.partition = u.partition and e.id = u.id where e.has_waitpoints) then
+        delete from flowfabric.signal s using unnest(p_partition, p_id) as u (partition, id)
+        where s.partition = u.partition and s.id = u.id;
+        delete from flowfabric.suspension s using unnest(p_partition, p_id) as u (partition, id)
+        where s.partition = u.partition and s.id = u.id;
+        delete from flowfabric.waitpoint w using unnest(p_partition, p_id) as u (partition, id)
+        where w.partition = u.partition and w.id = u.id;
+    end if;
     delete from flowfabric.tag t
     using (select e.partition, e.id, e.created_at, flowfabric.tag_digest(k.key, k.value) as digest
            from unnest(p_partition, p_id) as u (partition, id)
@@ -295,7 +308,7 @@ begin
         limit p_limit for update skip locked) old
     where w.ctid = old.tid;
     get diagnostics v_n = row_count;
-    return v_sum + v_n + flowfabric.trim_events(v_now);
+    return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now);
 end;
 $$;
 

@@ -16,6 +16,7 @@ declare
     v_leased boolean[];
     v_tids tid[] := p_tids;
     v_slot smallint := flowfabric.open_log(p_now);
+    v_had_waitpoints boolean;
 begin
     if p_tids is null then
         if p_lease_reason is distinct from 'completed' then
@@ -45,7 +46,7 @@ begin
                 then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason) else e.attempt_failure_reason end,
             attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
             blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
-            delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null,
+            delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null, suspension_timeout_at = null,
             result = u.result, result_encoding = u.result_encoding,
             failure_reason = coalesce(u.failure_reason, e.failure_reason),
             failure_category = coalesce(u.failure_category, e.failure_category),
@@ -55,7 +56,8 @@ begin
              as u (tid, result, result_encoding, failure_reason, failure_category, leased)
         where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
-                  e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased
+                  e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased,
+                  e.has_waitpoints
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
@@ -70,13 +72,21 @@ begin
     ), listed as (
         insert into flowfabric.unsuccessful (state, created_at, id, partition)
         select p_state, e.created_at, e.id, e.partition from ended e where p_state <> 'completed'
+    ), kept as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select 'retention', r.due, array_agg(r.partition), array_agg(r.id)
+        from (select e.partition, e.id,
+                     p_now + flowfabric.retention_of(p_state, e.policy, d) as due
+              from ended e, flowfabric.deployment d) r
+        group by r.due
     )
-    insert into flowfabric.timer (kind, due_at, partitions, ids)
-    select 'retention', r.due, array_agg(r.partition), array_agg(r.id)
-    from (select e.partition, e.id,
-                 p_now + flowfabric.retention_of(p_state, e.policy, d) as due
-          from ended e, flowfabric.deployment d) r
-    group by r.due;
+    select bool_or(e.has_waitpoints) into v_had_waitpoints from ended e;
+    if v_had_waitpoints then
+        perform flowfabric.end_waits(
+            array_agg(u.partition), array_agg(u.id),
+            array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
+        from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
+    end if;
     -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others. The fence (offset 0) keeps a
     -- plan that was made while they were empty from reading them through when they are not.
     if exists (select from unnest(p_partition, p_id) as u (partition, id)

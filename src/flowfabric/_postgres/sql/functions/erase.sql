@@ -53,6 +53,13 @@ begin
             encoding = case when s.result is null then s.encoding else 'redacted' end,
             error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
         where s.partition = p_partition and s.id = p_id;
+        update flowfabric.signal g
+        set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
+            source_identity = case when g.source_identity = '' then '' else '[redacted]' end,
+            correlation_id = case when g.correlation_id = '' then '' else '[redacted]' end
+        where g.partition = p_partition and g.id = p_id;
+        update flowfabric.suspension s set continuation_metadata_pointer = null
+        where s.partition = p_partition and s.id = p_id;
     end if;
     return query select 1, v_code, null::text, e.state, e.epoch, e.attempt_id, null::timestamptz;
 end;

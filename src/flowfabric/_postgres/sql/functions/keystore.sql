@@ -35,3 +35,142 @@ begin
     on conflict do nothing;
 end;
 $$;
+
+-- hold_keystore: one change of the keys at a time.
+create or replace function flowfabric.hold_keystore() returns void
+language sql volatile as $$ select pg_advisory_xact_lock(7083, 2) $$;
+
+-- purge_keys: erase the secrets whose grace is over; answers how many. The names stay, so that none is used twice.
+create or replace function flowfabric.purge_keys(p_now timestamptz) returns integer
+language plpgsql as $$
+declare
+    v_n integer;
+begin
+    update flowfabric.keystore k set state = 'retired', inner_key = null, outer_key = null, expires_at = null
+    where k.state = 'verifying' and k.expires_at < p_now;
+    get diagnostics v_n = row_count;
+    return v_n;
+end;
+$$;
+
+-- seed_secret: install a first key; never replaces one
+--
+-- Answers  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
+create or replace function flowfabric.seed_secret(p_kid text, p_secret bytea)
+returns table (code text, detail text)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    k flowfabric.keystore;
+    v_current text;
+begin
+    perform flowfabric.hold_keystore();
+    select x.* into k from flowfabric.keystore x where x.kid = p_kid and x.state in ('current', 'verifying');
+    select x.kid into v_current from flowfabric.keystore x where x.state = 'current';
+    if k.kid is not null then
+        code := 'already_seeded';
+        detail := flowfabric.same_bytes(k.inner_key, flowfabric.hmac_block(p_secret, 54))::text;
+    elsif v_current is not null or exists (select from flowfabric.keystore x where x.kid = p_kid) then
+        code := 'other_kid'; detail := v_current;
+    else
+        insert into flowfabric.keystore (kid, inner_key, outer_key, state, installed_at)
+        values (p_kid, flowfabric.hmac_block(p_secret, 54), flowfabric.hmac_block(p_secret, 92), 'current', flowfabric.now());
+        code := 'seeded';
+    end if;
+    return next;
+end;
+$$;
+
+-- rotate_secret: sign with another key from now on; the one before verifies for p_grace_ms more
+--
+-- Answers  rotated (detail: the key before, count: how many were purged), noop, or rotation_conflict.
+create or replace function flowfabric.rotate_secret(p_kid text, p_secret bytea, p_grace_ms bigint)
+returns table (code text, detail text, purged integer)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    k flowfabric.keystore;
+    v_now timestamptz;
+begin
+    perform flowfabric.hold_keystore();
+    v_now := flowfabric.now();
+    select x.* into k from flowfabric.keystore x where x.kid = p_kid;
+    if k.state = 'current' and flowfabric.same_bytes(k.inner_key, flowfabric.hmac_block(p_secret, 54)) then
+        code := 'noop';
+    elsif k.kid is not null then
+        code := 'rotation_conflict';
+    else
+        code := 'rotated';
+        update flowfabric.keystore x set state = 'verifying', expires_at = least(v_now + flowfabric.ms(p_grace_ms), flowfabric.far_date())
+        where x.state = 'current' returning x.kid into detail;
+        insert into flowfabric.keystore (kid, inner_key, outer_key, state, installed_at)
+        values (p_kid, flowfabric.hmac_block(p_secret, 54), flowfabric.hmac_block(p_secret, 92), 'current', v_now);
+        purged := flowfabric.purge_keys(v_now);
+    end if;
+    return next;
+end;
+$$;
+
+-- list_kids: which keys sign and verify; no secrets.
+create or replace function flowfabric.list_kids()
+returns table (kid text, state text, expires_at timestamptz)
+language sql stable security definer set search_path = flowfabric, pg_temp as $$
+    select k.kid, k.state, k.expires_at from flowfabric.keystore k, (select flowfabric.now() as at) n
+    where k.state = 'current' or (k.state = 'verifying' and k.expires_at >= n.at)
+    order by k.expires_at nulls first, k.kid
+$$;
+
+-- token_digest: what a token says behind its kid; null when the key is unknown or erased.
+create or replace function flowfabric.token_digest(p_kid text, p_partition integer, p_id uuid, p_waitpoint uuid) returns text
+language sql stable as $$
+    select encode(flowfabric.hmac(k.inner_key, k.outer_key, convert_to(
+               p_kid || ':{fp:' || p_partition || '}:' || p_id || ':' || p_waitpoint, 'UTF8')), 'hex')
+    from flowfabric.keystore k where k.kid = p_kid
+$$;
+
+-- sign_token: the token of a waitpoint.
+create or replace function flowfabric.sign_token(p_kid text, p_partition integer, p_id uuid, p_waitpoint uuid) returns text
+language sql stable as $$
+    select p_kid || ':' || flowfabric.token_digest(p_kid, p_partition, p_id, p_waitpoint)
+$$;
+
+-- check_token: what is wrong with a token, or null.
+--
+-- Takes no lock and reads what never changes. Whatever is unknown gets one answer after the same work: a digest is
+-- computed and compared in any case, with a key of nobody's if there is none.
+create or replace function flowfabric.check_token(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text)
+returns text
+language plpgsql stable as $$
+declare
+    v_kid text := split_part(p_token, ':', 1);
+    v_digest text := substr(p_token, length(v_kid) + 2);
+    v_known text;
+    v_inner bytea := decode(repeat('36', 64), 'hex');
+    v_outer bytea := decode(repeat('5c', 64), 'hex');
+    k flowfabric.keystore;
+    v_same boolean;
+begin
+    if coalesce(p_token, '') = '' then
+        return 'missing_token';
+    elsif v_kid = '' or length(v_kid) = length(p_token) or v_digest !~ '^[0-9a-f]{64}$' then
+        return 'invalid_token';
+    end if;
+    select w.token_kid into v_known from flowfabric.waitpoint w
+    join flowfabric.execution e on e.partition = w.partition and e.id = w.id
+    where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id;
+    select x.* into k from flowfabric.keystore x where x.kid = v_kid;
+    if v_known = v_kid and k.inner_key is not null then
+        v_inner := k.inner_key; v_outer := k.outer_key;
+    else
+        v_known := null;
+    end if;
+    v_same := flowfabric.same_bytes(
+        convert_to(v_digest, 'UTF8'),
+        convert_to(encode(flowfabric.hmac(v_inner, v_outer, convert_to(
+            v_kid || ':{fp:' || p_partition || '}:' || p_id || ':' || p_waitpoint, 'UTF8')), 'hex'), 'UTF8'));
+    if v_known is null or not v_same then
+        return 'invalid_token';
+    elsif k.state = 'current' or (k.state = 'verifying' and k.expires_at >= flowfabric.now()) then
+        return null;
+    end if;
+    return 'token_expired';
+end;
+$$;

@@ -81,6 +81,10 @@ begin
     select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
            d.attempt_id, d.attempt_index, d.worker_id, d.worker_instance_id, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
+    perform flowfabric.end_waits(array_agg(e.partition), array_agg(e.id), array_agg(null::text), p_now)
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.has_waitpoints
+    having count(*) > 0;
     perform flowfabric.set_timers('delay', p_partition, p_id,
         (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
 end;

@@ -32,6 +32,7 @@ begin
         from unnest(p_tids) as u (tid)
         join flowfabric.execution e on e.ctid = u.tid
         where e.lease_lost is not null;
+        perform flowfabric.move_waitpoints(p_tids, p_now);
     end if;
 
     if not p_again and p_deadline_at is null then

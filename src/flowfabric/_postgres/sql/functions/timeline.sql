@@ -29,8 +29,8 @@ $$;
 -- list_events: the events of one execution in the order of its history, as far back as the log is kept
 create or replace function flowfabric.list_events(p_partition integer, p_id uuid)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
-               tags jsonb, lease_type text, outcome text, operator_type text, lease_id uuid, lease_epoch bigint,
-               attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
+               tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
+               lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
                revoked_by text, details jsonb)
 language plpgsql stable security definer set search_path = flowfabric, pg_temp as $$
 #variable_conflict use_column
@@ -52,7 +52,7 @@ begin
     end if;
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-           e.operator_type, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
+           e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
            e.worker_instance_id, e.reason, e.revoked_by, e.details
     from flowfabric.event e
     where e.seq > v_from and (v_upto is null or e.seq <= v_upto) and e.partition = p_partition and e.id = p_id
@@ -64,7 +64,7 @@ $$;
 --
 -- Answers  one row per sort, then one row with nothing but the number up to which was counted.
 create or replace function flowfabric.count_events(p_after bigint)
-returns table (seq bigint, lease_type text, outcome text, operator_type text, n bigint)
+returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, n bigint)
 language plpgsql volatile security definer set search_path = flowfabric, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -72,9 +72,9 @@ declare
 begin
     if p_after is not null then
         return query
-        select null::bigint, e.lease_type, e.outcome, e.operator_type, count(*)
+        select null::bigint, e.lease_type, e.outcome, e.operator_type, e.signal_effect, count(*)
         from flowfabric.event e where e.seq > p_after and e.seq <= v_upto
-        group by e.lease_type, e.outcome, e.operator_type;
+        group by e.lease_type, e.outcome, e.operator_type, e.signal_effect;
     end if;
     seq := greatest(v_upto, p_after);
     return next;

@@ -1,0 +1,216 @@
+-- deliver_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
+--
+-- Called by whoever holds the token; p_lane instead of a token means an operator who has shown who he is otherwise.
+-- Locks    nothing before the token is verified, then the execution: signal, suspend, resume and timeout each come before
+--          or after the others.
+-- Answers  one row: accepted with the effect, duplicate with the signal that stands, or the reason it was refused.
+create or replace function flowfabric.deliver_signal(
+    p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_lane text, p_signal uuid, p_name text,
+    p_category text, p_source_type text, p_source_identity text, p_payload bytea, p_encoding text, p_correlation text,
+    p_idempotency_key text, p_scope text, p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint,
+    p_max_signals bigint, p_maxlen bigint)
+returns table (code text, detail text, signal_id uuid, effect text, match_detail text)
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_slot smallint;
+    e flowfabric.execution;
+    w flowfabric.waitpoint;
+    s flowfabric.suspension;
+    v_ordinal integer;
+    v_max bigint;
+    v_signals flowfabric.recorded;
+    v_holds boolean := false;
+    v_places integer[];
+    v_is_first boolean := false;
+begin
+    signal_id := p_signal;
+    if p_lane is null then
+        detail := flowfabric.check_token(p_partition, p_id, p_waitpoint, p_token);
+        if detail is not null then
+            code := 'invalid_token';
+            perform flowfabric.note_bad_token(p_partition, p_id);
+            return next;
+            return;
+        end if;
+    end if;
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_now := flowfabric.now();
+    select x.* into w from flowfabric.waitpoint x
+    where x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.id = p_id;
+    if e.id is null then
+        code := 'not_found';   -- purged since the token was verified, or an operator's mistake
+    elsif p_lane is not null and p_lane is distinct from (select r.lane from flowfabric.route r where r.id = e.route) then
+        code := 'invalid_input'; detail := 'lane_mismatch: ' || (select r.lane from flowfabric.route r where r.id = e.route);
+    elsif w.waitpoint_id is null then
+        code := 'waitpoint_not_found';
+    end if;
+    if code is not null then
+        return next;
+        return;
+    end if;
+
+    select g.signal_id into signal_id from flowfabric.signal g
+    where g.partition = p_partition and g.id = p_id and g.signal_id = p_signal;
+    if signal_id is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
+        select g.signal_id into signal_id from flowfabric.signal g
+        where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.idempotency_key = p_idempotency_key
+          and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms)
+        order by g.ordinal desc limit 1;
+    end if;
+    if signal_id is not null then
+        code := 'duplicate'; effect := 'deduped';
+        v_slot := flowfabric.open_log(v_now);
+        perform flowfabric.log_signal(v_slot, e, signal_id, p_waitpoint, p_source_identity, effect, v_now);
+        return next;
+        return;
+    end if;
+
+    signal_id := p_signal;
+    if w.state = 'active' then
+        select x.* into s from flowfabric.suspension x
+        where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    end if;
+    v_max := coalesce(p_max_signals, (e.policy ->> 'max_signals_per_execution')::bigint, 10000);
+    select coalesce(max(g.ordinal), 0) + 1 into v_ordinal from flowfabric.signal g
+    where g.partition = p_partition and g.id = p_id;
+    if e.completed_at is not null then
+        code := 'target_not_signalable';
+    elsif w.state in ('closed', 'expired') then
+        code := 'waitpoint_closed';
+    elsif w.state = 'pending' and w.expires_at <= v_now then
+        perform flowfabric.expire_waitpoints(array[p_partition], array[p_id], v_now);
+        code := 'waitpoint_closed';
+    elsif w.state = 'active' and e.state <> 'suspended' then
+        raise warning 'waitpoint % is active, its execution is not suspended', p_waitpoint;
+        code := 'target_not_signalable';
+    elsif w.state = 'active' and w.suspension_id is distinct from s.suspension_id then
+        raise warning 'waitpoint % is active for a suspension that is not open', p_waitpoint;
+        code := 'waitpoint_closed';
+    elsif length(p_payload) > 65536 then
+        code := 'payload_too_large'; detail := length(p_payload) || ' bytes, 65536 are allowed';
+    elsif v_max > 0 and v_ordinal > v_max then
+        code := 'signal_limit_exceeded'; detail := v_max || ' signals';
+    end if;
+    if code is not null then
+        return next;
+        return;
+    end if;
+
+    if w.state = 'pending' then
+        effect := 'buffered_for_pending_waitpoint'; match_detail := 'not_evaluated';
+    else
+        -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
+        if not s.resume_condition ? 'Single' then
+            v_signals := flowfabric.recorded_on(p_partition, s.waitpoint_ids);
+        end if;
+        select f.holds, f.places into v_holds, v_places
+        from flowfabric.satisfiers(
+            s.resume_condition, v_signals.keys || w.waitpoint_key, v_signals.names || p_name, v_signals.ids || p_signal,
+            v_signals.types || p_source_type, v_signals.identities || p_source_identity,
+            coalesce(cardinality(v_signals.ids), 0) + 1) f;
+        v_is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
+        effect := case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end;
+        match_detail := flowfabric.match_detail(s.resume_condition, w.waitpoint_key, p_name, v_is_first);
+    end if;
+    insert into flowfabric.signal
+        (partition, id, ordinal, signal_id, waitpoint_id, waitpoint_key, suspension_id, signal_name, signal_category,
+         source_type, source_identity, correlation_id, payload, payload_encoding, idempotency_key, target_scope,
+         created_at, accepted_at, observed_effect, match_detail)
+    values
+        (p_partition, p_id, v_ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
+         p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
+         p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail);
+    update flowfabric.waitpoint x
+    set signal_count = x.signal_count + 1, last_signal_at = v_now,
+        matched_signal_count = x.matched_signal_count + v_is_first::integer
+    where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+    returning x.* into w;
+    if v_holds then
+        perform flowfabric.close_suspension(p_partition, p_id, 'resumed', 'signal', p_signal,
+            (select array_agg((v_signals.ids || p_signal)[p] order by p) from unnest(v_places) p), v_now);
+        perform flowfabric.resume(
+            p_partition, p_id, coalesce(p_delay_ms, (s.resume_policy ->> 'resume_delay_ms')::bigint, 0), v_now);
+    elsif w.state = 'active' then
+        if w.signal_count - w.matched_signal_count - w.dropped_signal_count > p_maxlen then
+            perform flowfabric.drop_signal(p_partition, p_waitpoint);
+        end if;
+    elsif flowfabric.is_parked(e) and exists (select from flowfabric.waiter x where x.child_partition = p_partition
+                                              and x.child_id = p_waitpoint and x.id = p_id) then
+        -- It waits for more than this one: it looks itself.
+        perform flowfabric.promote(array[p_partition], array[p_id], v_now);
+    end if;
+    update flowfabric.suspension x set last_signal_at = v_now
+    where w.state <> 'pending' and x.partition = p_partition and x.id = p_id and x.number = s.number;
+    v_slot := flowfabric.open_log(v_now);
+    perform flowfabric.log_signal(v_slot, e, p_signal, p_waitpoint, p_source_identity, effect, v_now);
+    code := 'accepted';
+    return next;
+end;
+$$;
+
+-- log_signal: one event per answered delivery; never a token or a payload.
+create or replace function flowfabric.log_signal(
+    p_slot smallint, e flowfabric.execution, p_signal uuid, p_waitpoint uuid, p_identity text, p_effect text, p_now timestamptz)
+returns void
+language sql volatile as $$
+    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+    values (p_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, p_effect, jsonb_build_object(
+        'signal_id', p_signal, 'waitpoint_id', p_waitpoint, 'source_identity', nullif(p_identity, '')))
+$$;
+
+-- note_bad_token: somebody showed a token that is not ours; noted once a second at most, and never waited for.
+create or replace function flowfabric.note_bad_token(p_partition integer, p_id uuid) returns void
+language sql volatile as $$
+    update flowfabric.execution e set hmac_failed_at = f.at
+    from (select x.ctid as tid, flowfabric.now() as at from flowfabric.execution x
+          where x.partition = p_partition and x.id = p_id
+            and (x.hmac_failed_at is null or x.hmac_failed_at <= flowfabric.now() - interval '1 second')
+          for no key update skip locked) f
+    where e.ctid = f.tid
+$$;
+
+-- drop_signal: the oldest signal of a waitpoint that contributes to nothing; its identity is kept.
+create or replace function flowfabric.drop_signal(p_partition integer, p_waitpoint uuid) returns void
+language plpgsql as $$
+begin
+    update flowfabric.signal g
+    set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
+    where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.ordinal = (
+        select min(x.ordinal) from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+        and not x.is_dropped and x.match_detail <> 'advanced');
+    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + 1
+    where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
+end;
+$$;
+
+-- probe_waitpoint: an early answer for a bridge: unknown, mismatch or ok. Who is let through is verified again.
+create or replace function flowfabric.probe_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text) returns text
+language sql stable security definer set search_path = flowfabric, pg_temp as $$
+    select coalesce((
+        select case when coalesce(flowfabric.same_bytes(
+                        convert_to(p_token, 'UTF8'),
+                        convert_to(flowfabric.sign_token(w.token_kid, w.partition, w.id, w.waitpoint_id), 'UTF8')), false)
+                    then 'ok' else 'mismatch' end
+        from flowfabric.waitpoint w
+        where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id and w.state in ('pending', 'active')),
+        'unknown')
+$$;
+
+-- read_signals: what was accepted by an execution, in order, for people and tests.
+create or replace function flowfabric.read_signals(p_partition integer, p_id uuid, p_after integer, p_limit integer)
+returns table (ordinal integer, signal_id uuid, waitpoint_id uuid, waitpoint_key text, suspension_id uuid, signal_name text,
+               signal_category text, source_type text, source_identity text, correlation_id text, payload bytea,
+               payload_encoding text, target_scope text, created_at timestamptz, accepted_at timestamptz,
+               observed_effect text, match_detail text)
+language sql stable security definer set search_path = flowfabric, pg_temp as $$
+    select g.ordinal, g.signal_id, g.waitpoint_id, g.waitpoint_key, g.suspension_id, g.signal_name, g.signal_category,
+           g.source_type, g.source_identity, g.correlation_id, g.payload, g.payload_encoding, g.target_scope, g.created_at,
+           g.accepted_at, g.observed_effect, g.match_detail
+    from flowfabric.signal g
+    where g.partition = p_partition and g.id = p_id and g.ordinal > p_after and not g.is_dropped
+    order by g.ordinal limit p_limit
+$$;
