@@ -29,6 +29,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
+from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Connector, Filters
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -36,15 +37,19 @@ from flowfabric.client.submission import Submittable
 from flowfabric.engine.reads import Place
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
+    Accepted,
     Attempt,
+    DuplicateSignal,
     Execution,
     ExecutionInfo,
     LaneState,
     LaneStats,
     Outcome,
     Page,
+    PendingWaitpoint,
     Schedule,
     Step,
+    Wait,
 )
 from flowfabric.options import OptionNames
 from flowfabric.policies import Duration

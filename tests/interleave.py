@@ -99,6 +99,9 @@ delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfa
 delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
 delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.step;
 delete from flowfabric.waiter; delete from flowfabric.watch;
+delete from flowfabric.waitpoint; delete from flowfabric.suspension; delete from flowfabric.signal;
+delete from flowfabric.keystore where kid <> 'k1';
+update flowfabric.keystore set state = 'current', expires_at = null where state <> 'current';
 update flowfabric.clock set shift = '0' where shift <> '0';
 """
 

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import Claimed
+from flowfabric.models import Claimed, Fresh
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
 OTHER = {"worker_id": "pool", "worker_instance_id": "pool-2"}
@@ -164,6 +165,24 @@ async def _parked(engine: ff.Engine, clock: Clock) -> Reached:
     return at
 
 
+async def _suspended(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.suspend(at.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k"))
+    return at
+
+
+async def _resumable(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _suspended(engine, clock)
+    await engine.resume_execution(at.id, "operator")
+    return at
+
+
+async def _resume_delayed(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _suspended(engine, clock)
+    await engine.resume_execution(at.id, "operator", timedelta(hours=1))
+    return at
+
+
 def _blocked(reason: str) -> Callable[[ff.Engine, Clock], Awaitable[Reached]]:
     async def reach(engine: ff.Engine, clock: Clock) -> Reached:
         at = await _waiting_first(engine, clock)
@@ -216,15 +235,17 @@ async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
     return Reached(claimed.execution_id, claimed)
 
 
-# Every position of the transition table that can be reached without flows and suspensions.
+# Every position of the transition table that can be reached without flows. W.s and D.s follow a suspension.
 STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "W.1": _waiting_first,
     "W.r": _waiting_retry,
     "W.p": _waiting_replay,
     "W.i": _waiting_interrupted,
+    "W.s": _resumable,
     "D.1": _delayed_first,
     "D.r": _delayed_retry,
     "D.i": _delayed_interrupted,
+    "D.s": _resume_delayed,
     "D.w": _parked,
     "B.budget": _blocked("waiting_for_budget"),
     "B.quota": _blocked("waiting_for_quota"),
@@ -234,6 +255,7 @@ STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "A": _active,
     "X": _expired_lease,
     "V": _revoked_lease,
+    "S": _suspended,
     "T:completed": _completed,
     "T:failed": _failed,
     "T:cancelled": _cancelled,

@@ -3,7 +3,8 @@
 from flowfabric._duties import Duties
 from flowfabric.app import App, Task
 from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
-from flowfabric.contexts import Context, SyncContext
+from flowfabric.conditions import all_of, any_of, count_signals, from_sources, on
+from flowfabric.contexts import Context, SyncContext, SyncWaitpoint, Waitpoint
 from flowfabric.contracts import Codec, Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
@@ -17,6 +18,7 @@ from flowfabric.errors import (
     Interrupted,
     InvalidInput,
     LeaseLost,
+    NoSignal,
     NotFound,
     Purged,
     Reject,
@@ -47,6 +49,7 @@ from flowfabric.models import (
     NewExecution,
     Operator,
     ScannerFilter,
+    WaitpointToken,
 )
 from flowfabric.options import Options
 from flowfabric.policies import (
@@ -59,6 +62,7 @@ from flowfabric.policies import (
     StreamPolicy,
     TimeoutPolicy,
 )
+from flowfabric.signals import Signal, callback_text, parse_callback
 from flowfabric.state import State
 from flowfabric.worker import Worker
 
@@ -97,6 +101,7 @@ __all__ = [
     "LaneState",
     "LeaseLost",
     "NewExecution",
+    "NoSignal",
     "NotFound",
     "Operator",
     "Options",
@@ -109,6 +114,7 @@ __all__ = [
     "RoutingRequirements",
     "Run",
     "ScannerFilter",
+    "Signal",
     "State",
     "StateError",
     "StepFailed",
@@ -119,6 +125,7 @@ __all__ = [
     "Submission",
     "SyncContext",
     "SyncRun",
+    "SyncWaitpoint",
     "Task",
     "TaskFailed",
     "TimedOut",
@@ -126,6 +133,15 @@ __all__ = [
     "TransportError",
     "Unavailable",
     "ValidationFailed",
+    "Waitpoint",
+    "WaitpointToken",
     "Worker",
+    "all_of",
+    "any_of",
+    "callback_text",
+    "count_signals",
+    "from_sources",
+    "on",
+    "parse_callback",
     "provided",
 ]

@@ -6,6 +6,7 @@ A condition is one signal (`on`), several things at once (`all_of`), or so many 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -147,7 +148,11 @@ def _matcher_to_json(matcher: Matcher) -> Any:
 
 
 def condition_from_json(value: Any) -> Condition:
-    """A condition from its JSON; `InvalidInput` names what is not known."""
+    """A condition from its JSON; `InvalidInput` names what is not known, or nested too deep."""
+    return _from_json(value, "<root>", 1)
+
+
+def _from_json(value: Any, path: str, depth: int) -> Condition:
     match value:
         case "OperatorOnly":
             return OperatorOnly()
@@ -156,7 +161,11 @@ def condition_from_json(value: Any) -> Condition:
         case {"Single": {"waitpoint_key": str(key), "matcher": matcher, **rest}, **others} if not rest and not others:
             return Single(key, _matcher_from_json(matcher))
         case {"Composite": {"kind": "AllOf", "members": list(members), **rest}, **others} if not rest and not others:
-            return AllOf(tuple(condition_from_json(member) for member in members))
+            if depth > MAX_DEPTH:
+                raise InvalidInput(f"depth {depth} exceeds cap {MAX_DEPTH} at {path}", field="resume_condition")
+            return AllOf(
+                tuple(_from_json(member, _below(path, number), depth + 1) for number, member in enumerate(members))
+            )
         case {
             "Composite": {"kind": "Count", "n": int(n), "count_kind": str(kind), "waitpoints": list(keys), **rest},
             **others,
@@ -170,7 +179,7 @@ def condition_from_json(value: Any) -> Condition:
             matcher = rest.get("matcher")
             return Count(n, CountKind(kind), tuple(keys), None if matcher is None else _matcher_from_json(matcher))
     raise InvalidInput(
-        f"unknown condition {str(value)[:200]}",
+        f"unknown condition {reprlib.repr(value)}",
         field="resume_condition",
         allowed="Single, OperatorOnly, TimeoutOnly, Composite AllOf or Count",
     )
@@ -182,10 +191,14 @@ def _matcher_from_json(value: Any) -> Matcher:
             return Wildcard()
         case {"ByName": str(name), **rest} if not rest:
             return ByName(name)
-    raise InvalidInput(f"unknown matcher {str(value)[:200]}", field="resume_condition", allowed="ByName or Wildcard")
+    raise InvalidInput(f"unknown matcher {reprlib.repr(value)}", field="resume_condition", allowed="ByName or Wildcard")
 
 
 # Shape
+
+
+def _below(path: str, number: int) -> str:
+    return f"members[{number}]" if path == "<root>" else f"{path}.members[{number}]"
 
 
 def named_keys(condition: Condition) -> list[str]:
@@ -231,32 +244,32 @@ def check_condition(value: object, *, has_deadline: bool, field: str = "resume_c
                 if not has_deadline:
                     raise bad(path, "timeout_only_without_deadline", "a timeout_at")
             case Single(key, matcher):
-                _check_key(key, path, bad)
                 _check_matcher(matcher, path, bad)
+                _check_key(key, path, bad)
             case AllOf(members):
                 if depth > MAX_DEPTH:
                     raise bad(path, f"depth {depth} exceeds cap {MAX_DEPTH}")
                 if not isinstance(members, tuple | list) or not members:
                     raise bad(path, "allof_empty_members", "at least one member")
                 for number, member in enumerate(members):
-                    check(member, f"members[{number}]" if path == "<root>" else f"{path}.members[{number}]", depth + 1)
+                    check(member, _below(path, number), depth + 1)
             case Count(n, kind, keys, matcher):
                 if depth > MAX_DEPTH:
                     raise bad(path, f"depth {depth} exceeds cap {MAX_DEPTH}")
-                if type(n) is not int or not 0 <= n <= 2**31 - 1 or not isinstance(kind, CountKind):
+                if type(n) is not int or n > 2**31 - 1 or not isinstance(kind, CountKind):
                     raise bad(path, "unknown count", "an integer n and a CountKind")
-                if n == 0:
+                if n < 1:
                     raise bad(path, "count_n_zero", "n of at least 1")
                 if not isinstance(keys, tuple | list) or not keys:
                     raise bad(path, "count_waitpoints_empty", "at least one key")
-                for key in keys:
-                    _check_key(key, path, bad)
-                if len(set(keys)) < len(keys):
+                if len({check_text(key, "resume_condition") for key in keys}) < len(keys):
                     raise bad(path, "count_duplicate_waitpoints", "distinct keys")
                 if kind is CountKind.DISTINCT_WAITPOINTS and n > len(keys):
                     raise bad(path, "count_exceeds_waitpoint_set", f"n of at most {len(keys)}")
                 if matcher is not None:
                     _check_matcher(matcher, path, bad)
+                for key in keys:
+                    _check_key(key, path, bad)
             case _:
                 raise bad(path, f"unknown condition {type(node).__name__}")
 

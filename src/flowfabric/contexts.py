@@ -9,12 +9,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
 
+from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, HandleKind
+from flowfabric.models import Claimed, HandleKind, OpenWait, WaitpointToken
 from flowfabric.options import Options
 from flowfabric.policies import Duration, RetryPolicy, duration
+from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest, callback_text
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run
@@ -22,6 +25,15 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Opened(Protocol):
+    """Waitpoints that are open."""
+
+    @property
+    def opened(self) -> OpenWait: ...
 
 
 class Scope(Protocol):
@@ -57,6 +69,9 @@ class Scope(Protocol):
         kwargs: Mapping[str, Any],
         retry: RetryPolicy | None,
     ) -> Any: ...
+    async def waitpoint(self, request: WaitRequest) -> Opened: ...
+    async def wait_for(self, request: WaitRequest, opened: Any = None) -> Any: ...
+    def wait_in_thread(self, request: WaitRequest, opened: Any = None) -> Any: ...
     def sleep_in_thread(self, pause: Duration) -> None: ...
     def result_in_thread(self, run: Run[Any]) -> Any: ...
     def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any: ...
@@ -181,6 +196,72 @@ class Context(_Facts):
         """Wait durably: the worker is free meanwhile, and the time counts from the first call, not from a restart."""
         await self._scope.sleep(pause)
 
+    @overload
+    async def wait_for(
+        self,
+        what: str | Single,
+        *,
+        payload: type[T],
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D | Raise = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[T] | D: ...
+    @overload
+    async def wait_for(
+        self,
+        what: str | Single,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D | Raise = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[Any] | D: ...
+    @overload
+    async def wait_for(
+        self,
+        what: AllOf | Count | OperatorOnly | TimeoutOnly,
+        *,
+        payload: Any = Any,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D | Raise = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> list[Signal[Any]] | D: ...
+    async def wait_for(
+        self,
+        what: Condition | str,
+        *,
+        payload: Any = Any,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: Any = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Any:
+        """Wait for signals, for minutes or months, without holding a worker.
+
+        `what` is the key of a waitpoint (one signal there is enough) or a condition: `ff.on`, `ff.all_of`, `ff.any_of`,
+        `ff.from_sources`, `ff.count_signals`. One signal is given as a `Signal`, those of a condition as a list.
+        `payload` is the type of their payloads. When the time is over: `default`, if there is one; else `NoSignal` is
+        raised, or what `on_timeout` says happens to the execution: fail, cancel, expire, or escalate to an operator.
+        """
+        request = WaitRequest(
+            what, name=name, payload=payload, timeout=timeout, default=default, on_timeout=on_timeout, reason=reason
+        )
+        return await self._scope.wait_for(request)
+
+    async def waitpoint(self, key: str, *, name: str | None = None) -> Waitpoint:
+        """A place where a signal can arrive from now on, with the token that it needs: hand it out, then wait at it.
+
+        It is the same in every later run, and nothing that arrives before the handler waits is lost.
+        """
+        opened = await self._scope.waitpoint(WaitRequest(key, name=name))
+        return Waitpoint(self._scope, key, name, opened)
+
     async def now(self) -> datetime:
         """The database's time, the same in every later run."""
         return await self._scope.now()
@@ -196,6 +277,83 @@ class Context(_Facts):
     async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
         return await self._scope.submit(task, args, kwargs)
+
+
+class _Waitpoint:
+    __slots__ = ("_name", "_opened", "_scope", "execution_id", "id", "key", "token")
+
+    def __init__(self, scope: Scope, key: str, name: str | None, opened: Opened) -> None:
+        self._scope = scope
+        self._name = name
+        self._opened = opened
+        self.key = key
+        self.execution_id = scope.claimed.execution_id
+        self.id: UUID = opened.opened.waitpoints[0].waitpoint_id
+        self.token: WaitpointToken = opened.opened.waitpoints[0].waitpoint_token
+
+    @property
+    def callback(self) -> str:
+        """Execution, waitpoint and token as one text that is safe in a link: for whoever shall signal, only."""
+        return callback_text(self.execution_id, self.id, self.token)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r}, {str(self.id)!r}, token={self.token})"
+
+
+class Waitpoint(_Waitpoint):
+    """A place where a signal can arrive, and the token that it needs."""
+
+    __slots__ = ()
+
+    async def wait(
+        self,
+        *,
+        payload: Any = Any,
+        timeout: Duration | None = None,
+        default: Any = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "callback",
+    ) -> Signal[Any]:
+        """The signal that arrives here. See `Context.wait_for`."""
+        request = WaitRequest(
+            self.key,
+            name=self._name,
+            payload=payload,
+            timeout=timeout,
+            default=default,
+            on_timeout=on_timeout,
+            reason=reason,
+        )
+        found: Signal[Any] = await self._scope.wait_for(request, self._opened)
+        return found
+
+
+class SyncWaitpoint(_Waitpoint):
+    """The same for plain handlers."""
+
+    __slots__ = ()
+
+    def wait(
+        self,
+        *,
+        payload: Any = Any,
+        timeout: Duration | None = None,
+        default: Any = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "callback",
+    ) -> Signal[Any]:
+        """The signal that arrives here. See `Context.wait_for`."""
+        request = WaitRequest(
+            self.key,
+            name=self._name,
+            payload=payload,
+            timeout=timeout,
+            default=default,
+            on_timeout=on_timeout,
+            reason=reason,
+        )
+        found: Signal[Any] = self._scope.wait_in_thread(request, self._opened)
+        return found
 
 
 class StepWith:
@@ -238,6 +396,28 @@ class SyncContext(_Facts):
     def sleep(self, pause: Duration) -> None:
         """Wait durably, without holding the thread."""
         self._scope.sleep_in_thread(pause)
+
+    def wait_for(
+        self,
+        what: Condition | str,
+        *,
+        payload: Any = Any,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: Any = RAISE,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Any:
+        """Wait for signals without holding the thread. See `Context.wait_for`."""
+        request = WaitRequest(
+            what, name=name, payload=payload, timeout=timeout, default=default, on_timeout=on_timeout, reason=reason
+        )
+        return self._scope.wait_in_thread(request)
+
+    def waitpoint(self, key: str, *, name: str | None = None) -> SyncWaitpoint:
+        """A place where a signal can arrive, and its token. See `Context.waitpoint`."""
+        opened = self._scope.in_thread(self._scope.waitpoint(WaitRequest(key, name=name)))
+        return SyncWaitpoint(self._scope, key, name, opened)
 
     def now(self) -> datetime:
         """The database's time, the same in every later run."""

@@ -21,6 +21,7 @@
     |   +-- Purged               it is not stored any more
     +-- StepFailed               a durable step failed in an earlier run of the handler
     +-- StepsChanged             the code no longer does what it did when the execution began
+    +-- NoSignal                 a wait ended without the signals it was for
     +-- StreamDisconnected       resubscribe from the cursor
     +-- StreamBackpressure       the stream skipped ahead: re-read
 
@@ -169,6 +170,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),
     *_rows("step", "step_failed steps_changed", "terminal", 409),
+    *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
     *_rows("stream_disconnected", "stream_disconnected", "terminal", 500),
     *_rows("stream_backpressure", "stream_backpressure", "informational", 500),
@@ -548,6 +550,20 @@ class StepsChanged(FlowFabricError):
 
     def __init__(self, detail: str, *, execution_id: str | None = None) -> None:
         super().__init__("steps_changed", detail, execution_id=execution_id)
+
+
+class NoSignal(FlowFabricError):
+    """A wait ended without the signals it was for: its time was over, or an operator resumed the execution.
+
+    A handler that lets it pass fails, and is not retried.
+    """
+
+    family = "wait"
+
+    def __init__(self, kind: str, name: str, *, execution_id: str | None = None) -> None:
+        self.name = name
+        because = "its time was over" if kind == "wait_timed_out" else "an operator resumed the execution"
+        super().__init__(kind, f"no signal for {name!r}: {because}", execution_id=execution_id)
 
 
 class RetryLater(Exception):

@@ -596,7 +596,17 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "started -> suspended",
         events=("L:revoked",),
     ),
-    Transition(20, ("A",), ("suspend",), "lease check", ("S",), "started -> suspended", events=("L:revoked",)),
+    # The epoch grows, so that every older fence is stale at once.
+    Transition(
+        20,
+        ("A",),
+        ("suspend",),
+        "lease check",
+        ("S",),
+        "started -> suspended",
+        counters=("current_lease_epoch",),
+        events=("L:revoked",),
+    ),
     Transition(
         21,
         ("S",),

@@ -16,8 +16,23 @@ from typing import Any
 import asyncpg
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, Attempt, Claimed, ClaimGrant, Execution, NewStep, Parked, Rejected
+from flowfabric.models import (
+    AlreadySatisfied,
+    Attempt,
+    Claimed,
+    ClaimGrant,
+    Execution,
+    Fresh,
+    NewStep,
+    Parked,
+    Rejected,
+    TimeoutBehavior,
+    UsePending,
+    WaitpointToken,
+)
+from flowfabric.policies import SuspensionPolicy
 from flowfabric.state import TRANSITIONS, Transition, matches, position
 from tests.conftest import fresh_database
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, new_id
@@ -32,14 +47,18 @@ delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfa
 delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
 delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.keystore where kid <> 'k1';
 delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch;
-delete from flowfabric.schedule;
+delete from flowfabric.schedule; delete from flowfabric.waitpoint; delete from flowfabric.suspension;
+delete from flowfabric.signal;
 update flowfabric.clock set shift = '0';
 update flowfabric.lane set state = 'active' where state <> 'active';
 update flowfabric.keystore set state = 'current', expires_at = null;
 update flowfabric.deployment set auto_reclaim = true, reclaim_grace = '0', retention = '24 hours';
 """
 
-_TABLES = ("execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "step", "waiter", "event")
+_TABLES = (
+    "execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "step", "waiter", "waitpoint",
+    "suspension", "signal", "event",
+)  # fmt: skip
 _PICTURE = (
     "select q.source, q.row from ("
     + " union all ".join(
@@ -94,7 +113,7 @@ class Picture:
 
 def shorthand(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Stored events in the words of the transition table."""
-    columns = {"L": "lease_type", "K": "outcome", "O": "operator_type"}
+    columns = {"L": "lease_type", "K": "outcome", "O": "operator_type", "G": "signal_effect"}
     return [f"{letter}:{e[column]}" for e in events for letter, column in columns.items() if e[column] is not None]
 
 
@@ -200,6 +219,8 @@ class Case:
         self.operator = ff.Operator(at.id)
         self.grant: ClaimGrant | None = None
         self.other = ExecutionId.of(11, new_id())  # unknown until `_another` makes it
+        self.binding: Fresh | UsePending = Fresh(new_id(), "k")
+        self.token = WaitpointToken(f"k1:{'0' * 64}")
 
     def by(self, source: str) -> ff.Operator:
         return ff.Operator(self.id, source)
@@ -250,6 +271,42 @@ async def _verdict(batch: Awaitable[list[Any]]) -> Any:
 
 async def _park_until(case: Case, **later: float) -> Parked:
     return await case.engine.park(case.handle, until=await case.world.clock.now() + timedelta(**later))
+
+
+async def _pending_waitpoint(case: Case) -> None:
+    """A pending waitpoint where there is a lease to make one with."""
+    with contextlib.suppress(ff.Contention, ff.StateError):
+        made = await case.engine.create_waitpoint(case.handle, "k", HOUR)
+        case.binding, case.token = UsePending(made.waitpoint_id), made.token
+
+
+async def _token(case: Case) -> None:
+    """The waitpoint of the newest suspension, and its token, whether it is open or not."""
+    suspension = await case.engine.read_suspension(case.id)
+    assert suspension is not None
+    case.binding = UsePending(suspension.waitpoint_ids[0])
+    case.token = WaitpointToken(
+        await case.world.sql.fetchval(
+            "select flowfabric.sign_token('k1', $1, $2, $3)",
+            case.id.partition,
+            case.id.uuid,
+            case.binding.waitpoint_id,
+        )
+    )
+
+
+async def _signal(case: Case, **fields: Any) -> Any:
+    return await case.engine.deliver_signal(
+        case.id, case.binding.waitpoint_id, case.token, signal_name="go", source_type="test", **fields
+    )
+
+
+async def _suspend(case: Case) -> Any:
+    return await case.engine.suspend(case.handle, waitpoints=[case.binding], resume_condition=on("k"))
+
+
+async def _suspend_by_triple(case: Case) -> Any:
+    return await case.engine.suspend_by_triple(case.handle.fence, waitpoints=[case.binding], resume_condition=on("k"))
 
 
 async def _claim(case: Case) -> Claimed | None:
@@ -311,16 +368,26 @@ TIMED_ONCE = ff.ExecutionPolicy(
 )
 NO_RECLAIM = ff.ExecutionPolicy(retry_policy=RETRY.retry_policy, max_reclaim_count=0)
 
+
+def _gives_up(behavior: TimeoutBehavior) -> ff.ExecutionPolicy:
+    """A suspension that names no time of its own ends after an hour, in this way."""
+    return ff.ExecutionPolicy(
+        retry_policy=RETRY.retry_policy,
+        suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior=behavior),
+    )
+
+
 # What a holder's call is told in every state but A.
 NOT_HELD = {
     "W": "execution_not_active",
     "D": "execution_not_active",
     "B": "execution_not_active",
     "T": "execution_not_active",
+    "S": "execution_not_active",
     "X": "lease_expired",
     "V": "lease_revoked",
 }
-EVERYWHERE = dict.fromkeys("WDBAXVT")
+EVERYWHERE = dict.fromkeys("WDBAXVST")
 
 
 @dataclass(frozen=True)
@@ -329,7 +396,8 @@ class Operation:
 
     `rows` are the rows of the transition table this call may take, `answer` what it then answers, `only` narrows their
     sources where the table leaves the choice to a remark. `unchanged` gives the answer in every other state, by the
-    longest prefix of its name. `missing` is the answer for an unknown execution.
+    longest prefix of its name. `missing` is the answer for an unknown execution. `events` are what is written instead
+    of the row's, where the table leaves them to the operation.
     """
 
     name: str
@@ -342,6 +410,7 @@ class Operation:
     prepare: Call = _nothing
     creating: Mapping[str, Any] = field(default_factory=dict)
     missing: str = "not_found"
+    events: tuple[str, ...] | None = None
 
     def row(self, state: str, at: str) -> Transition | None:
         """The row of the table this call takes from a state, if any."""
@@ -362,7 +431,6 @@ def _everywhere(answer: str, **others: str) -> dict[str, str | None]:
     return {**dict.fromkeys(EVERYWHERE, answer), **others}
 
 
-_OPEN = ("W", "D", "B", "A", "X", "V")
 _ENDED = {"T": "execution_not_active", "T:cancelled": "Cancelled"}
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -401,13 +469,18 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="Claimed",
         only=("W",),
         prepare=_claim_grant,
-        unchanged=_everywhere("execution_not_leaseable", **{"W.i": "use_claim_resumed_execution"}),
+        unchanged=_everywhere(
+            "execution_not_leaseable",
+            **{"W.i": "use_claim_resumed_execution", "W.s": "use_claim_resumed_execution"},
+        ),
     ),
     Operation(
         "claim_execution without a grant",
         _claim_execution,
         unchanged=_everywhere(
-            "execution_not_leaseable", W="invalid_claim_grant", **{"W.i": "use_claim_resumed_execution"}
+            "execution_not_leaseable",
+            W="invalid_claim_grant",
+            **{"W.i": "use_claim_resumed_execution", "W.s": "use_claim_resumed_execution"},
         ),
     ),
     Operation(
@@ -429,7 +502,11 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "claim_resumed_execution without a grant",
         _claim_resumed,
-        unchanged=_everywhere("execution_not_leaseable", W="not_a_resumed_execution", **{"W.i": "invalid_claim_grant"}),
+        unchanged=_everywhere(
+            "execution_not_leaseable",
+            W="not_a_resumed_execution",
+            **{"W.i": "invalid_claim_grant", "W.s": "invalid_claim_grant"},
+        ),
     ),
     Operation(
         "claim_from_resume_grant",
@@ -442,7 +519,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "claim_from_resume_grant with a forged grant",
         _claim_from_resume_grant,
-        unchanged=_everywhere("none", **{"W.i": "invalid_claim_grant"}),
+        unchanged=_everywhere("none", **{"W.i": "invalid_claim_grant", "W.s": "invalid_claim_grant"}),
     ),
     Operation(
         "issue_reclaim_grant",
@@ -588,6 +665,91 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: _verdict(c.engine.record_steps([(c.operator, NewStep(name="s"))])),  # type: ignore[list-item]
         unchanged=_everywhere("invalid_input"),
     ),
+    # suspending, and what ends a suspension
+    *(
+        Operation(
+            name,
+            call,
+            rows=(20,),
+            answer="Suspended",
+            prepare=prepare,
+            unchanged={**NOT_HELD, "S": told},
+        )
+        for name, call, prepare, told in (
+            ("suspend", _suspend, _nothing, "already_suspended"),
+            ("suspend by triple", _suspend_by_triple, _nothing, "execution_not_active"),
+            ("suspend on a pending waitpoint", _suspend, _pending_waitpoint, "already_suspended"),
+        )
+    ),
+    Operation(
+        "deliver_signal",
+        _signal,
+        rows=(21,),
+        answer="Accepted",
+        prepare=_token,
+        states=("S", "W.s", "D.s"),
+        unchanged=_everywhere("waitpoint_closed"),
+        events=("G:resume_condition_satisfied",),
+        missing="invalid_token",
+    ),
+    Operation(
+        "deliver_signal for later",
+        lambda c: _signal(c, resume_delay=HOUR),
+        rows=(22,),
+        answer="Accepted",
+        prepare=_token,
+        states=("S", "W.s", "D.s"),
+        unchanged=_everywhere("waitpoint_closed"),
+        events=("G:resume_condition_satisfied",),
+        missing="invalid_token",
+    ),
+    Operation(
+        "resume_execution",
+        lambda c: c.engine.resume_execution(c.id, "operator"),
+        rows=(21,),
+        answer="Resumed",
+        unchanged=_everywhere("execution_not_suspended"),
+        events=("O:resumed",),
+    ),
+    Operation(
+        "resume_execution for later",
+        lambda c: c.engine.resume_execution(c.id, "operator", HOUR),
+        rows=(22,),
+        answer="Resumed",
+        unchanged=_everywhere("execution_not_suspended"),
+        events=("O:resumed",),
+    ),
+    *(
+        Operation(
+            f"expire_suspension with {behavior}",
+            lambda c: c.engine.expire_suspension(c.id),
+            rows=(row,),
+            answer="ExpiredSuspension",
+            prepare=_later(hours=2),
+            creating={"policy": _gives_up(behavior)},
+            unchanged=_everywhere("not_suspended"),
+            events=events,
+        )
+        for behavior, row, events in (
+            ("fail", 23, ("K:failed",)),
+            ("cancel", 23, ("K:cancelled",)),
+            ("expire", 23, ("K:expired",)),
+            ("auto_resume_with_timeout_signal", 21, ()),
+            ("escalate", 24, ("O:suspension_escalated",)),
+        )
+    ),
+    Operation(
+        "expire_suspension too early",
+        lambda c: c.engine.expire_suspension(c.id),
+        creating={"policy": _gives_up("fail")},
+        unchanged=_everywhere("not_suspended", S="not_yet_due"),
+    ),
+    Operation(
+        "expire_suspension without a time",
+        lambda c: c.engine.expire_suspension(c.id),
+        prepare=_later(days=9),
+        unchanged=_everywhere("not_suspended", S="not_yet_due"),
+    ),
     # cancelling
     Operation(
         "cancel",
@@ -601,7 +763,7 @@ OPERATIONS: tuple[Operation, ...] = (
         Operation(
             f"cancel as {source}",
             lambda c, source=source: c.engine.cancel(c.by(source), "enough"),  # type: ignore[misc]
-            rows=(33, 34),
+            rows=(33, 34, 35),
             answer="Cancelled",
             unchanged=_ENDED,
         )
@@ -610,7 +772,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "cancel_many",
         lambda c: _verdict(c.engine.cancel_many([c.id], "enough")),
-        rows=(33, 34),
+        rows=(33, 34, 35),
         answer="Cancelled",
         unchanged=_ENDED,
     ),
@@ -636,15 +798,15 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "cancel as billing",
         lambda c: c.engine.cancel(c.handle.fence, "enough", source="billing"),
-        rows=(33, 34),
+        rows=(33, 34, 35),
         answer="Cancelled",
-        only=("W", "D", "B", "A"),
+        only=("W", "D", "B", "A", "S"),
         unchanged={**_ENDED, "X": "lease_expired", "V": "lease_revoked"},
     ),
     Operation(
         "cancel as billing without a fence",
         lambda c: c.engine.cancel(c.by("billing"), "enough"),
-        rows=(33,),
+        rows=(33, 35),
         answer="Cancelled",
         unchanged={**_ENDED, "A": "invalid_input", "X": "invalid_input", "V": "invalid_input"},
     ),
@@ -738,7 +900,7 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.promote_delayed(c.id),
         rows=(8,),
         answer="promoted",
-        only=("D.1", "D.r", "D.i"),
+        only=("D.1", "D.r", "D.i", "D.s"),
         prepare=_later(hours=2),
         unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", **{"D.w": "not_yet_due"}),
     ),
@@ -779,7 +941,7 @@ OPERATIONS: tuple[Operation, ...] = (
         prepare=_later(hours=4),
         creating={"execution_deadline_at": 3 * HOUR},
         # A replayed execution has no deadline.
-        only=("W.1", "W.r", "W.i", "D", "B", "A", "X", "V"),
+        only=("W.1", "W.r", "W.i", "W.s", "D", "B", "A", "X", "V", "S"),
         unchanged={"W.p": "not_yet_due", "T": "already_terminal"},
     ),
     Operation(
@@ -827,6 +989,8 @@ HOLDER_CALLS = (
     "wait_children",
     "release",
     "park",
+    "suspend",
+    "suspend by triple",
     "cancel",
     "cancel as lease_holder",
     "cancel as billing",
@@ -838,8 +1002,8 @@ OPERATOR_CALLS = (
     "wait_children by an operator",
 )
 
-# Rows that need flows or suspensions, the two of create, and the one that says "no other row".
-NOT_HERE = {1, 2, 3, 4, 5, 20, 21, 22, 23, 24, 35, 37}
+# Rows that need flows, the two of create, and the one that says "no other row".
+NOT_HERE = {1, 2, 3, 4, 5, 37}
 
 
 def target(row: Transition, at: str) -> list[str]:

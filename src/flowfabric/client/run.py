@@ -11,7 +11,7 @@ from flowfabric.client import current
 from flowfabric.client.failure import result_of
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.ids import ExecutionId
-from flowfabric.models import Attempt, Execution, Outcome, Step
+from flowfabric.models import Accepted, Attempt, DuplicateSignal, Execution, Outcome, PendingWaitpoint, Step
 from flowfabric.policies import Duration, duration
 from flowfabric.state import State
 
@@ -133,6 +133,43 @@ class Run(Generic[R_co]):
     async def replay(self, reason: str | None = None) -> None:
         """Run it again from the top; finished steps are kept unless it had succeeded."""
         await (await self._client()).replay(self.execution_id, reason=reason)
+
+    async def waits(self) -> list[PendingWaitpoint]:
+        """The waitpoints at which it can be signalled now."""
+        return await (await self._client()).waitpoints_of(self.execution_id)
+
+    async def signal(
+        self,
+        key: str | None = None,
+        name: str = "signal",
+        payload: Any = None,
+        *,
+        source_type: str = "client",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Send it a signal; `key` names the waitpoint where there are several."""
+        return await (await self._client()).signal(
+            self.execution_id,
+            key,
+            name,
+            payload,
+            source_type=source_type,
+            source_identity=source_identity,
+            idempotency_key=idempotency_key,
+        )
+
+    async def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
+        """Send it the signal `approved` as an operator; `by` is whoever decided."""
+        return await (await self._client()).approve(self.execution_id, key, by=by)
+
+    async def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
+        """Send it the signal `rejected` as an operator; `by` is whoever decided."""
+        return await (await self._client()).reject(self.execution_id, key, by=by)
+
+    async def resume(self, delay: Duration = 0) -> None:
+        """Resume it whatever it waits for; its wait ends without a signal."""
+        await (await self._client()).resume(self.execution_id, delay)
 
 
 def _revive(execution_id: str, kind: str | None, is_new: bool, key: str | None, name: str | None) -> Run[Any]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
+from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Connector, Filters
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -17,15 +18,19 @@ from flowfabric.client.submission import Submittable
 from flowfabric.engine.reads import Place
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
+    Accepted,
     Attempt,
+    DuplicateSignal,
     Execution,
     ExecutionInfo,
     LaneState,
     LaneStats,
     Outcome,
     Page,
+    PendingWaitpoint,
     Schedule,
     Step,
+    Wait,
 )
 from flowfabric.options import OptionNames
 from flowfabric.policies import Duration
@@ -107,6 +112,44 @@ class SyncRun(Generic[R_co]):
     def replay(self, reason: str | None = None) -> None:
         """Run it again from the top; finished steps are kept unless it had succeeded."""
         self._portal.call(self.run.replay(reason))
+
+    def waits(self) -> list[PendingWaitpoint]:
+        """The waitpoints at which it can be signalled now."""
+        return self._portal.call(self.run.waits())
+
+    def signal(
+        self,
+        key: str | None = None,
+        name: str = "signal",
+        payload: Any = None,
+        *,
+        source_type: str = "client",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Send it a signal; `key` names the waitpoint where there are several."""
+        return self._portal.call(
+            self.run.signal(
+                key,
+                name,
+                payload,
+                source_type=source_type,
+                source_identity=source_identity,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
+        """Send it the signal `approved` as an operator; `by` is whoever decided."""
+        return self._portal.call(self.run.approve(key, by=by))
+
+    def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
+        """Send it the signal `rejected` as an operator; `by` is whoever decided."""
+        return self._portal.call(self.run.reject(key, by=by))
+
+    def resume(self, delay: Duration = 0) -> None:
+        """Resume it whatever it waits for; its wait ends without a signal."""
+        self._portal.call(self.run.resume(delay))
 
 
 class Client:
@@ -210,6 +253,93 @@ class Client:
                 cursor=cursor,
             )
         )
+
+    def waits(
+        self,
+        *,
+        lane: str | None = None,
+        namespace: str | None = None,
+        key: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Wait, str]:
+        """The waitpoints that can be signalled, of all executions, the longest waiting first."""
+        return self._portal.call(
+            self._client.waits(lane=lane, namespace=namespace, key=key, limit=limit, cursor=cursor)
+        )
+
+    def waitpoints_of(self, execution_id: str | ExecutionId) -> list[PendingWaitpoint]:
+        """The waitpoints of an execution that can be signalled now."""
+        return self._portal.call(self._client.waitpoints_of(execution_id))
+
+    def signal(
+        self,
+        execution_id: str | ExecutionId,
+        key: str | None = None,
+        name: str = "signal",
+        payload: Any = None,
+        *,
+        source_type: str = "client",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution a signal; `key` names the waitpoint where there are several."""
+        return self._portal.call(
+            self._client.signal(
+                execution_id,
+                key,
+                name,
+                payload,
+                source_type=source_type,
+                source_identity=source_identity,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def approve(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `approved` as an operator; `by` is whoever decided."""
+        return self._portal.call(self._client.approve(execution_id, key, by=by))
+
+    def reject(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `rejected` as an operator; `by` is whoever decided."""
+        return self._portal.call(self._client.reject(execution_id, key, by=by))
+
+    def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
+        """Resume a suspended execution whatever it waits for; its wait ends without a signal."""
+        self._portal.call(self._client.resume(execution_id, delay))
+
+    def receive(
+        self,
+        callback: str,
+        body: bytes = b"",
+        *,
+        name: str = "callback",
+        source_type: str = "callback",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Received:
+        """Take a callback that came over the web: `callback` is the text of the link, `body` what was sent (JSON).
+
+        Never raises for what the sender did wrong: `Received` has the HTTP status and a body to answer with.
+        """
+        return self._portal.call(
+            self._client.receive(
+                callback,
+                body,
+                name=name,
+                source_type=source_type,
+                source_identity=source_identity,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def look(self, callback: str) -> PendingWaitpoint | None:
+        """What a callback's link is for: the waitpoint it signals, or None when it is not (or no longer) good."""
+        return self._portal.call(self._client.look(callback))
 
     def all(self, **filters: Unpack[Filters]) -> Iterator[ExecutionInfo]:
         """Every execution that `find` would page through."""

@@ -27,7 +27,6 @@ from flowfabric.engine.calls import (
     parse_partition,
     raised,
 )
-from flowfabric.engine.hooks import TimerKind
 from flowfabric.errors import (
     Conflict,
     FlowFabricError,
@@ -540,24 +539,15 @@ class Suspensions(Calls):
     async def expire_suspension(self, execution_id: ExecutionId) -> ExpiredSuspension | AlreadySatisfied:
         """End one suspension if its time is over; what the duty does for all."""
         target = parse_execution(execution_id)
-        before = await self.read_suspension(target)
         row = await self._row(
-            "select code, state, lease_lost from flowfabric.run_one($1, $2, $3)",
-            TimerKind.SUSPENSION,
+            "select code, behavior from flowfabric.expire_suspension($1, $2)",
             target.partition,
             target.uuid,
             repeatable=True,
         )
-        match row["code"]:
-            case "done":
-                behavior = None if before is None else before.timeout_behavior
-                return ExpiredSuspension(target, behavior or "fail")
-            case "not_found" | "not_yet_due" as reason:
-                return AlreadySatisfied(reason)
-            case _ if row["state"] != "suspended":
-                return AlreadySatisfied("not_suspended")
-            case _:
-                return AlreadySatisfied("not_yet_due")
+        if row["code"] == "done":
+            return ExpiredSuspension(target, row["behavior"])
+        return AlreadySatisfied(row["code"])
 
     # Reads
 

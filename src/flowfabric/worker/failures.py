@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flowfabric.client.failure import describe_failure
 from flowfabric.contracts import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged, TransportError
+from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.models import Failure
 from flowfabric.policies import MAX_DURATION_MS, Exponential, Fixed, RetryPolicy, duration
 from flowfabric.worker.processes import ChildDied, PoolClosed, RemoteError
@@ -62,6 +62,8 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
                 category="database_unreachable",
                 retry_policy=await _later(engine, running, RetryLater()),
             )
+        case NoSignal():
+            category, failure_class = error.kind, "permanent"
         case StepsChanged():
             category, failure_class = "steps_changed", "permanent"
         case ChildDied():

@@ -1,21 +1,25 @@
 """Waiting without a worker: what a handler waits for, and giving its lease back once all of it waits.
 
-A wait is a future (its gate) that opens when the time has come or the other execution has ended. When every task of the
-handler stands at a gate, the execution is parked in the database and the handler is stopped; it never learns from the
-gates themselves. While something else goes on the waits go on here, and parking is considered again now and then.
+A wait is a future (its gate) that opens when the time has come, the other execution has ended or a signal has arrived.
+When every task of the handler stands at a gate, the execution is parked in the database, or suspended if it waits for
+the signals of one wait alone, and the handler is stopped; it never learns from the gates themselves. While something
+else goes on the waits go on here, and parking is considered again now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from flowfabric.client.current import background
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
+from flowfabric.signals import WaitRequest
 from flowfabric.worker import tree
 
 if TYPE_CHECKING:
@@ -24,20 +28,43 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _FIRST_LOOK = 0.02  # seconds until parking is considered again
 _LAST_LOOK = 1.0
-_MOST = 1000  # executions that one parking can wait for
+MOST = 1000  # executions that one parking can wait for
 # Turns of the loop for which a handler must not have moved. Something that is done reaches whoever waits for it through
 # callbacks, one turn for each future in between.
 _STEADY = 10
 
 
+class SignalWait:
+    """A wait for signals that is open: its waitpoints, how many signals are known on each, and what would end it."""
+
+    __slots__ = ("deadline", "n", "request", "seen", "waitpoints")
+
+    def __init__(
+        self, request: WaitRequest, n: int, waitpoints: Sequence[UUID], deadline: datetime | None, seen: Sequence[int]
+    ) -> None:
+        self.request = request
+        self.n = n
+        self.waitpoints = waitpoints
+        self.deadline = deadline
+        self.seen = seen
+
+    @property
+    def until(self) -> datetime | None:
+        """When the handler has something to do about it: what is escalated goes on waiting."""
+        return None if self.request.behavior == "escalate" else self.deadline
+
+
 class Wait:
-    """What one gate waits for: a time, the end of an execution, or either."""
+    """What one gate waits for: a time, the end of an execution, signals, or the first of them."""
 
-    __slots__ = ("execution_id", "told", "until")
+    __slots__ = ("execution_id", "signals", "told", "until")
 
-    def __init__(self, until: datetime | None, execution_id: ExecutionId | None) -> None:
+    def __init__(
+        self, until: datetime | None, execution_id: ExecutionId | None = None, signals: SignalWait | None = None
+    ) -> None:
         self.until = until
         self.execution_id = execution_id
+        self.signals = signals
         self.told: asyncio.Future[Outcome] | None = None  # while it cannot be parked
 
 
@@ -68,11 +95,12 @@ class Parking:
         """The database said that this time has come, whatever is thought of it here."""
         self._passed = until if self._passed is None else max(until, self._passed)
 
-    async def wait(self, until: datetime | None, execution_id: ExecutionId | None) -> None:
-        """Wait for a time or the end of an execution; may come back early."""
+    async def wait(self, wait: Wait) -> None:
+        """Wait for what it says; may come back early."""
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
-        wait = self.waits[gate] = Wait(until, execution_id)
+        self.waits[gate] = wait
+        until = wait.until
         left = None if until is None else max((until - self._running.database_now()).total_seconds(), 0)
         timer = None if left is None else loop.call_later(left, self._open, gate)
         # One look for all that begin to wait in this turn of the loop.
@@ -128,9 +156,11 @@ class Parking:
             self._pause = min(self._pause * 2, _LAST_LOOK)
 
     def _listen(self) -> None:
-        """Have the ends told here, since they are not waited for in the database."""
-        for gate, wait in self.waits.items():
-            if wait.execution_id is not None and wait.told is None:
+        """Have the ends told here, since they are not waited for in the database; signals are looked for."""
+        for gate, wait in list(self.waits.items()):
+            if wait.signals is not None:
+                self._open(gate)
+            elif wait.execution_id is not None and wait.told is None:
                 wait.told = self._running.worker.client.outcomes.future(wait.execution_id)
                 wait.told.add_done_callback(partial(self._told, gate))
 
@@ -138,10 +168,10 @@ class Parking:
         running = self._running
         waits = list(self.waits.values())
         first = min((wait.until for wait in waits if wait.until is not None), default=None)
-        ends = sorted({wait.execution_id for wait in waits if wait.execution_id is not None})[:_MOST]
+        ends = sorted({wait.execution_id for wait in waits if wait.execution_id is not None})[:MOST]
         ended: set[ExecutionId] = set()
         try:
-            because = await running.worker.park(running, first, ends)
+            because = await running.worker.rest(running, waits)
             if because == "ended":
                 ended = set(await running.worker.engine.read_outcomes(ends))
         except Exception:
@@ -157,6 +187,7 @@ class Parking:
         for gate, wait in list(self.waits.items()):
             if (
                 wait.execution_id in ended
+                or (because == "signal" and wait.signals is not None)
                 or (wait.until is not None and self.is_over(wait.until))
                 or (wait.told is not None and wait.told.done())
             ):

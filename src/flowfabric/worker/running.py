@@ -39,17 +39,19 @@ from flowfabric.errors import (
     Interrupted,
     InvalidInput,
     LeaseLost,
+    NoSignal,
     Reject,
     RetryLater,
     StepsChanged,
     TimedOut,
 )
 from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, Outcome, Step
+from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, OpenWait, Outcome, Step
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
+from flowfabric.signals import Raise, WaitRequest
 from flowfabric.state import State
 from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
-from flowfabric.worker.parking import Parking
+from flowfabric.worker.parking import Parking, SignalWait, Wait
 from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
@@ -61,6 +63,18 @@ log = logging.getLogger("flowfabric.task")
 _in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
 _REFUSALS = 3  # calls of a stopped handler that are refused at once
 _LAST_WAIT = 1.0
+
+
+class Opened:
+    """The waitpoints that a handler asked for, before it waits at them."""
+
+    __slots__ = ("known", "n", "opened", "request")
+
+    def __init__(self, request: WaitRequest, n: int, known: Step | None, opened: OpenWait) -> None:
+        self.request = request
+        self.n = n
+        self.known = known
+        self.opened = opened
 
 
 class Running:
@@ -324,7 +338,7 @@ class Running:
         until = await self._wake_time(span)
         if span:
             while not self.parking.is_over(until):
-                await self.parking.wait(until, None)
+                await self.parking.wait(Wait(until))
 
     async def _wake_time(self, span: timedelta, name: str = "sleep") -> datetime:
         n, known = (await self.memory()).next(name, "sleep")
@@ -334,6 +348,115 @@ class Running:
             until = await self._record(NewStep(name=name, n=n, kind="sleep", pause=span))
         assert until is not None
         return until
+
+    # Signals
+
+    async def waitpoint(self, request: WaitRequest) -> Opened:
+        """The waitpoints of a wait, with their tokens; the wait comes later."""
+        n, known = await self._next_wait(request)
+        opened = await self._open_wait(request, n)
+        return Opened(request, n, known, opened)
+
+    async def wait_for(self, request: WaitRequest, opened: Opened | None = None) -> Any:
+        """The signals that a wait is for, as the handler is given them."""
+        await self._check()
+        if opened is None:
+            n, known = await self._next_wait(request)
+        else:
+            n, known = opened.n, opened.known
+        state = await self._settled(request, n, known, opened)
+        while isinstance(state, SignalWait):
+            await self.parking.wait(Wait(state.until, None, state))
+            await self._check()
+            state = await self._settle(state)
+        return self._outcome_of_wait(request, *state)
+
+    async def _next_wait(self, request: WaitRequest) -> tuple[int, Step | None]:
+        await self._check()
+        if _in_step.get():
+            raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
+        n, known = (await self.memory()).next(request.name, "wait")
+        if known is not None and len(known.waitpoint_ids) != len(request.keys):
+            raise StepsChanged(
+                f"an earlier run waited for {request.name!r} at {len(known.waitpoint_ids)} waitpoints,"
+                f" this one at {len(request.keys)}",
+                execution_id=self.claimed.execution_id,
+            )
+        return n, known
+
+    async def _open_wait(self, request: WaitRequest, n: int) -> OpenWait:
+        try:
+            opened = await self.worker.engine.open_wait(self.handle, request.name, n, request.keys, request.timeout)
+        except (LeaseLost, ExecutionNotActive) as error:
+            self.worker.lost(self, error)
+            raise
+        if self.worker.step_hook is not None:
+            await self.worker.step_hook(self, request.name, n)
+        return opened
+
+    async def _settled(
+        self, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
+    ) -> SignalWait | tuple[str, bytes | None]:
+        """What came of a wait, or the wait, if it has to go on."""
+        if known is not None and known.encoding is not None:
+            return known.encoding, known.result
+        if known is None and opened is None:
+            made = await self._open_wait(request, n)
+            ids = [one.waitpoint_id for one in made.waitpoints]
+            return SignalWait(request, n, ids, made.deadline, [0] * len(ids))
+        if opened is not None:
+            ids = [one.waitpoint_id for one in opened.opened.waitpoints]
+            deadline = None
+            if request.timeout is not None:
+                deadline = await self._wake_time(request.timeout, f"timeout of wait {request.name} {n}")
+        else:
+            assert known is not None
+            ids, deadline = list(known.waitpoint_ids), known.at
+        return await self._settle(SignalWait(request, n, ids, deadline, [0] * len(ids)))
+
+    async def _settle(self, wait: SignalWait) -> SignalWait | tuple[str, bytes | None]:
+        request = wait.request
+        try:
+            state = await self.worker.engine.settle_wait(
+                self.handle,
+                request.name,
+                wait.n,
+                request.condition,
+                reason_code=request.reason,
+                deadline=wait.until,
+            )
+        except (LeaseLost, ExecutionNotActive) as error:
+            self.worker.lost(self, error)
+            raise
+        if state.outcome != "open":
+            return state.outcome, state.result
+        wait.seen = state.seen
+        return wait
+
+    def _outcome_of_wait(self, request: WaitRequest, outcome: str, result: bytes | None) -> Any:
+        if outcome == "resumed":
+            signals = request.signals(result, self.worker.codecs)
+            return signals[-1] if request.is_single else signals
+        if not isinstance(request.default, Raise):
+            return request.default
+        kind = "wait_timed_out" if outcome == "timed_out" else "wait_overridden"
+        raise NoSignal(kind, request.name, execution_id=self.claimed.execution_id)
+
+    def wait_in_thread(self, request: WaitRequest, opened: Opened | None = None) -> Any:
+        """The same for a plain handler, which is unwound while it waits."""
+
+        async def by_now() -> SignalWait | tuple[str, bytes | None]:
+            if opened is None:
+                n, known = await self._next_wait(request)
+            else:
+                n, known = opened.n, opened.known
+            return await self._settled(request, n, known, opened)
+
+        state = self.in_thread(by_now())
+        if isinstance(state, SignalWait):
+            self.wants_park = Wait(state.until, None, state)
+            raise Interrupted("waits for signals")
+        return self._outcome_of_wait(request, *state)
 
     # Other executions
 
@@ -397,7 +520,7 @@ class Running:
                 text, _ = encode_error(late, sealed=False)
                 await self._record(NewStep(name=name, n=n, kind="result", error=text))
                 raise late
-            await self.parking.wait(until, execution_id)
+            await self.parking.wait(Wait(until, execution_id))
         await self._record(self._ended(name, n, found))
         return found
 
@@ -487,7 +610,7 @@ class Running:
             return
         until: datetime = self.in_thread(self._wake_time(span))
         if span and not self.parking.is_over(until):
-            self.wants_park = (until, None)
+            self.wants_park = Wait(until)
             raise Interrupted("sleeps")
 
     def result_in_thread(self, run: Run[Any]) -> Any:
@@ -495,7 +618,7 @@ class Running:
             return self.in_thread(run.result())
         outcome = self.in_thread(self._outcome_by_now(run.execution_id))
         if outcome is None:
-            self.wants_park = (None, run.execution_id)
+            self.wants_park = Wait(None, run.execution_id)
             raise Interrupted("waits for another execution")
         client = self.worker.client
         return result_of(run.execution_id, outcome, client.result_type(run.kind), client.codecs)

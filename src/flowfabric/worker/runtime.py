@@ -20,13 +20,13 @@ from flowfabric.client.client import AsyncClient
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost
-from flowfabric.ids import ExecutionId
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
 from flowfabric.middleware import chain_execute, overriding
-from flowfabric.models import Claimed, Failure, Handle, NewStep
+from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewStep
 from flowfabric.worker import tree
 from flowfabric.worker.claims import Shares
 from flowfabric.worker.failures import BadResult, failure_of
+from flowfabric.worker.parking import MOST, Wait
 from flowfabric.worker.processes import ProcessPool
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.running import Running
@@ -198,13 +198,13 @@ class Runtime:
                 # Whatever became of it on the way out: it waits, and will be run again.
             if running.wants_park is None:
                 return value
-            until, child = running.wants_park
-            because = await self.park(running, until, [] if child is None else [child])
+            wait: Wait = running.wants_park
+            because = await self.rest(running, [wait])
             if because is None:
                 raise Interrupted("parked")
             # Nothing to wait for after all: from the top, with what is remembered.
-            if because == "due" and until is not None:
-                running.parking.pass_time(until)
+            if because == "due" and wait.until is not None:
+                running.parking.pass_time(wait.until)
             await running.forget()
 
     def _pool(self) -> ProcessPool:
@@ -267,11 +267,11 @@ class Runtime:
         """Whether a handler may not run any longer. May be called by any thread."""
         return running.is_cancelled or (self._ends_at is not None and time.monotonic() > self._ends_at)
 
-    async def park(self, running: Running, until: datetime | None, ends_of: Sequence[ExecutionId]) -> str | None:
-        """Give the lease back until then; else why there is nothing to wait for: `ended` or `due`."""
+    async def rest(self, running: Running, waits: Sequence[Wait]) -> str | None:
+        """Give the lease back until one of the waits is over; else which is: `ended`, `due` or `signal`."""
         while not running.is_cancelled:
             try:
-                parked = await self.engine.park(running.handle, until=until, ends_of=ends_of)
+                because = await self._rest(running, waits)
             except (LeaseLost, ExecutionNotActive) as error:
                 self.lost(running, error)
                 break
@@ -281,13 +281,46 @@ class Runtime:
                 log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
                 await asyncio.sleep(0.5)
                 continue
-            if not parked.parked:
-                return parked.because
+            if because is not None:
+                return because
             running.is_parked = True
             self.let_go(running)
             running.stop("it waits without a worker")
             break
         return None
+
+    async def _rest(self, running: Running, waits: Sequence[Wait]) -> str | None:
+        """Once: suspend on the signals of one wait alone, park for anything else."""
+        first = min((wait.until for wait in waits if wait.until is not None), default=None)
+        alone = waits[0].signals if len(waits) == 1 else None
+        if alone is None:
+            ends = sorted({wait.execution_id for wait in waits if wait.execution_id is not None})[:MOST]
+            signals = {
+                waitpoint: seen
+                for wait in waits
+                if wait.signals is not None
+                for waitpoint, seen in zip(wait.signals.waitpoints, wait.signals.seen, strict=True)
+            }
+            parked = await self.engine.park(running.handle, until=first, ends_of=ends, signals_on=signals)
+            return None if parked.parked else parked.because
+        if first is not None and running.parking.is_over(first):
+            return "due"
+        try:
+            answer = await self.engine.suspend_on(
+                running.handle,
+                alone.waitpoints,
+                alone.request.condition,
+                reason_code=alone.request.reason,
+                timeout_at=alone.deadline,
+                timeout_behavior=alone.request.behavior,
+            )
+        except StateError as error:
+            if error.kind == "already_suspended":  # by a call whose answer was lost
+                return None
+            if error.kind == "waitpoint_not_pending":
+                return "signal"
+            raise
+        return "signal" if isinstance(answer, AlreadySatisfied) else None
 
     async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
         """Remember a step, together with those of other executions."""

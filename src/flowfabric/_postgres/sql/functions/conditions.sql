@@ -6,8 +6,7 @@
 -- passes: whether a matcher lets a signal name through; no matcher lets everything through.
 create or replace function flowfabric.passes(p_matcher jsonb, p_name text) returns boolean
 language sql immutable as $$
-    select case when p_matcher is null or jsonb_typeof(p_matcher) = 'null' or p_matcher = '"Wildcard"' then true
-                else coalesce(p_matcher ->> 'ByName' = p_name, false) end
+    select p_matcher is null or p_matcher in ('"Wildcard"', jsonb_build_object('ByName', p_name))
 $$;
 
 -- leaves: the leaves of a condition as rows, depth first: the keys that a leaf names, its matcher, and for a count how
@@ -16,30 +15,36 @@ create or replace function flowfabric.leaves(p_condition jsonb)
 returns table (keys text[], matcher jsonb, kind text, wants integer)
 language plpgsql immutable as $$
 declare
+    v_single jsonb := p_condition -> 'Single';
+    v_composite jsonb := p_condition -> 'Composite';
     v_member jsonb;
 begin
-    if jsonb_typeof(p_condition) = 'string' then
+    if p_condition in ('"OperatorOnly"', '"TimeoutOnly"') then
         keys := '{}'; kind := p_condition #>> '{}'; matcher := null; wants := null;
-        return next;
-    elsif p_condition ? 'Single' then
-        keys := array[p_condition -> 'Single' ->> 'waitpoint_key']; matcher := p_condition -> 'Single' -> 'matcher';
+    elsif jsonb_typeof(v_single -> 'waitpoint_key') = 'string' then
+        keys := array[v_single ->> 'waitpoint_key']; matcher := coalesce(v_single -> 'matcher', 'null');
         kind := 'Single'; wants := 1;
-        return next;
-    elsif p_condition -> 'Composite' ->> 'kind' = 'Count'
-          and p_condition -> 'Composite' ->> 'count_kind' in ('DistinctWaitpoints', 'DistinctSignals', 'DistinctSources') then
-        keys := array(select jsonb_array_elements_text(p_condition -> 'Composite' -> 'waitpoints'));
-        matcher := p_condition -> 'Composite' -> 'matcher'; kind := p_condition -> 'Composite' ->> 'count_kind';
-        wants := (p_condition -> 'Composite' ->> 'n')::integer;
-        return next;
-    elsif p_condition -> 'Composite' ->> 'kind' = 'AllOf' then
-        for v_member in select m from jsonb_array_elements(p_condition -> 'Composite' -> 'members') m loop
+    elsif v_composite ->> 'kind' = 'Count'
+          and v_composite ->> 'count_kind' in ('DistinctWaitpoints', 'DistinctSignals', 'DistinctSources')
+          and jsonb_typeof(v_composite -> 'waitpoints') = 'array'
+          and (case when jsonb_typeof(v_composite -> 'n') = 'number'
+                    then (v_composite -> 'n')::numeric between 1 and 2147483647 end) then
+        keys := array(select jsonb_array_elements_text(v_composite -> 'waitpoints'));
+        matcher := nullif(v_composite -> 'matcher', 'null'); kind := v_composite ->> 'count_kind';
+        wants := ceil((v_composite -> 'n')::numeric);
+    elsif v_composite ->> 'kind' = 'AllOf' and jsonb_typeof(v_composite -> 'members') = 'array'
+          and v_composite -> 'members' <> '[]' then
+        for v_member in select m from jsonb_array_elements(v_composite -> 'members') m loop
             return query select * from flowfabric.leaves(v_member);
         end loop;
+        return;
     else
-        raise warning 'a stored resume condition is not understood and never holds';
         keys := '{}'; kind := 'unknown'; matcher := null; wants := null;
-        return next;
     end if;
+    if kind = 'unknown' or (matcher <> '"Wildcard"' and jsonb_typeof(matcher -> 'ByName') is distinct from 'string') then
+        raise warning 'a stored resume condition is not understood and never holds';
+    end if;
+    return next;
 end;
 $$;
 

@@ -366,9 +366,7 @@ begin
         where x.timeout_at <= p_now
         order by x.timeout_at
     loop
-        v_behavior := case when s.timeout_behavior in ('fail', 'cancel', 'expire', 'auto_resume_with_timeout_signal', 'escalate')
-                           then s.timeout_behavior when s.timeout_behavior = 'auto_resume' then 'auto_resume_with_timeout_signal'
-                           else 'fail' end;
+        v_behavior := flowfabric.known_behavior(s.timeout_behavior);
         if v_behavior = 'escalate' then
             update flowfabric.suspension x
             set reason_code = 'waiting_for_operator_review', timeout_at = null, timeout_behavior = null
@@ -415,6 +413,40 @@ begin
                 'suspension_timeout', 'reconciler', false, p_now);
         end if;
     end loop;
+end;
+$$;
+
+-- known_behavior: what is done when a suspension's time is over; an alias and unknown words are understood.
+create or replace function flowfabric.known_behavior(p_behavior text) returns text
+language sql immutable as $$
+    select case when p_behavior in ('fail', 'cancel', 'expire', 'auto_resume_with_timeout_signal', 'escalate') then p_behavior
+                when p_behavior = 'auto_resume' then 'auto_resume_with_timeout_signal' else 'fail' end
+$$;
+
+-- expire_suspension: the same for one execution.
+--
+-- Locks    the execution.
+-- Answers  done with the behaviour that was applied, or why there was nothing to do: not_found, not_suspended,
+--          no_active_suspension or not_yet_due.
+create or replace function flowfabric.expire_suspension(p_partition integer, p_id uuid)
+returns table (code text, behavior text)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_now timestamptz;
+    e flowfabric.execution;
+    s flowfabric.suspension;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_now := flowfabric.now();
+    select x.* into s from flowfabric.suspension x where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    code := case when e.id is null then 'not_found' when e.state <> 'suspended' then 'not_suspended'
+                 when s.id is null then 'no_active_suspension'
+                 when s.timeout_at <= v_now then 'done' else 'not_yet_due' end;
+    if code = 'done' then
+        behavior := flowfabric.known_behavior(s.timeout_behavior);
+        perform flowfabric.expire_suspensions(array[p_partition], array[p_id], v_now);
+    end if;
+    return next;
 end;
 $$;
 

@@ -117,7 +117,7 @@ begin
     select x.close_reason into v_closed from flowfabric.waitpoint x
     where x.partition = p_partition and x.waitpoint_id = t.waitpoint_ids[1] and x.state in ('closed', 'expired');
     v_outcome := case when t.encoding is not null then t.encoding
-                      when v_closed is null and coalesce(p_deadline, t.at) <= v_now then 'timed_out'
+                      when v_closed is null and p_deadline <= v_now then 'timed_out'
                       when v_closed is null then 'open'
                       when v_closed = 'timed_out_auto_resume' then 'timed_out' else v_closed end;
     if v_outcome = 'timed_out' and v_closed is null then

@@ -1,0 +1,139 @@
+"""Callbacks from the web: verify what was presented, deliver the signal, and say what to answer.
+
+The check here only turns strangers away early. Who is let through is verified again by the engine, which alone decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError, InvalidInput, TransportError, ValidationFailed
+from flowfabric.ids import ExecutionId
+from flowfabric.models import DuplicateSignal, WaitpointToken
+from flowfabric.signals import parse_callback
+
+MAX_BODY = 256 * 1024
+
+
+class UnknownWaitpoint(Exception):
+    """Nobody can be signalled there, or no longer; HTTP 404."""
+
+
+class TokenMismatch(Exception):
+    """The token is not that of the waitpoint; HTTP 401."""
+
+
+class TriggeredResume(Struct, frozen=True):
+    """The signal satisfied the condition: the execution goes on."""
+
+    signal_id: UUID
+
+
+class AcceptedSignal(Struct, frozen=True):
+    """The signal is recorded; the execution waits on."""
+
+    signal_id: UUID
+    effect: str
+
+
+class Received(Struct, frozen=True):
+    """What to answer to whoever called back: the HTTP status, and a JSON body that holds no secret."""
+
+    status: int
+    outcome: str
+    signal_id: UUID | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"outcome": self.outcome} | ({} if self.signal_id is None else {"signal_id": str(self.signal_id)})
+
+
+async def verify_and_deliver(
+    engine: Engine,
+    execution_id: ExecutionId,
+    waitpoint_id: UUID,
+    presented_token: WaitpointToken | str,
+    **signal: Any,
+) -> TriggeredResume | AcceptedSignal | DuplicateSignal:
+    """Deliver a signal for whoever presented this token; `signal` is what `Engine.deliver_signal` takes.
+
+    A repeated callback with the same `signal_id` or `idempotency_key` is a duplicate, also after the waitpoint closed.
+    """
+    repeated = bool(signal.get("idempotency_key")) or signal.get("signal_id") is not None
+    probed = await engine.probe_waitpoint(execution_id, waitpoint_id, presented_token)
+    if probed == "mismatch":
+        raise TokenMismatch
+    if probed == "unknown" and not repeated:
+        raise UnknownWaitpoint
+    try:
+        answer = await engine.deliver_signal(execution_id, waitpoint_id, presented_token, **signal)
+    except FlowFabricError as error:
+        if probed == "unknown" and error.kind in ("waitpoint_closed", "target_not_signalable", "invalid_token"):
+            raise UnknownWaitpoint from None
+        raise
+    if isinstance(answer, DuplicateSignal):
+        return answer
+    if answer.effect == "resume_condition_satisfied":
+        return TriggeredResume(answer.signal_id)
+    return AcceptedSignal(answer.signal_id, answer.effect)
+
+
+async def receive(
+    engine: Engine,
+    callback: str,
+    body: bytes = b"",
+    *,
+    name: str = "callback",
+    source_type: str = "callback",
+    source_identity: str = "",
+    idempotency_key: str | None = None,
+) -> Received:
+    """Take a callback that came over the web; `callback` is the text of its link. The sender's faults are answered."""
+    if len(body) > MAX_BODY:
+        return Received(413, "too_large")
+    try:
+        parsed = parse_callback(callback)
+    except InvalidInput:
+        return Received(404, "unknown")
+    try:
+        msgspec.json.decode(body or b"null")
+    except msgspec.DecodeError:
+        return Received(400, "not_json")
+    try:
+        answer = await verify_and_deliver(
+            engine,
+            parsed.execution_id,
+            parsed.waitpoint_id,
+            parsed.token,
+            signal_name=name,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=body or None,
+            idempotency_key=idempotency_key,
+        )
+    except UnknownWaitpoint:
+        return Received(404, "unknown")
+    except TokenMismatch:
+        return Received(401, "unauthorized")
+    except TransportError:
+        raise
+    except ValidationFailed as error:
+        return Received(
+            401 if error.kind == "invalid_token" else 413 if error.kind == "payload_too_large" else 400, error.kind
+        )
+    except FlowFabricError as error:
+        if error.family != "state":
+            raise
+        return Received(409, error.kind)
+    match answer:
+        case DuplicateSignal(existing):
+            return Received(200, "duplicate", existing)
+        case TriggeredResume(signal_id):
+            return Received(200, "resumed", signal_id)
+        case AcceptedSignal(signal_id):
+            return Received(202, "accepted", signal_id)
