@@ -39,6 +39,7 @@ from benchmarks.peers.procrastinate import Procrastinate
 from benchmarks.raw_tasks import RawTasks, Way
 from benchmarks.server import Server, running_server
 from benchmarks.stolen import load
+from benchmarks.waits import DrainBesideSuspended, RawCommit, RawCommits, Resume, Signals
 from benchmarks.workers import IdleLatency, SubmitMany, WorkersDrain
 
 
@@ -68,6 +69,15 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             sizes.long_repetitions,
         ),
         *task_groups(server, sizes),
+        Group([Resume(server, sizes), RawCommit(server, sizes)], sizes.repetitions),
+        Group([Signals(server, sizes), RawCommits(server, sizes)], sizes.repetitions),
+        Group(
+            [
+                DrainBesideSuspended(server, sizes, 0, "wait.drain_empty"),
+                DrainBesideSuspended(server, sizes, sizes.stored, "wait.drain_suspended"),
+            ],
+            sizes.repetitions,
+        ),
     ]
 
 

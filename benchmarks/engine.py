@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import asyncpg
 from rich.console import Console
@@ -167,6 +169,9 @@ class EngineVerbs:
 class DrainWithStored:
     """A drain beside `stored` finished executions; the database is kept over the repetitions."""
 
+    filler: ClassVar[str] = _STORED
+    with_duties: ClassVar[bool] = False
+
     server: Server
     sizes: Sizes
     stored: int
@@ -181,8 +186,11 @@ class DrainWithStored:
         queue = self._queue or await self._prepare()
         await self.server.settle()
         await queue.fill(self.sizes.jobs)
-        with Stolen() as stolen:
-            seconds = await queue.drain()
+        async with contextlib.AsyncExitStack() as beside:
+            if self.with_duties:
+                await beside.enter_async_context(ff.Duties(queue.engine))
+            with Stolen() as stolen:
+                seconds = await queue.drain()
         return Sample({self.name: self.sizes.jobs / seconds}, stolen.share)
 
     async def _prepare(self) -> EngineQueue:
@@ -194,7 +202,7 @@ class DrainWithStored:
         connection = await asyncpg.connect(dsn, timeout=60)
         body = payload(self.sizes.payload_bytes)
         for start in range(0, self.stored, 50_000):
-            await connection.execute(_STORED, min(50_000, self.stored - start), body)
+            await connection.execute(self.filler, min(50_000, self.stored - start), body)
         await connection.execute("vacuum analyze")
         await connection.close()
         self._queue = queue

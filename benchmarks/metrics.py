@@ -66,4 +66,15 @@ METRICS = (
     Metric("task.latency.over_raw", "task.latency", "raw.latency", "ms", _at_most(2.0)),
     Metric("task.latency.over_pgqueuer", "task.latency", "pgqueuer.latency", "ms"),
     Metric("task.submit_many.of_pgqueuer", "task.submit_many", "pgqueuer.submit_many", "jobs/s", _at_least(1.3)),
+    Metric("wait.resume.over_commit", "wait.resume", "raw.commit", "ms", _at_most(12.0)),
+    Metric("wait.resume.suspend_over_commit", "wait.resume.suspend", "raw.commit", "ms"),
+    Metric("wait.resume.signal_over_commit", "wait.resume.signal", "raw.commit", "ms"),
+    Metric("wait.signal.of_commit", "wait.signal", "raw.commits", "signals/s", _at_least(0.4)),
+    Metric(
+        "wait.claim.million_suspended_of_none",
+        "wait.drain_suspended",
+        "wait.drain_empty",
+        "jobs/s",
+        _at_least(0.9),
+    ),
 )

@@ -38,6 +38,12 @@ async def stamp(number: int) -> None:
 
 
 @app.task
+async def waits(ctx: ff.Context, number: int) -> None:
+    await ctx.wait_for("go")
+    _board[number] = time.perf_counter_ns()
+
+
+@app.task
 async def steps(ctx: ff.Context, body: str) -> None:
     for name in STEPS:
         await ctx.step(name, _nothing)

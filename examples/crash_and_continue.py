@@ -2,7 +2,8 @@
 
 An order is fulfilled in steps. The worker process that does it is killed with SIGKILL during the third step, and nobody
 cleans up after it. When its lease has lapsed, a second worker process takes over: the task runs again from the top,
-finished steps are answered from the database, and the interrupted one is done again.
+finished steps are answered from the database, and the interrupted one is done again. Before the parcel leaves, the
+order waits for a person, here the demo itself, without holding a worker.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ async def fulfil(ctx: ff.Context, order: int) -> str:
     packing = await pack.options(lane=ctx.lane_id).submit(items, label)  # another execution, submitted once
     parcel = await packing.result()  # waits without holding a worker
     await ctx.sleep(1)  # so does this
+    approval = await ctx.wait_for("approval", timeout="3 days", reason="approval")  # and this: a person decides
     await ctx.step("notify", notify, order, parcel)
-    return f"{parcel}, paid with {payment}"
+    return f"{parcel}, {payment}, {approval.name} by {approval.source_identity}"
 
 
 # The demo --------------------------------------------------------------------------------------------------------
@@ -103,9 +105,18 @@ class Demo:
                 await victim.wait()
                 self.say(f"[bold]worker 1 is killed with SIGKILL[/] in the middle of {KILLED_IN!r}")
             async with self.worker("worker 2"):
+                await self.approve(run)
                 result = await run.result()
                 self.say(f"the result: {result}")
             return await self.report(run)
+
+    async def approve(self, run: ff.Run[str]) -> None:
+        """What a person does with `flowfabric approve`, once the order waits for it."""
+        while await run.state() is not ff.State.SUSPENDED:
+            await asyncio.sleep(0.05)
+        self.say("the order waits for an approval, and no worker holds it")
+        await run.approve(by="Ada")
+        self.say("Ada approves it")
 
     @contextlib.asynccontextmanager
     async def worker(self, name: str) -> AsyncIterator[Process]:

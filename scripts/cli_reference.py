@@ -35,7 +35,7 @@ are seconds. What is not part of the answer (hints, questions, progress) goes to
 An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone.
 
 `flowfabric --install-completion` teaches your shell commands, options, states and, where `FLOWFABRIC_DSN` is set, the
-names of lanes and schedules.
+names of lanes and schedules, and the executions and keys that somebody can signal.
 """
 
 

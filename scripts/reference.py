@@ -20,7 +20,21 @@ from typing import Any
 import msgspec
 
 import flowfabric as ff
-from flowfabric import _duties, app, contexts, contracts, errors, ids, middleware, models, policies, state, testing
+from flowfabric import (
+    _duties,
+    app,
+    conditions,
+    contexts,
+    contracts,
+    errors,
+    ids,
+    middleware,
+    models,
+    policies,
+    state,
+    testing,
+)
+from flowfabric.bridges import callbacks
 from flowfabric.engine import hooks, reads
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -77,6 +91,12 @@ def tasks_page() -> str:
     lines += _documented(contexts.Child, level=3)
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
+    lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
+    for cls in (ff.Waitpoint, ff.SyncWaitpoint):
+        lines += _documented(cls, level=3, inherited=True, made_here=False)
+    lines += _documented(ff.Signal, level=3)
+    for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
+        lines += _function(condition)
     lines += ["## What is stored, and what is shared", "", *_documented(ff.Codec, level=3)]
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(contracts, name)), ""]
@@ -96,7 +116,8 @@ def clients_page() -> str:
     ]
     for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
         lines += _documented(cls)
-    return _page(lines)
+    lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
+    return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
 
 
 def middleware_page() -> str:
@@ -139,6 +160,7 @@ def records_page() -> str:
         ("Identifiers", [ids]),
         ("States", [state]),
         ("Policies", [policies]),
+        ("Conditions", [conditions]),
         ("Records", [models, reads, hooks]),
     ):
         lines += [f"## {title}", ""]
@@ -191,7 +213,9 @@ def errors_page() -> str:
     return _page(lines)
 
 
-def _documented(cls: type, *, level: int = 2, own: str = "flowfabric", inherited: bool = False) -> list[str]:
+def _documented(
+    cls: type, *, level: int = 2, own: str = "flowfabric", inherited: bool = False, made_here: bool = True
+) -> list[str]:
     """A class with all its public members, each under a heading of its own."""
     lines = [f"{'#' * level} {cls.__name__}", ""]
     if own != "flowfabric" or cls.__name__ in ff.__all__:
@@ -200,7 +224,7 @@ def _documented(cls: type, *, level: int = 2, own: str = "flowfabric", inherited
         lines += [_paragraphs(cls.__doc__), ""]
     if issubclass(cls, msgspec.Struct):
         lines += [*_fields(cls), ""]
-    elif not getattr(cls, "_is_protocol", False):
+    elif made_here and not getattr(cls, "_is_protocol", False):
         lines += _constructor(cls)
     bases = [base for base in reversed(cls.__mro__) if base.__module__ == cls.__module__] if inherited else [cls]
     members = {name: member for base in bases for name, member in vars(base).items()}
@@ -209,6 +233,12 @@ def _documented(cls: type, *, level: int = 2, own: str = "flowfabric", inherited
         if is_member and not name.startswith("_"):
             lines += [f"{'#' * (level + 1)} {cls.__name__}.{name}", "", *_member(name, member), ""]
     return lines
+
+
+def _function(function: Callable[..., Any]) -> list[str]:
+    """A function that the package exports."""
+    name = function.__name__
+    return [f"### {name}", "", f"`flowfabric.{name}`", "", *_member(name, function), ""]
 
 
 def _constructor(cls: type) -> list[str]:
@@ -246,7 +276,7 @@ def _classes(module: ModuleType) -> Iterator[type]:
 
 
 def _is_interesting(cls: type) -> bool:
-    return issubclass(cls, msgspec.Struct | Enum | str) or cls is ids.PartitionKey
+    return issubclass(cls, msgspec.Struct | Enum | str) or cls in (ids.PartitionKey, models.WaitpointToken)
 
 
 def _class(cls: type) -> list[str]:
@@ -267,6 +297,8 @@ def _class(cls: type) -> list[str]:
 
 
 def _fields(cls: type[msgspec.Struct]) -> list[str]:
+    if not msgspec.structs.fields(cls):
+        return []
     lines = ["| field | type | default |", "|---|---|---|"]
     types = {name: text for base in reversed(cls.__mro__) for name, text in inspect.get_annotations(base).items()}
     for field in msgspec.structs.fields(cls):
@@ -322,6 +354,8 @@ def _value(value: Any) -> str:
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, msgspec.Struct) and value == type(value)():
         return f"{type(value).__name__}()"
+    if value is Any:
+        return "Any"
     if inspect.isclass(value):
         return f"{value.__name__}()"
     if inspect.isroutine(value):

@@ -114,20 +114,17 @@ def required_names(condition: Any, key: str) -> list[str]:
 
 KEYS = ("a", "b", "a:b")
 NAMES = ("x", "y", "x ", "OperatorOnly")
-SOURCES = (("t", "alice"), ("t", "bob"), ("t", ""), ("t:a", "b"), ("t", "a:b"), ("", "t"))
+SOURCES = (("t", "alice"), ("t", "bob"), ("t", ""), ("t:a", "b"), ("t", "a:b"), ("T", "alice"))
 
 MATCHERS = st.just("Wildcard") | st.builds(lambda name: {"ByName": name}, st.sampled_from(NAMES))
-SINGLES = st.builds(
-    lambda key, matcher: {"Single": {"waitpoint_key": key, "matcher": matcher}}, st.sampled_from(KEYS), MATCHERS
-)
 
 
 @st.composite
-def counts(draw: st.DrawFn) -> Any:
-    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
+def _counts(draw: st.DrawFn, keys: Sequence[str]) -> Any:
+    named = draw(st.lists(st.sampled_from(keys), min_size=1, unique=True))
     kind = draw(st.sampled_from(("DistinctWaitpoints", "DistinctSignals", "DistinctSources")))
-    most = len(keys) if kind == "DistinctWaitpoints" else 4
-    count = {"kind": "Count", "n": draw(st.integers(1, most)), "count_kind": kind, "waitpoints": keys}
+    most = len(named) if kind == "DistinctWaitpoints" else 4
+    count = {"kind": "Count", "n": draw(st.integers(1, most)), "count_kind": kind, "waitpoints": named}
     if (matcher := draw(st.none() | MATCHERS)) is not None:
         count["matcher"] = matcher
     return {"Composite": count}
@@ -137,9 +134,16 @@ def _within(members: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(members, min_size=1, max_size=3).map(lambda m: {"Composite": {"kind": "AllOf", "members": m}})
 
 
-SATISFIABLE = SINGLES | counts()
-_LEAVES = SATISFIABLE | SATISFIABLE | st.sampled_from(("OperatorOnly", "TimeoutOnly"))
-TREES = _LEAVES | _within(_LEAVES | _within(_LEAVES | _within(SATISFIABLE | _within(SINGLES))))
+def trees(keys: Sequence[str] = KEYS) -> st.SearchStrategy[Any]:
+    """Conditions of any shape over these keys, up to four deep."""
+    singles = st.builds(
+        lambda key, matcher: {"Single": {"waitpoint_key": key, "matcher": matcher}}, st.sampled_from(keys), MATCHERS
+    )
+    satisfiable = singles | _counts(keys)
+    leaves = satisfiable | satisfiable | st.sampled_from(("OperatorOnly", "TimeoutOnly"))
+    return leaves | _within(leaves | _within(leaves | _within(satisfiable | _within(singles))))
+
+
 SIGNALS = st.lists(
     st.builds(
         lambda key, name, number, source: Sent(key, name, UUID(int=number), *source),

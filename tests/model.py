@@ -13,10 +13,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+from tests.conditions import Sent, closer, holds, match_detail, places, required_names
+
 DAY = 86_400_000
+FAR = 253_402_214_400_000  # 9999-12-31: what waits until then waits for something else
 Json = dict[str, Any]
 Minted = Mapping[str, tuple[UUID, UUID]]
 """Per execution the lease id and the attempt id of the claim under way."""
@@ -145,17 +148,103 @@ class Grant:
 
 
 @dataclass
+class Waitpoint:
+    waitpoint_id: UUID
+    attempt_index: int
+    waitpoint_key: str
+    token_kid: str
+    created_at: int
+    expires_at: int | None
+    outlives_attempt: bool = False
+    state: str = "pending"
+    suspension_id: UUID | None = None
+    required_signal_names: list[str] = field(default_factory=list)
+    activated_at: int | None = None
+    signal_count: int = 0
+    matched_signal_count: int = 0
+    dropped_signal_count: int = 0
+    last_signal_at: int | None = None
+    satisfied_at: int | None = None
+    closed_at: int | None = None
+    close_reason: str | None = None
+
+    def close(self, state: str, reason: str, at: int) -> None:
+        self.state, self.close_reason, self.closed_at = state, reason, at
+
+
+@dataclass
+class Signal:
+    signal_id: UUID | str
+    waitpoint_id: UUID
+    waitpoint_key: str
+    suspension_id: UUID | None
+    signal_name: str
+    signal_category: str
+    source_type: str
+    source_identity: str
+    accepted_at: int
+    payload: bytes | None = None
+    idempotency_key: str | None = None
+    target_scope: str = "waitpoint"
+    observed_effect: str = ""
+    match_detail: str = ""
+    is_dropped: bool = False
+
+    @property
+    def sent(self) -> Sent:
+        return Sent(
+            self.waitpoint_key, self.signal_name, cast("UUID", self.signal_id), self.source_type, self.source_identity
+        )
+
+
+@dataclass
+class Suspension:
+    """One suspension; `fence`, `key` and `replay_until` are for a repeated call."""
+
+    suspension_id: UUID
+    attempt_index: int
+    attempt_id: UUID
+    waitpoint_ids: list[UUID]
+    waitpoint_keys: list[str]
+    resume_condition: Any
+    reason_code: str
+    suspended_at: int
+    timeout_at: int | None
+    timeout_behavior: str | None
+    fence: tuple[Any, ...]
+    key: str | None
+    replay_until: int
+    resume_delay: int | None
+    is_early: bool = False
+    last_signal_at: int | None = None
+    satisfied_at: int | None = None
+    closed_at: int | None = None
+    close_reason: str | None = None
+    trigger_type: str | None = None
+    closer_signal_id: UUID | str | None = None
+    satisfier_signal_ids: list[UUID | str] = field(default_factory=list)
+
+
+@dataclass
+class Key:
+    secret: str
+    state: str = "current"
+    expires_at: int | None = None
+
+
+@dataclass
 class Log:
-    """The three families of events of one execution."""
+    """The four families of events of one execution."""
 
     lease: list[tuple[Any, ...]] = field(default_factory=list)
     completion: list[tuple[Any, ...]] = field(default_factory=list)
     operator: list[tuple[Any, ...]] = field(default_factory=list)
+    signal: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 @dataclass
 class Execution:
-    """One execution. `place` is the letter of the transition table: W D B, A X V, T."""
+    """One execution. `place` is the letter of the transition table: W D B, A X V, S, T."""
 
     new: New
     created_at: int
@@ -163,6 +252,7 @@ class Execution:
     place: str = "W"
     pending: str | None = "first"
     blocked_for: str | None = None
+    resume_pending: bool = False
     outcome: str = "none"
     retry_count: int = 0
     replay_count: int = 0
@@ -187,6 +277,11 @@ class Execution:
     progress_pct: int | None = None
     progress_message: str | None = None
     mismatch_at: int | None = None
+    last_hmac_validation_failed_at: int | None = None
+    waitpoints: dict[UUID, Waitpoint] = field(default_factory=dict)
+    suspensions: list[Suspension] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
+    waits_for: set[str | UUID] = field(default_factory=set)
     started_at: int | None = None
     completed_at: int | None = None
     transitioned_at: int = 0
@@ -222,6 +317,27 @@ class Execution:
         return self.is_active or self.pending == "interrupted"
 
     @property
+    def suspension(self) -> Suspension | None:
+        """The open one."""
+        return self.suspensions[-1] if self.place == "S" else None
+
+    @property
+    def suspension_timeout_at(self) -> int | None:
+        return None if self.suspension is None else self.suspension.timeout_at
+
+    @property
+    def current_waitpoint(self) -> UUID | None:
+        return None if self.suspension is None else self.suspension.waitpoint_ids[0]
+
+    @property
+    def pending_waitpoints(self) -> list[Waitpoint]:
+        return [w for w in self.waitpoints.values() if w.state == "pending"]
+
+    @property
+    def is_parked(self) -> bool:
+        return self.place == "D" and self.pending == "interrupted" and not self.resume_pending
+
+    @property
     def current_attempt_id(self) -> UUID | None:
         return None if not self.attempts or self.pending == "retry" else self.attempt.attempt_id
 
@@ -242,11 +358,18 @@ class Execution:
         if self.is_active:
             owner, reason, attempt = _OWNED[self.place]
             return "active", owner, "not_applicable", reason, "none", attempt, "active"
+        if self.suspension is not None:
+            reason = SUSPENDS[self.suspension.reason_code]
+            return "suspended", "unowned", "not_applicable", reason, "none", "attempt_interrupted", "suspended"
         eligibility, reason, public = {
-            "W": ("eligible_now", "waiting_for_worker", "waiting"),
+            "W": ("eligible_now", "waiting_for_worker", "resumable" if self.resume_pending else "waiting"),
             "D": (
                 "not_eligible_until_time",
-                "waiting_for_retry_backoff" if self.pending == "retry" else "waiting_for_delay",
+                "waiting_for_retry_backoff"
+                if self.pending == "retry"
+                else "waiting_for_resume_delay"
+                if self.resume_pending
+                else "waiting_for_delay",
                 "delayed",
             ),
             "B": (BLOCKS.get(self.blocked_for or "", ""), self.blocked_for or "", "waiting"),
@@ -266,6 +389,17 @@ BLOCKS = {
     "waiting_for_capable_worker": "blocked_by_route",
     "paused_by_operator": "blocked_by_operator",
     "paused_by_policy": "blocked_by_lane_state",
+}
+SUSPENDS = {
+    "waiting_for_signal": "waiting_for_signal",
+    "step_boundary": "waiting_for_signal",
+    "waiting_for_approval": "waiting_for_approval",
+    "waiting_for_callback": "waiting_for_callback",
+    "waiting_for_tool_result": "waiting_for_tool_result",
+    "waiting_for_operator_review": "paused_by_operator",
+    "manual_pause": "paused_by_operator",
+    "paused_by_policy": "paused_by_policy",
+    "paused_by_budget": "waiting_for_budget",
 }
 _PUBLIC = {"success": "completed", "failed": "failed", "cancelled": "cancelled", "expired": "expired"}
 _OWNED = {
@@ -313,12 +447,31 @@ def retry_delay(policy: Json | None, retries: int, failure_class: str, category:
     return backoff(policy, retries)
 
 
+def named_keys(condition: Any) -> set[str]:
+    """The waitpoints that a condition speaks of."""
+    match condition:
+        case {"Single": {"waitpoint_key": key}}:
+            return {key}
+        case {"Composite": {"kind": "AllOf", "members": members}}:
+            return set().union(*map(named_keys, members))
+        case {"Composite": {"waitpoints": keys}}:
+            return set(keys)
+        case _:
+            return set()
+
+
+def home(execution_id: str) -> str:
+    """The partition, as it stands in the id."""
+    return execution_id.partition("}")[0]
+
+
 class Model:
     """A deployment: executions, keys, lanes and the clock."""
 
-    def __init__(self, now: int, lanes: Collection[str] = ()) -> None:
+    def __init__(self, now: int, lanes: Collection[str] = (), kid: str = "k1", secret: str = "") -> None:
         self.now = now
         self.executions: dict[str, Execution] = {}
+        self.kids: dict[str, Key] = {kid: Key(secret)}
         self.keys: dict[tuple[str, str], tuple[str, int]] = {}
         self.lanes = dict.fromkeys(lanes, "active")
         self.logs: dict[str, Log] = {}
@@ -329,7 +482,7 @@ class Model:
     def _get(self, execution_id: str) -> Execution:
         found = self.executions.get(execution_id)
         if found is None:
-            raise Refused("not_found")
+            raise Refused("not_found", entity="execution")
         return found
 
     def _moved(self, e: Execution) -> None:
@@ -420,6 +573,7 @@ class Model:
         failure: str | None = None,
         category: str | None = None,
         lease_event: bool = False,
+        is_timeout: bool = False,
     ) -> None:
         """Go terminal: the only way there."""
         if e.place == "A" or lease_event:
@@ -427,13 +581,19 @@ class Model:
         if e.has_open_attempt:
             e.attempt.end(lifecycle, disposition, self.now)
             e.attempt.failure_reason, e.attempt.failure_category = failure, category
-        if failure is not None and outcome != "cancelled":
+        if failure is not None and (outcome != "cancelled" or is_timeout):
             e.failure_reason, e.failure_category = failure, category
+        self._end_waits(e, f"expired:{failure}" if outcome == "expired" else outcome)
         e.place, e.outcome, e.pending, e.blocked_for, e.grant = "T", outcome, None, None, None
+        e.resume_pending = False
+        e.waits_for.clear()
         e.delay_until = e.attempt_timeout_at = e.attempt_timeout_left = None
         e.completed_at = self.now
         self.logs[e.id].completion.append((outcome, self.now))
         self._moved(e)
+        for parent in self.executions.values():
+            if e.id in parent.waits_for:
+                self._promote(parent)
 
     def _end_capped(self, e: Execution) -> None:
         self._end(
@@ -460,6 +620,7 @@ class Model:
         e.place, e.pending, e.grant = "D", "retry", None
         e.retry_count += 1
         e.attempt_timeout_at = e.attempt_timeout_left = None
+        self._end_waits(e, None)
         self._moved(e)
 
     def _start(
@@ -492,6 +653,9 @@ class Model:
                 e.attempt.end("interrupted_reclaimed", "reclaimed", self.now)
                 e.attempt.reclaim_reason = owner
                 e.lease_reclaim_count += 1
+            self._end_waits(e, None)
+            for w in e.pending_waitpoints:
+                w.attempt_index = len(e.attempts)
             replay = e.pending == "replay"
             e.attempts.append(
                 Attempt(
@@ -515,6 +679,7 @@ class Model:
         e.place, e.pending, e.blocked_for, e.grant = "A", None, None, None
         e.delay_until = e.attempt_timeout_left = e.lease_lost_at = e.lease_revoke_reason = None
         e.replay_reason = e.replay_requested_by = None
+        e.resume_pending = False
         e.started_at = self.now if e.started_at is None else e.started_at
         self._lease_event(e, "reclaimed" if lost else "acquired", "claim_resumed" if resumed else None)
         self._moved(e)
@@ -840,17 +1005,45 @@ class Model:
         e.mutated_at = self.now
 
     def pause(self, call: str, who: Authority, delay_until: int | None = None) -> Json:
-        """delay, wait_children (no dependency is ever open here) and release."""
+        """delay, park, wait_children (no dependency is ever open here) and release."""
         e = self._check(who)
-        reason = {"delay": "worker_delay", "wait_children": "waiting_children", "release": "worker_release"}[call]
+        reason = {
+            "delay": "worker_delay", "park": "worker_park", "wait_children": "waiting_children",
+            "release": "worker_release",
+        }[call]  # fmt: skip
         self._lease_event(e, "revoked", reason, "backend")
         e.attempt.attempt_lifecycle, e.attempt.suspended_at = "suspended", self.now
         if e.attempt_timeout_at is not None:
             e.attempt_timeout_left, e.attempt_timeout_at = max(e.attempt_timeout_at - self.now, 1), None
-        e.place, e.pending, e.delay_until = "D" if call == "delay" else "W", "interrupted", delay_until
+        e.place, e.pending, e.delay_until = "D" if call in ("delay", "park") else "W", "interrupted", delay_until
         self._moved(e)
-        name = {"delay": "Delayed", "wait_children": "Moved", "release": "Released"}[call]
+        name = {"delay": "Delayed", "park": "Parked", "wait_children": "Moved", "release": "Released"}[call]
         return said(name, execution_id=e.id, public_state=e.public_state)
+
+    def park(self, who: Authority, until: int | None, ends_of: Collection[str], signals_on: Mapping[UUID, int]) -> Json:
+        e = self.executions.get(who.execution_id)
+        found = [self.executions.get(child) for child in ends_of]
+        known = {} if e is None else e.waitpoints
+        because = None
+        if any(child is None or child.place == "T" for child in found):
+            because = "ended"
+        elif any(self._is_over(known.get(one), seen) for one, seen in signals_on.items()):
+            because = "signal"
+        elif until is not None and until <= self.now:
+            because = "due"
+        e = self._check(who, fence_only=True)
+        if because is None:
+            self.pause("park", who, FAR if until is None else until)
+            e.waits_for = {*ends_of, *signals_on}
+        return said("Parked", execution_id=e.id, parked=because is None, because=because)
+
+    def _is_over(self, w: Waitpoint | None, seen: int) -> bool:
+        return w is None or w.state != "pending" or w.signal_count > seen
+
+    def _promote(self, e: Execution) -> None:
+        e.place, e.delay_until = "W", None
+        e.waits_for.clear()
+        self._moved(e)
 
     def cancel(self, who: Authority, reason: str, source: str, *, by_handle: bool) -> Json:
         e = self._get(who.execution_id)
@@ -956,7 +1149,11 @@ class Model:
             case "deadline":
                 return e.deadline_at if e.place != "T" else None
             case "delay":
-                return e.delay_until if e.place == "D" else None
+                return e.delay_until if e.place == "D" and e.delay_until != FAR else None
+            case "suspension":
+                return e.suspension_timeout_at
+            case "waitpoint":
+                return min((w.expires_at for w in e.pending_waitpoints if w.expires_at is not None), default=None)
             case _:
                 return None if e.completed_at is None else e.completed_at + e.retention
 
@@ -984,9 +1181,12 @@ class Model:
                     failure="execution_deadline", category="timeout",
                 )  # fmt: skip
             case "delay":
-                e.place, e.delay_until = "W", None
-                self._moved(e)
+                self._promote(e)
                 return "promoted"
+            case "suspension":
+                self._time_out(e)
+            case "waitpoint":
+                self._expire_waitpoints(e)
             case _:
                 del self.executions[e.id]
         return "expired"
@@ -1014,7 +1214,7 @@ class Model:
         e = self.executions.get(execution_id)
         if e is None:
             return "not_found"
-        if e.place in "AXVT":
+        if e.place in "AXVST":
             return "not_runnable"
         if e.place != "D":
             return "not_delayed"
@@ -1031,7 +1231,391 @@ class Model:
 
     def sweep(self) -> None:
         """Forget keys and grants whose time is over; nobody may notice, but for the name of a refusal."""
+        self._purge_kids()
         self.keys = {key: record for key, record in self.keys.items() if record[1] > self.now}
         for e in self.executions.values():
             if not self._has_grant(e):
                 e.grant = None
+
+    # Waitpoints
+
+    def _find(self, execution_id: str, waitpoint_id: UUID) -> tuple[Execution, Waitpoint] | None:
+        """A waitpoint of this execution's partition, and whose it is: ids are known inside a partition."""
+        for e in self.executions.values():
+            if home(e.id) == home(execution_id) and waitpoint_id in e.waitpoints:
+                return e, e.waitpoints[waitpoint_id]
+        return None
+
+    def _current_kid(self) -> str:
+        return next(kid for kid, key in self.kids.items() if key.state == "current")
+
+    def _end_waits(self, e: Execution, reason: str | None) -> None:
+        """The attempt is over: with a reason the execution too, else another attempt follows."""
+        if reason is not None and e.suspension is not None:
+            self._close_suspension(e, reason)
+        for w in e.pending_waitpoints:
+            if reason is not None or not w.outlives_attempt:
+                w.close("closed", "attempt_ended", self.now)
+
+    def _expire_waitpoints(self, e: Execution) -> None:
+        for w in e.pending_waitpoints:
+            if w.expires_at is not None and w.expires_at <= self.now:
+                w.close("expired", "never_committed", self.now)
+                if w.waitpoint_id in e.waits_for:
+                    self._promote(e)
+
+    def create_waitpoint(
+        self, who: Authority, waitpoint_id: UUID, key: str, expires_in: int, *, outlives_attempt: bool
+    ) -> Json:
+        e = self._check(who, fence_only=True)
+        if expires_in <= 0:
+            raise Refused("invalid_input", problem="expires_in_not_positive")
+        made = Waitpoint(
+            waitpoint_id, e.attempt.attempt_index, key, self._current_kid(), self.now, self.now + expires_in,
+            outlives_attempt,
+        )  # fmt: skip
+        e.waitpoints[waitpoint_id] = made
+        return said("NewWaitpoint", waitpoint_id=waitpoint_id, expires_at=made.expires_at)
+
+    def close_waitpoint(self, who: Authority, waitpoint_id: UUID, reason: str) -> Json:
+        e = self._check(who, fence_only=True)
+        found = self._find(e.id, waitpoint_id)
+        if found is None:
+            raise Refused("not_found", entity="waitpoint")
+        owner, w = found
+        if owner is not e:
+            raise Refused("invalid_waitpoint_for_execution")
+        if w.state == "active":
+            raise Refused("waitpoint_not_pending")
+        if w.state == "pending":
+            w.close("closed", reason, self.now)
+        return said("Closed", waitpoint_id=waitpoint_id)
+
+    def expire_waitpoint(self, execution_id: str, waitpoint_id: UUID) -> Json:
+        e = self.executions.get(execution_id)
+        w = None if e is None else e.waitpoints.get(waitpoint_id)
+        if e is None or w is None:
+            return said("AlreadySatisfied", reason="not_found")
+        if w.state != "pending":
+            return said("AlreadySatisfied", reason="not_pending")
+        if w.expires_at is None or w.expires_at > self.now:
+            return said("AlreadySatisfied", reason="not_yet_due")
+        w.close("expired", "never_committed", self.now)
+        if w.waitpoint_id in e.waits_for:
+            self._promote(e)
+        return said("Closed", waitpoint_id=waitpoint_id)
+
+    def signalable(self, e: Execution) -> list[Waitpoint]:
+        """What a list shows: what can be signalled."""
+        return [
+            w
+            for w in sorted(e.waitpoints.values(), key=lambda w: w.waitpoint_id.int)
+            if w.state == "active" or (w.state == "pending" and (w.expires_at or 0) > self.now)
+        ]
+
+    # Suspending and resuming
+
+    def suspend(
+        self,
+        who: Authority,
+        suspension_id: UUID,
+        bindings: Sequence[tuple[UUID, str | None]],
+        condition: Any,
+        *,
+        by_triple: bool,
+        reason: str,
+        timeout_at: int | None,
+        behavior: str,
+        delay: int | None,
+        key: str | None,
+    ) -> Json:
+        """A binding is an id with its key, or without one when it is pending already."""
+        if isinstance(who, Override):
+            raise Refused("invalid_input")
+        if timeout_at is not None and timeout_at + 600_000 < self.now:
+            raise Refused("invalid_input", problem="timeout_at_in_past")
+        e = self._get(who.execution_id)
+        before = next((s for s in reversed(e.suspensions) if key and s.key == key), None)
+        if before is not None and before.replay_until > self.now and before.fence == who[1:4]:
+            return self._suspended(e, before)
+        if e.place == "S" and not by_triple:
+            raise Refused("already_suspended")
+        self._check(who, fence_only=True)
+        if any(key is not None and self._find(e.id, one) is not None for one, key in bindings):
+            raise Refused("waitpoint_already_exists")
+        pending = [self._usable(e, one) for one, key in bindings if key is None]
+        keys = [e.waitpoints[one].waitpoint_key if key is None else key for one, key in bindings]
+        if pending and named_keys(condition) not in (set(), set(keys)):
+            raise Refused("invalid_input", problem="waitpoint_key_mismatch")
+
+        arrived = [s for s in e.signals if s.waitpoint_id in {w.waitpoint_id for w in pending}]
+        sent = [g.sent for g in arrived]
+        last = closer(condition, sent)
+        policy = (e.policy or {}).get("suspension_policy") or {}
+        if last is None and timeout_at is None and "default_timeout_ms" in policy:
+            timeout_at, behavior = self.now + policy["default_timeout_ms"], policy.get("timeout_behavior", "fail")
+        s = Suspension(
+            suspension_id, e.attempt.attempt_index, e.attempt.attempt_id, [one for one, _ in bindings], keys,
+            condition, reason, self.now, timeout_at, behavior, who[1:4], key,
+            self.now + min(7 * DAY, 7 * DAY if timeout_at is None else max(timeout_at - self.now, 0) + 60_000),
+            delay, is_early=last is not None, last_signal_at=max((g.accepted_at for g in arrived), default=None),
+        )  # fmt: skip
+        e.suspensions.append(s)
+        for one, fresh in bindings:
+            if fresh is not None:
+                kid = self._current_kid()
+                e.waitpoints[one] = Waitpoint(one, e.attempt.attempt_index, fresh, kid, self.now, None)
+            w = e.waitpoints[one]
+            w.state, w.suspension_id, w.activated_at, w.expires_at = "active", suspension_id, self.now, timeout_at
+            w.required_signal_names = required_names(condition, w.waitpoint_key)
+        for place, g in enumerate(arrived, 1):
+            g.suspension_id = suspension_id
+            g.observed_effect = "resume_condition_satisfied" if place == last else "appended_to_waitpoint"
+            g.match_detail = match_detail(condition, sent[: place - 1], g.sent)
+            if last is not None and place > last and g.match_detail == "advanced":
+                g.match_detail = "duplicate_satisfier"  # it was satisfied by then
+            e.waitpoints[g.waitpoint_id].matched_signal_count += g.match_detail == "advanced"
+        if last is not None:
+            contributed = [arrived[place - 1] for place in sorted(places(condition, sent[:last]))]
+            self._close_suspension(e, "resumed", arrived[last - 1], contributed)
+            return self._suspended(e, s)
+        self._lease_event(e, "revoked", "suspend", "backend")
+        e.attempt.attempt_lifecycle, e.attempt.suspended_at = "suspended", self.now
+        if e.attempt_timeout_at is not None:
+            e.attempt_timeout_left, e.attempt_timeout_at = max(e.attempt_timeout_at - self.now, 1), None
+        e.epoch += 1
+        e.attempt.lease_epoch = e.epoch  # so that no older fence matches the attempt when it ends
+        e.place, e.pending = "S", "interrupted"
+        self._moved(e)
+        return self._suspended(e, s)
+
+    def _usable(self, e: Execution, waitpoint_id: UUID) -> Waitpoint:
+        found = self._find(e.id, waitpoint_id)
+        if found is None:
+            raise Refused("not_found", entity="waitpoint")
+        owner, w = found
+        if owner is not e or w.attempt_index != e.attempt.attempt_index:
+            raise Refused("invalid_waitpoint_for_execution")
+        if w.state == "expired" or (w.state == "pending" and (w.expires_at or 0) <= self.now):
+            self._expire_waitpoints(e)
+            raise Refused("pending_waitpoint_expired")
+        if w.state != "pending":
+            raise Refused("waitpoint_not_pending")
+        return w
+
+    def _suspended(self, e: Execution, s: Suspension) -> Json:
+        answer = said(
+            "AlreadySatisfied" if s.is_early else "Suspended",
+            suspension_id=s.suspension_id,
+            waitpoint_ids=s.waitpoint_ids,
+            waitpoint_keys=s.waitpoint_keys,
+        )
+        if not s.is_early:
+            answer["handle"] = ("suspended", s.attempt_index, *s.fence)
+        return answer
+
+    def _close_suspension(
+        self,
+        e: Execution,
+        reason: str,
+        closer: Signal | None = None,
+        contributed: Sequence[Signal] = (),
+        trigger: str | None = None,
+    ) -> None:
+        s = e.suspensions[-1]
+        s.closed_at, s.close_reason, s.trigger_type = self.now, reason, trigger
+        s.closer_signal_id = None if closer is None else closer.signal_id
+        s.satisfier_signal_ids = [g.signal_id for g in contributed]
+        s.satisfied_at = self.now if reason == "resumed" else None
+        for one in s.waitpoint_ids:
+            e.waitpoints[one].close("closed", reason, self.now)
+            e.waitpoints[one].satisfied_at = s.satisfied_at
+
+    def _resume(self, e: Execution, delay: int) -> None:
+        e.place, e.resume_pending = "D" if delay > 0 else "W", True
+        e.delay_until = self.now + delay if delay > 0 else None
+        self._moved(e)
+
+    def resume_execution(self, execution_id: str, trigger: str, delay: int) -> Json:
+        e = self._get(execution_id)
+        if e.place != "S":
+            raise Refused("execution_not_suspended")
+        self._close_suspension(e, "operator_resumed", trigger=trigger)
+        self._resume(e, delay)
+        self.logs[e.id].operator.append(("resumed", {"trigger_type": trigger}, self.now))
+        return said("Resumed", execution_id=e.id, public_state=e.public_state)
+
+    def expire_suspension(self, execution_id: str) -> Json:
+        e = self.executions.get(execution_id)
+        if e is None:
+            return said("AlreadySatisfied", reason="not_found")
+        if e.suspension is None:
+            return said("AlreadySatisfied", reason="not_suspended")
+        if not self.is_due("suspension", e):
+            return said("AlreadySatisfied", reason="not_yet_due")
+        behavior = e.suspension.timeout_behavior
+        self._time_out(e)
+        return said("ExpiredSuspension", execution_id=e.id, behavior_applied=behavior)
+
+    def _time_out(self, e: Execution) -> None:
+        s = e.suspensions[-1]
+        behavior = s.timeout_behavior
+        if behavior == "escalate":
+            self.logs[e.id].operator.append(("suspension_escalated", {"reason_code": s.reason_code}, self.now))
+            s.reason_code, s.timeout_at, s.timeout_behavior = "waiting_for_operator_review", None, None
+            for one in s.waitpoint_ids:
+                e.waitpoints[one].expires_at = None
+            self._moved(e)
+        elif behavior == "auto_resume_with_timeout_signal":
+            told = Signal(
+                f"timeout {s.suspension_id}", s.waitpoint_ids[0], s.waitpoint_keys[0], s.suspension_id, "timeout",
+                "system", "system", "suspension_timeout", self.now, target_scope="execution",
+                observed_effect="resume_condition_satisfied", match_detail="not_evaluated",
+            )  # fmt: skip
+            e.signals.append(told)
+            self._close_suspension(e, "timed_out_auto_resume", told, [told])
+            self._resume(e, 0)
+        else:
+            outcome, lifecycle, disposition = {
+                "fail": ("failed", "ended_failure", "terminal_failed"),
+                "cancel": ("cancelled", "ended_cancelled", "cancelled"),
+                "expire": ("expired", "ended_failure", "expired"),
+            }[behavior or "fail"]
+            reason = f"suspension_timeout:{behavior}"
+            self._close_suspension(e, f"timed_out_{behavior}")
+            e.place = "D"  # suspended no more, and not ended yet
+            self._end(
+                e, outcome, lifecycle, disposition, "suspension_timeout", failure=reason, category="timeout",
+                is_timeout=True,
+            )  # fmt: skip
+            if behavior == "cancel":
+                e.cancellation_reason, e.cancelled_by = reason, "system_timeout"
+
+    # Signals
+
+    def deliver(
+        self,
+        execution_id: str,
+        waitpoint_id: UUID,
+        signal_id: UUID,
+        name: str,
+        source: tuple[str, str],
+        *,
+        token: str | None,
+        lane: str | None = None,
+        category: str = "external",
+        scope: str = "waitpoint",
+        payload: bytes | None = None,
+        key: str | None = None,
+        dedup: int = DAY,
+        delay: int | None = None,
+        most: int | None = None,
+        maxlen: int = 1000,
+    ) -> Json:
+        """`token` is what the caller shows: genuine, wrong or missing; None when an operator names the lane."""
+        if token is not None:
+            self._check_token(execution_id, waitpoint_id, token)
+        e = self._get(execution_id)
+        if lane is not None and lane != e.new.lane:
+            raise Refused("invalid_input")
+        w = e.waitpoints.get(waitpoint_id)
+        if w is None:
+            raise Refused("not_found", entity="waitpoint")
+        same = [g for g in e.signals if g.signal_id == signal_id] or [
+            g
+            for g in reversed(e.signals)
+            if g.waitpoint_id == waitpoint_id and key and g.idempotency_key == key and g.accepted_at + dedup > self.now
+        ]
+        log = self.logs[e.id].signal
+        if same:
+            log.append(("deduped", same[0].signal_id, waitpoint_id, source[1], self.now))
+            return said("DuplicateSignal", existing_signal_id=same[0].signal_id)
+        if e.place == "T":
+            raise Refused("target_not_signalable")
+        if w.state == "pending" and (w.expires_at or 0) <= self.now:
+            self._expire_waitpoints(e)
+        if w.state in ("closed", "expired"):
+            raise Refused("waitpoint_closed")
+        if most is None:
+            most = (e.policy or {}).get("max_signals_per_execution", 10_000)
+        if most and len(e.signals) >= most:
+            raise Refused("signal_limit_exceeded")
+        new = Signal(
+            signal_id, waitpoint_id, w.waitpoint_key, w.suspension_id, name, category, *source, self.now, payload, key,
+            scope, "buffered_for_pending_waitpoint", "not_evaluated",
+        )  # fmt: skip
+        e.signals.append(new)
+        w.signal_count += 1
+        w.last_signal_at = self.now
+        if w.state == "pending":
+            if waitpoint_id in e.waits_for:
+                self._promote(e)
+        else:
+            self._evaluate(e, w, new, delay, maxlen)
+        log.append((new.observed_effect, signal_id, waitpoint_id, source[1], self.now))
+        return said("Accepted", signal_id=signal_id, effect=new.observed_effect, match_detail=new.match_detail)
+
+    def _evaluate(self, e: Execution, w: Waitpoint, new: Signal, delay: int | None, maxlen: int) -> None:
+        s = e.suspensions[-1]
+        arrived = [g for g in e.signals if g.waitpoint_id in s.waitpoint_ids and not g.is_dropped]
+        sent = [g.sent for g in arrived]
+        new.match_detail = match_detail(s.resume_condition, sent[:-1], new.sent)
+        new.observed_effect = "appended_to_waitpoint"
+        w.matched_signal_count += new.match_detail == "advanced"
+        s.last_signal_at = self.now
+        if holds(s.resume_condition, sent):
+            new.observed_effect = "resume_condition_satisfied"
+            contributed = [arrived[place - 1] for place in sorted(places(s.resume_condition, sent))]
+            self._close_suspension(e, "resumed", new, contributed, "signal")
+            self._resume(e, (s.resume_delay or 0) if delay is None else delay)
+            return
+        spare = [g for g in arrived if g.waitpoint_id == w.waitpoint_id and g.match_detail != "advanced"]
+        if len(spare) > maxlen:
+            spare[0].is_dropped = True
+            w.dropped_signal_count += 1
+
+    def observe(self, execution_id: str, attempt_index: int) -> list[UUID | str]:
+        e = self.executions.get(execution_id)
+        own = [] if e is None else [s for s in e.suspensions if s.attempt_index == attempt_index]
+        return own[-1].satisfier_signal_ids if own else []
+
+    # Keys
+
+    def _check_token(self, execution_id: str, waitpoint_id: UUID, token: str) -> None:
+        e = self.executions.get(execution_id)
+        problem: str | None = None
+        if token == "missing":
+            problem = "missing_token"
+        elif token != "genuine" or e is None or waitpoint_id not in e.waitpoints:
+            problem = "invalid_token"
+        else:
+            key = self.kids[e.waitpoints[waitpoint_id].token_kid]
+            if key.state == "retired":
+                problem = "invalid_token"
+            elif key.expires_at is not None and key.expires_at < self.now:
+                problem = "token_expired"
+        if problem is not None:
+            if e is not None and (e.last_hmac_validation_failed_at or 0) <= self.now - 1000:
+                e.last_hmac_validation_failed_at = self.now
+            raise Refused("invalid_token", detail=problem)
+
+    def _purge_kids(self) -> int:
+        over = [key for key in self.kids.values() if key.expires_at is not None and key.expires_at < self.now]
+        for key in over:
+            key.state, key.expires_at = "retired", None
+        return len(over)
+
+    def rotate(self, kid: str, secret: str, grace: int) -> Json:
+        known = self.kids.get(kid)
+        if known is not None:
+            if known.state != "current" or known.secret != secret:
+                raise Refused("rotation_conflict")
+            return said("RotationNoop", kid=kid)
+        before = self._current_kid()
+        self.kids[before].state, self.kids[before].expires_at = "verifying", self.now + grace
+        self.kids[kid] = Key(secret)
+        return said("Rotated", previous_kid=before, new_kid=kid, gc_count=self._purge_kids())
+
+    def verifying(self) -> list[tuple[str, int]]:
+        found = [(key.expires_at, kid) for kid, key in self.kids.items() if key.expires_at is not None]
+        return [(kid, at) for at, kid in sorted(found) if at >= self.now]

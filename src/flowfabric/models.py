@@ -7,6 +7,7 @@ numbers), or `Operator` (an override that no lease protects).
 from __future__ import annotations
 
 import hmac
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -393,6 +394,9 @@ class Revoked(Struct, frozen=True):
     lease_epoch: int
 
 
+_TOKEN = re.compile(r"([!-9;-~]{1,64}):([0-9a-fA-F]+)")
+
+
 class WaitpointToken:
     """The right to signal one waitpoint. It prints redacted; `reveal` gives the text to hand out."""
 
@@ -411,8 +415,8 @@ class WaitpointToken:
         return self._text.partition(":")[0]
 
     def __str__(self) -> str:
-        kid, colon, digest = self._text.partition(":")
-        return f"{kid}:<REDACTED:len={len(digest)}>" if colon and kid and digest else "<REDACTED:malformed>"
+        found = _TOKEN.fullmatch(self._text)
+        return f"{found[1]}:<REDACTED:len={len(found[2])}>" if found else "<REDACTED:malformed>"
 
     def __repr__(self) -> str:
         return f"WaitpointToken({self})"
@@ -420,7 +424,7 @@ class WaitpointToken:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WaitpointToken):
             return NotImplemented
-        return hmac.compare_digest(self._text.encode(), other._text.encode())
+        return hmac.compare_digest(*(text.encode(errors="surrogatepass") for text in (self._text, other._text)))
 
     def __hash__(self) -> int:
         return hash(self._text)

@@ -13,10 +13,12 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from flowfabric._json_types import ENCODER
+from flowfabric._misfits import non_finite, type_name, why_not_written
 from flowfabric.conditions import Condition, Single, check_condition, named_keys, on
 from flowfabric.contracts import CannotDecode, Codecs, ValueType
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, check_text
+from flowfabric.ids import TEXT_MAX_BYTES, ExecutionId, check_text
 from flowfabric.models import ReasonCode, TimeoutBehavior, WaitpointToken
 from flowfabric.policies import Duration, duration
 
@@ -102,7 +104,7 @@ class WaitRequest:
         self.condition = check_condition(chosen, has_deadline=self.timeout is not None, field="what")
         self.is_single = isinstance(self.condition, Single)
         self.keys = named_keys(self.condition) or ["operator"]
-        self.name = check_text(" ".join(self.keys)[:256] if name is None else name, "name")
+        self.name = _default_name(self.keys) if name is None else check_text(name, "name")
         self.payload = ValueType.of(payload)
         if on_timeout not in _BEHAVIORS:
             raise InvalidInput(f"got {on_timeout!r}", field="on_timeout", allowed=", ".join(_BEHAVIORS))
@@ -141,6 +143,10 @@ class WaitRequest:
             return self.payload.decode(data)
         except CannotDecode as error:
             raise CannotDecode(error.problem, what=what) from error
+
+
+def _default_name(keys: Sequence[str]) -> str:
+    return " ".join(keys).encode()[:TEXT_MAX_BYTES].decode(errors="ignore")
 
 
 # Links
@@ -191,10 +197,15 @@ def parse_callback(text: object) -> Callback:
 
 
 def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
-    """A signal's payload as it is sent: JSON, sealed as the app's other data."""
-    encoded = ValueType.of(Any).encode(payload, field="payload")
-    if encoded is None:
+    """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for who receives it to say."""
+    if payload is None:
         return None, "json"
+    try:
+        encoded, problem = ENCODER.encode(payload), non_finite(payload)
+    except Exception as error:
+        problem = f"{type_name(payload)} cannot be written as JSON ({why_not_written(error)})"
+    if problem is not None:
+        raise InvalidInput(problem, field="payload", allowed="what has a JSON form")
     sealed, encoding = codecs.seal(encoded)
     return sealed, encoding or "json"
 

@@ -17,12 +17,23 @@ from tests.docs.pages import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = ROOT / "examples" / "crash_and_continue.py"
 SAYS = {
+    "callback_wins_the_race.py": [
+        r"\Acalled back: 202 accepted\ngoes on without a wait\n990 cents, reference p-17\n\Z"
+    ],
+    "callbacks_django.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
+    "callbacks_flask.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
+    "callbacks_starlette.py": [
+        r"\AGET: 200\nPOST: (accepted|resumed)\norder 42 is refunded\nGET afterwards: 404\n\Z",
+    ],
     "child_tasks.py": ["words: 10", "children: 3"],
     "crash_and_continue.py": [
         "worker 1 is killed with SIGKILL",
         r"reserve stock +│ worker 1 +│ [\d.]+ s +│ 1 ",
         r"print label +│ worker 1, worker 2 +│ [\d.]+ s +│ 2 ",
+        r"waits for an approval, and no worker holds it\n.*Ada approves it\n",
+        r"approval +│ +│ [\d.]+ s +│ 2 ",
         r"notify +│ worker 2 +│ [\d.]+ s +│ 2 ",
+        "approved by Ada",
         "nothing wrong",
     ],
     "durable_steps.py": [
@@ -31,6 +42,10 @@ SAYS = {
         "upload: done in attempt 2",
     ],
     "encrypted_payloads.py": ["see a doctor", r"json\+aes-gcm-\w+, unreadable"],
+    "fan_in.py": [
+        "the token of db at cache: unauthorized",
+        r"db: accepted\ncache: accepted\nflags: resumed\nv7: db migrated, cache warm, flags set\n\Z",
+    ],
     "first_execution.py": ["b'hello world'"],
     "first_task.py": ["hello world"],
     "middleware_metrics.py": [r'submitted_total{kind="halve"} 5', r'outcome="error"} 3', "5 handlers took"],
@@ -43,6 +58,11 @@ SAYS = {
         "refused: .*dividend",
     ],
     "testing_a_task.py": ["6 passed"],
+    "two_person_approval.py": [
+        "waits at: approval for approved",
+        r"alice: appended_to_waitpoint\nalice: known already\nbob: resume_condition_satisfied\n",
+        "live, approved by alice and bob",
+    ],
 }
 NEED_A_WORKER = {"first_task.py", "sync_client.py"}  # as their page or their docstring says
 

@@ -17,8 +17,9 @@ from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 import pytest
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.ids import mint_uuid
-from flowfabric.models import ClaimGrant, NewStep, ReclaimGrant
+from flowfabric.models import ClaimGrant, Fresh, NewStep, NewWaitpoint, ReclaimGrant, Suspended
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit
 
 SOCKET = ".s.PGSQL.5432"
@@ -113,6 +114,52 @@ async def reclaim_granted(engine: ff.Engine, clock: Clock) -> ReclaimGrant:
     return grant
 
 
+async def pending(engine: ff.Engine, clock: Clock) -> tuple[ff.Handle, NewWaitpoint]:
+    handle = (await started(engine)).handle
+    return handle, await engine.create_waitpoint(handle, "k", timedelta(days=1))
+
+
+async def waiting_open(engine: ff.Engine, _clock: Clock) -> ff.Handle:
+    handle = (await started(engine)).handle
+    await engine.open_wait(handle, "w", 0, ["k"], None)
+    return handle
+
+
+async def suspended(engine: ff.Engine, _clock: Clock) -> Suspended:
+    answer = await engine.suspend((await started(engine)).handle, **bound(), timeout_at=FAR)
+    assert isinstance(answer, Suspended)
+    return answer
+
+
+async def overdue(engine: ff.Engine, clock: Clock) -> ff.ExecutionId:
+    at = (await started(engine)).handle
+    await engine.suspend(at, **bound(), timeout_at=await clock.now() + timedelta(seconds=1))
+    await clock.advance(seconds=2)
+    return at.execution_id
+
+
+def bound() -> dict[str, Any]:
+    return {"waitpoints": [Fresh(mint_uuid(), "k")], "resume_condition": on("k")}
+
+
+def signal(e: ff.Engine, at: Suspended) -> Awaitable[Any]:
+    return e.deliver_signal(
+        at.handle.execution_id,
+        at.details.waitpoint_id,
+        at.details.waitpoint_token,
+        signal_name="go",
+        source_type="test",
+        payload=b"{}",
+    )
+
+
+def approve(e: ff.Engine, at: Suspended) -> Awaitable[Any]:
+    return e.deliver_approval_signal(
+        at.handle.execution_id, "default", at.details.waitpoint_id, signal_name="approved", idempotency_suffix="1"
+    )
+
+
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
 DUE = datetime(2020, 1, 1, tzinfo=UTC)
 SCHEDULE: dict[str, Any] = {"kind": "test", "timing": {"every_ms": 5}, "next_at": DUE}
 
@@ -246,6 +293,35 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "next_due": (state("A"), lambda e, _: e.next_due()),
     "sleep_until_due": (nothing, lambda e, _: e.sleep_until_due(timedelta(seconds=1))),
     "audit": (waiting, lambda e, _: e.audit()),
+    "create_waitpoint": (state("A"), lambda e, at: e.create_waitpoint(at.handle, "k", timedelta(1))),
+    "close_waitpoint": (pending, lambda e, at: e.close_waitpoint(at[0], at[1].waitpoint_id)),
+    "expire_waitpoint": (pending, lambda e, at: e.expire_waitpoint(at[0].execution_id, at[1].waitpoint_id)),
+    "list_pending_waitpoints": (suspended, lambda e, at: e.list_pending_waitpoints(at.handle.execution_id)),
+    "read_waitpoint_token": (
+        suspended,
+        lambda e, at: e.read_waitpoint_token(f"{{fp:{at.handle.partition}}}", at.details.waitpoint_id),
+    ),
+    "probe_waitpoint": (
+        suspended,
+        lambda e, at: e.probe_waitpoint(at.handle.execution_id, at.details.waitpoint_id, at.details.waitpoint_token),
+    ),
+    "suspend": (state("A"), lambda e, at: e.suspend(at.handle, **bound())),
+    "suspend_by_triple": (state("A"), lambda e, at: e.suspend_by_triple(at.handle.fence, **bound())),
+    "suspend_on": (pending, lambda e, at: e.suspend_on(at[0], [at[1].waitpoint_id], on("k"))),
+    "deliver_signal": (suspended, signal),
+    "deliver_approval_signal": (suspended, approve),
+    "observe_signals": (suspended, lambda e, at: e.observe_signals(at.handle)),
+    "read_signals": (suspended, lambda e, at: e.read_signals(at.handle.execution_id)),
+    "resume_execution": (suspended, lambda e, at: e.resume_execution(at.handle.execution_id)),
+    "expire_suspension": (overdue, lambda e, at: e.expire_suspension(at)),
+    "read_suspension": (suspended, lambda e, at: e.read_suspension(at.handle.execution_id)),
+    "list_suspended": (suspended, lambda e, at: e.list_suspended(f"{{fp:{at.handle.partition}}}")),
+    "list_waits": (suspended, lambda e, _: e.list_waits()),
+    "open_wait": (state("A"), lambda e, at: e.open_wait(at.handle, "w", 0, ["k"], None)),
+    "settle_wait": (waiting_open, lambda e, at: e.settle_wait(at, "w", 0, on("k"))),
+    "seed_waitpoint_hmac_secret": (nothing, lambda e, _: e.seed_waitpoint_hmac_secret("k1", "ab" * 32)),
+    "rotate_waitpoint_hmac_secret_all": (nothing, lambda e, _: e.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32)),
+    "list_waitpoint_hmac_kids": (nothing, lambda e, _: e.list_waitpoint_hmac_kids()),
     "prepare": (nothing, lambda e, _: e.prepare()),
     "ping": (nothing, lambda e, _: e.ping()),
     "server_time_ms": (nothing, lambda e, _: e.server_time_ms()),
@@ -275,8 +351,10 @@ async def test_every_operation_is_one_round_trip_once_it_is_prepared(
             counted[name] = counter.asked - before
             # Whatever is left must not be found by the next operation.
             await clock.advance(hours=100)
-            for kind in ("lease", "delay", "deadline", "parked", "retention"):
+            for kind in ("lease", "delay", "deadline", "parked", "waitpoint", "suspension", "retention"):
                 await plain_engine.run_timers(kind, limit=1000)
+            for left in (await plain_engine.list_waits(limit=1000)).items:
+                await plain_engine.cancel(ff.Operator(left.execution_id), "enough")
             for leftover in await plain_engine.claim_many(**WORKER, limit=1000):
                 await plain_engine.complete(leftover.handle)
     assert {name: count for name, count in counted.items() if count != 1} == {}

@@ -1,14 +1,14 @@
 """What the tests of suspensions and signals share: executions that wait, and whoever signals them.
 
-A `SuspendingWorld` is a `World` that also forgets waitpoints, suspensions, signals and keys between cases. A `Waiting` is
-one execution with the waitpoints it was given, by key.
+A `SuspendingWorld` is a `World` that also puts its signing key back between cases. A `Waiting` is one execution with
+the waitpoints it was given, by key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from flowfabric.models import (
     Claimed,
     DuplicateSignal,
     Event,
+    ExpiredSuspension,
     Fresh,
     Suspended,
     Suspension,
@@ -41,7 +42,6 @@ SATISFIED = "resume_condition_satisfied"
 APPENDED = "appended_to_waitpoint"
 BUFFERED = "buffered_for_pending_waitpoint"
 
-_WIPE = "delete from flowfabric.signal; delete from flowfabric.suspension; delete from flowfabric.waitpoint;"
 _TABLES = (
     "execution", "attempt", "ready", "timer", "waitpoint", "suspension", "signal", "event", "claim_grant", "blocked",
     "unsuccessful", "waiter",
@@ -94,7 +94,6 @@ class SuspendingWorld(World):
 
     async def wipe(self) -> None:
         await super().wipe()
-        await self.sql.execute(_WIPE)
         # A purge may have erased it.
         await self.sql.execute("update flowfabric.keystore set inner_key = $1, outer_key = $2", *self.signing_key)
 
@@ -103,9 +102,9 @@ class SuspendingWorld(World):
     async def hold(self, *, lease_ttl: timedelta = LONG, **creating: Any) -> Waiting:
         """An execution under a lease."""
         execution_id = await submit(self.engine, **creating)
-        claimed = await claim_one(self.engine, lease_ttl=lease_ttl)
-        assert claimed.execution_id == execution_id, "something else was there to be claimed"
-        return Waiting(claimed)
+        await self.engine.issue_claim_grant(execution_id, **WORKER)
+        ids = {"lease_id": new_id(), "attempt_id": new_id()}
+        return Waiting(await self.engine.claim_execution(execution_id, **WORKER, **ids, lease_ttl=lease_ttl))
 
     async def pend(
         self, key: str = "k", *, of: Waiting | None = None, expires_in: timedelta = HOUR, **creating: Any
@@ -229,7 +228,7 @@ def changed(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]])
     for table, row in after:
         if (table, row) not in before:
             found.setdefault(table, []).append(json.loads(row))
-    kept = {table for table in found}
+    kept = set(found)
     for table, row in before:
         if (table, row) not in after and table not in kept:
             found.setdefault(f"-{table}", []).append(json.loads(row))
@@ -252,3 +251,100 @@ async def open_suspending(server: str) -> AsyncIterator[SuspendingWorld]:
             yield world
         finally:
             await sql.close()
+
+
+# What it looks like
+
+RESUMED = {
+    "lifecycle_phase": "runnable", "ownership_state": "unowned", "eligibility_state": "eligible_now",
+    "blocking_reason": "waiting_for_worker", "terminal_outcome": "none", "attempt_state": "attempt_interrupted",
+    "public_state": "resumable",
+}  # fmt: skip
+
+
+def ended(state: str) -> dict[str, str]:
+    return {
+        "lifecycle_phase": "terminal", "ownership_state": "unowned", "eligibility_state": "not_applicable",
+        "blocking_reason": "none", "terminal_outcome": state, "attempt_state": "attempt_terminal",
+        "public_state": state,
+    }  # fmt: skip
+
+
+def short(events: list[Event]) -> list[str]:
+    """Events in one word each, signals included."""
+    words: list[str] = []
+    for event in events:
+        pairs = {"L": event.lease_type, "K": event.outcome, "O": event.operator_type, "S": event.signal_effect}
+        words += [f"{letter}:{word}" for letter, word in pairs.items() if word is not None]
+    return words
+
+
+def numbered(items: Any) -> list[int]:
+    return [one.ordinal for one in items]
+
+
+# What may happen next to an execution with waitpoints.
+
+
+async def nothing(world: SuspendingWorld, wait: Waiting) -> None:
+    pass
+
+
+async def resume(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.resume_execution(wait.id)
+
+
+async def resume_by_signal(world: SuspendingWorld, wait: Waiting) -> None:
+    assert (await world.accept(wait, signal_name="done")).effect == SATISFIED
+
+
+async def run_again(world: SuspendingWorld, wait: Waiting) -> None:
+    await resume(world, wait)
+    wait.claimed = await claim_one(world.engine, lease_ttl=LONG)
+
+
+async def run_to_its_end(world: SuspendingWorld, wait: Waiting) -> None:
+    await run_again(world, wait)
+    await world.engine.complete(wait.handle)
+
+
+async def cancel(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.cancel(ff.Operator(wait.id), "enough")
+
+
+async def time_out(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.clock.advance(minutes=10)
+    assert isinstance(await world.engine.expire_suspension(wait.id), ExpiredSuspension)
+
+
+async def fail_for_good(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.fail(wait.handle, "boom", failure_class="permanent")
+
+
+async def release(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.release(wait.handle)
+
+
+async def delay(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.delay(wait.handle, 10 * SECOND)
+
+
+async def complete(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.engine.complete(wait.handle)
+
+
+async def pass_deadline(world: SuspendingWorld, wait: Waiting) -> None:
+    await world.clock.advance(days=2)
+    assert await world.engine.expire_execution(wait.id, "execution_deadline") == "expired"
+
+
+Then = Callable[[SuspendingWorld, Waiting], Awaitable[None]]
+ENDS: dict[str, Then] = {
+    "still open": nothing,
+    "resumed by an operator": resume,
+    "resumed by another signal": resume_by_signal,
+    "running again": run_again,
+    "completed": run_to_its_end,
+    "cancelled": cancel,
+    "timed out": time_out,
+}

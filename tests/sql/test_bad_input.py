@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric._postgres.create_call import MAX_PAYLOAD
+from flowfabric.conditions import AllOf, Count, CountKind, TimeoutOnly, on
 from flowfabric.engine.reads import Place
 from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Completion, NewStep
+from flowfabric.models import ClaimGrant, Completion, Fresh, NewStep, ResumePolicy, Suspended, UsePending
 from tests.support import WORKER, Clock, claim_one, started, submit
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
@@ -72,6 +73,9 @@ MOMENTS: list[Any] = [
 UUIDS: list[Any] = [5, "x", "\0", UUID_TEXT + "\n", UUID_TEXT.replace("-", ""), b"x", UUID_TEXT.encode()]
 BYTES: list[Any] = ["text", 5, [1, 2], {"a": 1}]
 LISTS: list[Any] = ["abc", 5, b"abc", {"a": 1}]
+CURSORS: list[Any] = [5, b"x", "", "x", "\0", "\ud800", "eCB4", "MjAzMC0wMS0wMSB4", "MjAzMC0wMS0wMVQwMDowMDowMCB4"]
+KIDS: list[Any] = [None, 5, "", "a:b", "a b", "a\n", "é", "\0", "\ud800", "x" * 65]
+SECRETS: list[Any] = [None, 5, b"ab" * 32, "", "ab" * 31, "ab" * 33, "zz" * 32, " " + "ab" * 31 + "a", "ab" * 32 + "\n"]
 PARTITIONS: list[Any] = [None, 5, "", "7", "{fp:256}", "{fp:01}", "{b:1}", "{q:1}", "{fp:x}", "{fp}", "\0"]
 CAPABILITIES: list[Any] = [
     "gpu", 5, b"gpu", [""], ["a,b"], ["a b"], ["\0"], ["\x7f"], ["\ud800"], ["\u2003"], [5],
@@ -118,11 +122,21 @@ class World:
         await engine.set_lane_state("default", "paused")
         self.done = (await self._claimed(engine)).execution_id
         await engine.complete(ff.Operator(self.done), b"done")
+        await self._suspend(engine)
         self.held = await self._claimed(engine)
+        self.pending = await engine.create_waitpoint(self.held.handle, "k", timedelta(days=1))
+        await engine.open_wait(self.held.handle, "w", 0, ["k"], None)
         await engine.put_schedule("standing", kind="k", timing={"every_ms": 5}, next_at=DUE)
         self.waiting = await submit(engine, tags={"a.b": "c"})
         self.blocked = await submit(engine)
         await engine.block_execution_for_admission(self.blocked, "paused_by_operator")
+
+    async def _suspend(self, engine: ff.Engine) -> None:
+        suspended = await engine.suspend(
+            (await self._claimed(engine)).handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k")
+        )
+        assert isinstance(suspended, Suspended)
+        self.suspended, self.bound = suspended.handle.execution_id, suspended.details
 
     async def _claimed(self, engine: ff.Engine) -> Any:
         await submit(engine, lane_id="own")
@@ -197,7 +211,85 @@ def _one(world: World) -> dict[str, Any]:
     return {"execution_id": world.waiting}
 
 
+def _suspending(world: World) -> dict[str, Any]:
+    return {
+        "authority": world.held.handle,
+        "waitpoints": [Fresh(mint_uuid(), "k")],
+        "resume_condition": on("k"),
+        "timeout_at": DUE,
+    }
+
+
+def _signalling(world: World) -> dict[str, Any]:
+    return {
+        "execution_id": world.suspended,
+        "waitpoint_id": world.bound.waitpoint_id,
+        "waitpoint_token": world.bound.waitpoint_token,
+        "signal_name": "go",
+        "source_type": "test",
+    }
+
+
+def _approving(world: World) -> dict[str, Any]:
+    return {
+        "execution_id": world.suspended,
+        "lane_id": "own",
+        "waitpoint_id": world.bound.waitpoint_id,
+        "signal_name": "approved",
+        "idempotency_suffix": "1",
+    }
+
+
 ONE_ID = {"execution_id": by_field(IDS)}
+ONE_WAITPOINT = {"waitpoint_id": by_field([None, *UUIDS])}
+CONDITIONS: list[Any] = [
+    None, 5, b"x", [], "x", "operatoronly", {}, {"Single": 5}, {"Single": {"waitpoint_key": "k"}},
+    {"Single": {"waitpoint_key": 5, "matcher": "Wildcard"}}, {"Single": {"waitpoint_key": "k", "matcher": "wildcard"}},
+    {"Single": {"waitpoint_key": "k", "matcher": "Wildcard"}, "more": 1}, {"Composite": {"kind": "AnyOf"}},
+    on(""), on("\0"), on("\ud800"), on("x" * 257), on(5), on("k", ""), on("k", "__x"), on("k", "\0"),  # type: ignore[arg-type]
+    AllOf(()), AllOf((None,)), AllOf("k"), Count(0, CountKind.DISTINCT_SIGNALS, ("k",)),  # type: ignore[arg-type]
+    Count(True, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, "DistinctSignals", ("k",)),  # type: ignore[arg-type]
+    Count(2**31, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, CountKind.DISTINCT_SIGNALS, ()),
+]  # fmt: skip
+SUSPEND_FIELDS = {
+    "waitpoints": by_field([None, 5, "x", b"x", {}, [5], [None], [("x", "k")]]),
+    "resume_condition": by_field(CONDITIONS),
+    "suspension_id": by_field(UUIDS),
+    "resume_policy": by_field([5, "x", {}, ResumePolicy(resume_target="waiting")]),
+    "reason_code": by_field([None, 5, "", "nonsense", "Waiting_for_signal", [], "\0"]),
+    "requested_by": by_field([None, 5, "", "nobody", [], "\0"]),
+    "timeout_at": by_field([*MOMENTS, timedelta(1)]),
+    "timeout_behavior": by_field([None, 5, "", "explode", [], "\0"]),
+    "continuation_metadata_pointer": by_field([*LONG_TEXTS, "x" * 65_537]),
+    "idempotency_key": by_field(KEYS),
+}  # fmt: skip
+SUSPEND_FIELDS_TOO = {
+    "waitpoints": by_field(
+        [
+            *([Fresh(value, "k")] for value in (None, *UUIDS)),
+            *([UsePending(value)] for value in (None, *UUIDS)),
+            *([Fresh(mint_uuid(), value)] for value in (None, *TEXTS)),
+        ],
+        "waitpoint",
+    ),
+    "resume_policy": by_field(
+        [ResumePolicy(resume_delay=value) for value in (5, timedelta(-1), timedelta.max)],  # type: ignore[arg-type]
+        "resume_delay",
+    ),
+    "timeout_at": by_field([datetime(2020, 1, 1, tzinfo=UTC)], "*"),
+}
+# What the contract has a code for: the detail begins with it instead of the argument's name.
+SUSPEND_CODES = {
+    "waitpoints": by_field(
+        [
+            [],
+            [Fresh(mint_uuid(), "")],
+            [Fresh(UUID(UUID_TEXT), "k"), Fresh(UUID(UUID_TEXT), "l")],
+            [Fresh(mint_uuid(), "other")],
+        ],
+        "*",
+    ),
+}
 GRANT_FIELDS = {
     **ONE_ID,
     "lane_id": by_field(LANES),
@@ -744,6 +836,192 @@ CASES = [
         fired_at=by_field([*MOMENTS, timedelta(1)]),
         items=by_field([None, 5, "x", {"a": 1}, [5], [ff.NewExecution(execution_kind="\0")]], "*"),
     ),
+    # waitpoints, suspensions and signals
+    Case(
+        "create_waitpoint",
+        lambda world: {**_authority(world), "waitpoint_key": "k", "expires_in": timedelta(1)},
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        waitpoint_key=by_field([None, *TEXTS]),
+        expires_in=by_field([None, 5, "5"]),
+    ),
+    Case(
+        "create_waitpoint",
+        lambda world: {**_authority(world), "waitpoint_key": "k", "expires_in": timedelta(1)},
+        waitpoint_key=by_field([""], "*"),
+        expires_in=by_field([timedelta(0), timedelta(-1), timedelta.min], "*"),
+    ),
+    Case(
+        "close_waitpoint",
+        lambda world: {**_authority(world), "waitpoint_id": world.pending.waitpoint_id},
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        **ONE_WAITPOINT,
+        reason=by_field([None, "", *TEXTS]),
+    ),
+    Case(
+        "expire_waitpoint",
+        lambda world: {"execution_id": world.held.execution_id, "waitpoint_id": world.pending.waitpoint_id},
+        **ONE_ID,
+        **ONE_WAITPOINT,
+    ),
+    Case(
+        "list_pending_waitpoints",
+        lambda world: {"execution_id": world.suspended},
+        **ONE_ID,
+        after=by_field(UUIDS),
+        limit=by_field([None, "5", 1.0, True, 2**31]),
+    ),
+    Case(
+        "read_waitpoint_token",
+        lambda world: {
+            "partition_key": f"{{fp:{world.suspended.partition}}}",
+            "waitpoint_id": world.bound.waitpoint_id,
+        },
+        partition_key=by_field(PARTITIONS),
+        **ONE_WAITPOINT,
+    ),
+    Case(
+        "probe_waitpoint",
+        lambda world: {name: _signalling(world)[name] for name in ("execution_id", "waitpoint_id", "waitpoint_token")},
+        **ONE_ID,
+        **ONE_WAITPOINT,
+        waitpoint_token=by_field([None, 5, b"x"]),
+    ),
+    Case(
+        "suspend",
+        _suspending,
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        **SUSPEND_FIELDS,
+    ),
+    Case("suspend", _suspending, **SUSPEND_FIELDS_TOO),
+    Case("suspend", _suspending, **SUSPEND_CODES),
+    Case(
+        "suspend_by_triple",
+        lambda world: {**_suspending(world), "authority": _fence(world)},
+        authority=by_field([*AUTHORITIES, lambda world: world.held.handle], "*"),
+        **SUSPEND_FIELDS,
+    ),
+    Case(
+        "suspend_on",
+        lambda world: {
+            "authority": world.held.handle,
+            "waitpoints": [world.pending.waitpoint_id],
+            "resume_condition": on("k"),
+        },
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        waitpoints=by_field([None, 5, "x", [], *([value] for value in (None, *UUIDS))]),
+        resume_condition=by_field([*CONDITIONS, TimeoutOnly()]),
+        reason_code=by_field([None, 5, "", "nonsense", []]),
+        timeout_at=by_field([*MOMENTS, timedelta(1)]),
+        timeout_behavior=by_field([None, 5, "", "explode", []]),
+    ),
+    Case(
+        "deliver_signal",
+        _signalling,
+        **ONE_ID,
+        **ONE_WAITPOINT,
+        waitpoint_token=by_field([None, 5, b"x"]),
+        signal_name=by_field([None, "", "__x", *TEXTS]),
+        source_type=by_field([None, "", "system", *TEXTS]),
+        source_identity=by_field([None, *TEXTS]),
+        signal_category=by_field([None, *TEXTS]),
+        signal_id=by_field(UUIDS),
+        payload=by_field(BYTES),
+        payload_encoding=by_field([None, *TEXTS]),
+        correlation_id=by_field([5, b"x", "\0", "\ud800", "x" * 513]),
+        idempotency_key=by_field([5, b"x", "\0", "\ud800", "x" * 1101]),
+        target_scope=by_field([None, 5, "", "flow", []]),
+        created_at=by_field([*MOMENTS, timedelta(1)]),
+        dedup_ttl=by_field([None, 5, timedelta(-1), timedelta.max]),
+        resume_delay=by_field([5, timedelta(-1), timedelta.max]),
+        max_signals_per_execution=by_field([*INTS[1:5], 2**32]),
+        signal_maxlen=by_field(INTS),
+    ),
+    Case("deliver_signal", _signalling, payload=by_kind("payload_too_large", [bytes(65_537)])),
+    Case(
+        "deliver_approval_signal",
+        _approving,
+        **ONE_ID,
+        lane_id=by_field([None, "", *LANES]),
+        **ONE_WAITPOINT,
+        signal_name=by_field([None, "", "__x", *TEXTS]),
+        idempotency_suffix=by_field([None, *TEXTS]),
+        signal_dedup_ttl=by_field([None, 5, timedelta(-1), timedelta.max], "dedup_ttl"),
+        source_identity=by_field([None, *TEXTS]),
+        maxlen=by_field(INTS, "signal_maxlen"),
+        max_signals_per_execution=by_field([*INTS[1:5], 2**32]),
+    ),
+    Case("deliver_approval_signal", _approving, lane_id=by_field(["elsewhere"], "*")),
+    Case(
+        "observe_signals",
+        _authority,
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id), _fence], "*"),
+    ),
+    Case(
+        "read_signals",
+        lambda world: {"execution_id": world.suspended},
+        **ONE_ID,
+        after=by_field(INTS),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "resume_execution",
+        lambda world: {"execution_id": world.suspended},
+        **ONE_ID,
+        trigger_type=by_field([None, 5, "", "timeout", []]),
+        resume_delay=by_field([None, 5, timedelta(-1), timedelta.max]),
+    ),
+    *(
+        Case(name, lambda world: {"execution_id": world.suspended}, **ONE_ID)
+        for name in ("expire_suspension", "read_suspension")
+    ),
+    Case(
+        "list_suspended",
+        lambda world: {"partition_key": "{fp:1}"},
+        partition_key=by_field(PARTITIONS),
+        cursor=by_field(CURSORS),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_waits",
+        lambda world: {},
+        lane_id=by_field(["", *LANES]),
+        namespace=by_field(TEXTS),
+        waitpoint_key=by_field(TEXTS),
+        cursor=by_field(CURSORS),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "open_wait",
+        lambda world: {**_authority(world), "name": "w", "n": 0, "keys": ["k"], "within": timedelta(1)},
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
+        n=by_field(INTS),
+        keys=by_field([None, 5, "k", [], [5], [""], ["\0"], ["x" * 257]]),
+        within=by_field([5, "5"]),
+    ),
+    Case(
+        "settle_wait",
+        lambda world: {**_authority(world), "name": "w", "n": 0, "condition": on("k")},
+        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
+        n=by_field(INTS),
+        condition=by_field(CONDITIONS, "resume_condition"),
+        reason_code=by_field([None, 5, "", "nonsense", []]),
+        deadline=by_field([*MOMENTS, timedelta(1)]),
+    ),
+    Case(
+        "seed_waitpoint_hmac_secret",
+        lambda world: {"kid": "k1", "secret_hex": "ab" * 32},
+        kid=by_kind("invalid_kid", KIDS),
+        secret_hex=by_kind("invalid_secret_hex", SECRETS),
+    ),
+    Case(
+        "rotate_waitpoint_hmac_secret_all",
+        lambda world: {"new_kid": "k2", "new_secret_hex": "ab" * 32},
+        new_kid=by_kind("invalid_kid", KIDS),
+        new_secret_hex=by_kind("invalid_secret_hex", SECRETS),
+        grace=by_kind("invalid_grace_ms", [None, 5, "5", timedelta(-1), timedelta(microseconds=-1)]),
+    ),
     Case("list_events", lambda world: {"execution_id": world.done}, **ONE_ID),
     Case(
         "count_events",
@@ -764,6 +1042,7 @@ NO_ARGUMENTS = {
     "until_next_schedule",
     "backend_label",
     "capabilities",
+    "list_waitpoint_hmac_kids",
 }
 NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "is_plain"}
 
@@ -824,7 +1103,7 @@ async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clo
             pass
         for claimed in (world.held, world.expired):
             await _end(plain_engine, claimed.execution_id)
-        for target in (world.waiting, world.blocked):
+        for target in (world.waiting, world.blocked, world.suspended):
             await _end(plain_engine, target)
         await plain_engine.set_lane_state("default", "active")
 
@@ -860,6 +1139,14 @@ NOT_FOUND: dict[str, dict[str, Any]] = {
     "change_priority": {"new_priority": 5},
     "unblock_execution": {},
     "set_execution_tag": {"key": "a.b", "value": "c"},
+    "resume_execution": {},
+    "list_pending_waitpoints": {},
+    "deliver_approval_signal": {
+        "lane_id": "own",
+        "waitpoint_id": mint_uuid(),
+        "signal_name": "approved",
+        "idempotency_suffix": "1",
+    },
 }
 # A grant is taken in at these, so that a partition which does not exist cannot be ours.
 INGRESS = {"claim_execution", "claim_resumed_execution", "reclaim_execution", "issue_grant_and_claim"}
@@ -895,6 +1182,11 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     for call in (
         lambda: engine.park(fence, ends_of=[BEYOND]),
         lambda: engine.submit_child(fence, "s", 0, ff.NewExecution(execution_kind="k")),
+        lambda: engine.create_waitpoint(fence, "k", timedelta(1)),
+        lambda: engine.close_waitpoint(fence, mint_uuid()),
+        lambda: engine.suspend_by_triple(fence, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k")),
+        lambda: engine.open_wait(fence, "w", 0, ["k"], None),
+        lambda: engine.settle_wait(fence, "w", 0, on("k")),
         lambda: engine.delete_execution(UNKNOWN),
         lambda: engine.redact_execution(UNKNOWN),
         lambda: engine.pause_schedule("unknown"),
@@ -906,6 +1198,12 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     assert await engine.fire_schedule("unknown", DUE, next_at=None, fired_at=None, items=[]) is None
     assert await engine.read_schedule("unknown") is await engine.schedule_as_due("unknown") is None
     assert await engine.read_steps([UNKNOWN]) == []
+    assert await engine.read_suspension(UNKNOWN) is None
+    assert (await engine.read_signals(UNKNOWN)).items == []
+    assert (await engine.expire_suspension(UNKNOWN)).reason == "not_found"  # type: ignore[union-attr]
+    assert (await engine.expire_waitpoint(UNKNOWN, mint_uuid())).reason == "not_found"  # type: ignore[union-attr]
+    assert await engine.probe_waitpoint(UNKNOWN, mint_uuid(), f"k1:{'0' * 64}") == "unknown"
+    assert await engine.read_waitpoint_token("{fp:3}", mint_uuid()) is None
     assert (await engine.read_outcomes([UNKNOWN]))[UNKNOWN].state is None
     for batch in (
         engine.renew_many([fence]),

@@ -17,9 +17,19 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import mint_uuid
-from flowfabric.models import AlreadySatisfied, Claimed, NewStep, ReclaimGrant, Rejected
+from flowfabric.models import (
+    AlreadySatisfied,
+    Claimed,
+    Fresh,
+    NewStep,
+    NewWaitpoint,
+    ReclaimGrant,
+    Rejected,
+    Suspended,
+)
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -724,6 +734,39 @@ async def _low(party: Party) -> ff.ExecutionId:
     return await submit(party, priority=0, execution_kind="above")
 
 
+async def _suspended_5(party: Party) -> Suspended:
+    held = await _held_5(party)
+    now = await party.connection.fetchval("select flowfabric.now()")
+    answer = await party.suspend(
+        held.handle,
+        waitpoints=[Fresh(mint_uuid(), "k")],
+        resume_condition=on("k"),
+        timeout_at=now + timedelta(seconds=5),
+        timeout_behavior="auto_resume_with_timeout_signal",
+    )
+    assert isinstance(answer, Suspended)
+    return answer
+
+
+async def _parked_5(party: Party) -> tuple[ff.ExecutionId, NewWaitpoint]:
+    held = await _held_5(party)
+    made = await party.create_waitpoint(held.handle, "k", timedelta(seconds=5))
+    assert (await party.park(held.handle, signals_on={made.waitpoint_id: 0})).parked
+    return held.execution_id, made
+
+
+async def _signal_suspended(party: Party, at: Suspended) -> Any:
+    details = at.details
+    return await party.deliver_signal(
+        at.handle.execution_id, details.waitpoint_id, details.waitpoint_token, signal_name="go", source_type="webhook"
+    )
+
+
+async def _signal_parked(party: Party, at: tuple[ff.ExecutionId, NewWaitpoint]) -> Any:
+    target, made = at
+    return await party.deliver_signal(target, made.waitpoint_id, made.token, signal_name="go", source_type="webhook")
+
+
 ENTRIES = [
     Entry("create", _nothing, lambda party, _: submit(party, priority=5, execution_kind="above")),
     Entry("change priority", _low, lambda party, target: party.change_priority(target, 5)),
@@ -733,6 +776,11 @@ ENTRIES = [
     Entry("release", _held_5, lambda party, held: party.release(held.handle)),
     Entry("revoke", _held_5, lambda party, held: party.revoke_lease(held.execution_id)),
     Entry("lease expiry", _held_5, lambda party, _: party.run_timers("lease"), after=31),
+    Entry("signal", _suspended_5, _signal_suspended),
+    Entry("signal to a parked one", _parked_5, _signal_parked),
+    Entry("resume", _suspended_5, lambda party, at: party.resume_execution(at.handle.execution_id)),
+    Entry("suspension timeout", _suspended_5, lambda party, _: party.run_timers("suspension"), after=6),
+    Entry("pending expiry", _parked_5, lambda party, _: party.run_timers("waitpoint"), after=6),
     Entry("late complete", _held_5, lambda party, held: settled(party.complete(held.handle)), after=31),
 ]
 entries = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

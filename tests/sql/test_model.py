@@ -1,8 +1,8 @@
 """Random histories, played to the engine and to the model of the contract side by side.
 
-Workers, operators, duties and the clock act on a few executions. After every step both sides must have answered the
-same, and everything readable must be the same: state vectors, counters, leases, attempts, events, what may be claimed
-and in which order. The database's own audit must find nothing.
+Workers, senders of signals, operators, duties and the clock act on a few executions. After every step both sides must
+have answered the same, and everything readable must be the same: state vectors, counters, leases, attempts, waitpoints,
+suspensions, signals, events, what may be claimed and in which order. The database's own audit must find nothing.
 
 The clock of this database stands still between steps, so that times are compared exactly.
 """
@@ -32,10 +32,32 @@ from msgspec import Struct
 
 import flowfabric as ff
 from flowfabric._postgres import rows
+from flowfabric.conditions import (
+    OperatorOnly,
+    TimeoutOnly,
+    all_of,
+    any_of,
+    condition_to_json,
+    count_signals,
+    from_sources,
+    on,
+)
 from flowfabric.ids import mint_uuid, partition_of
-from flowfabric.models import Claimed, ClaimGrant, Completion, Failure, NewExecution
+from flowfabric.models import (
+    Claimed,
+    ClaimGrant,
+    Completion,
+    Failure,
+    Fresh,
+    NewExecution,
+    NewWaitpoint,
+    ResumePolicy,
+    Suspended,
+    SuspensionDetails,
+    UsePending,
+)
 from tests.conftest import fresh_database
-from tests.model import BLOCKS, OPERATOR, Fence, Model, New, Override, Refused, Worker, refused
+from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -48,6 +70,8 @@ WORKERS = (
     Worker("pool", "pool-2", frozenset({"gpu"})),
     Worker("other", "other-1", frozenset({"gpu", "cuda"}), frozenset({"alpha"})),
 )
+
+SECRETS = ("ab" * 32, "cd" * 32)
 
 _T = TypeVar("_T")
 
@@ -98,6 +122,8 @@ class World:
     async def reset(self) -> None:
         await self.sql.execute(f"truncate {self._tables} restart identity; update flowfabric.clock set shift = '0'")
         await self.sql.execute("select flowfabric.register_lanes($1)", list(LANES))
+        await self.sql.execute("delete from flowfabric.keystore")
+        await self.sql.execute("select flowfabric.seed_secret('k1', $1)", bytes.fromhex(SECRETS[0]))
 
     async def move_clock(self, by: int) -> None:
         await self.sql.execute("update flowfabric.clock set shift = shift + $1", by * MS)
@@ -111,7 +137,10 @@ def spoken(answer: Any, like: Any = None) -> Any:
     """What the engine answered, in the words of the model; of a record, the facts that the model names."""
     match answer:
         case ff.FlowFabricError():
-            facts = {"capability_mismatch": ["detail"], "execution_not_active": _NOT_ACTIVE}.get(answer.kind, [])
+            facts = {
+                "capability_mismatch": ["detail"], "execution_not_active": _NOT_ACTIVE, "not_found": ["entity"],
+                "invalid_token": ["detail"], "invalid_input": ["problem"] if "problem" in (like or ()) else [],
+            }.get(answer.kind, [])  # fmt: skip
             return refused(Refused(answer.kind, **{name: getattr(answer, name) for name in facts}))
         case Struct():
             named = [name for name in like or () if name != "answer"]
@@ -199,6 +228,11 @@ policies = st.none() | st.fixed_dictionaries(
         "dedup_window_ms": seldom(0, 60 * SECOND),
         "stream_policy": seldom({"retention_ttl_ms": 60 * SECOND}),
         "delay_until": seldom((START - EPOCH) // MS + 10 * SECOND),
+        "suspension_policy": seldom(
+            {"default_timeout_ms": 20 * SECOND},
+            {"default_timeout_ms": 10 * SECOND, "timeout_behavior": "auto_resume_with_timeout_signal"},
+        ),
+        "max_signals_per_execution": seldom(0, 4),
     },
 ).map(without_nones)
 submissions = st.fixed_dictionaries(
@@ -224,6 +258,7 @@ sources = st.sampled_from(["operator_override", "lease_holder", "flow_cascade", 
 rights = st.tuples(
     st.sampled_from(["live", "live", "live", "fence", "old", "old", "forged", "operator", "source"]), picks
 )
+waiters = st.tuples(st.sampled_from(["live"] * 9 + ["fence", "fence", "old", "forged", "operator"]), picks)
 failures = st.fixed_dictionaries(
     {"reason": reasons},
     optional={
@@ -236,6 +271,65 @@ times = st.sampled_from(
     [1, SECOND, 5 * SECOND, 10 * SECOND, 20 * SECOND, 30 * SECOND, 60 * SECOND, 3600 * SECOND, 86_400 * SECOND]
 )
 optional_caps = st.none() | st.integers(0, 2)
+# What is waited for; its keys become fresh waitpoints, in this order.
+conditions = st.sampled_from(
+    [
+        (["a"], on("a")),
+        (["a"], on("a", "go")),
+        (["a"], from_sources(2, "a")),
+        (["a"], count_signals(2, "a", name="go")),
+        (["a"], all_of(on("a"), on("a", "go"))),
+        (["b", "a"], all_of("a", "b")),
+        (["a", "b", "c"], all_of("a", "b", "c")),
+        (["a", "b"], any_of("a", "b")),
+        (["c", "b", "a"], any_of("a", "b", "c", n=2)),
+        (["a", "b"], from_sources(2, "a", "b", name="go")),
+        (["a", "b", "c"], from_sources(3, "a", "b", "c")),
+        (["a", "b"], all_of(on("a", "go"), from_sources(2, "b"))),
+        (["a", "b", "c"], all_of(any_of("a", "b"), all_of(count_signals(2, "b", "c"), on("c", "go")))),
+        (["a"], OperatorOnly()),
+        (["a"], TimeoutOnly()),
+        (["a"], all_of("a", OperatorOnly())),
+    ]
+)
+# The same for a waitpoint that is pending already.
+conditions_on = st.sampled_from(
+    [
+        on,
+        on,
+        lambda key: on(key, "go"),
+        lambda key: from_sources(2, key),
+        lambda key: count_signals(2, key),
+        lambda key: any_of(key),
+        lambda key: all_of(on(key), count_signals(2, key, name="go")),
+        lambda key: OperatorOnly(),
+        lambda key: on("another"),
+    ]
+)
+waits = st.fixed_dictionaries(
+    {
+        "reason_code": st.sampled_from(["waiting_for_signal"] * 6 + sorted(SUSPENDS)),
+        "timeout": st.sampled_from(
+            [None] * 6 + [10 * SECOND, 20 * SECOND, 60 * SECOND] * 3 + [0, -SECOND, -601 * SECOND]
+        ),
+        "behavior": st.sampled_from(["fail", "cancel", "expire", "escalate", "auto_resume_with_timeout_signal"]),
+        "delay": seldom(0, 10 * SECOND),
+        "key": seldom("once"),
+    }
+)
+waitpoint_keys = st.sampled_from(["a", "b"])
+signals = st.fixed_dictionaries(
+    {
+        "signal_name": st.sampled_from(["go", "go", "stop"]),
+        "source": st.sampled_from([("user", "ann"), ("user", "bob"), ("user", ""), ("bot", "ann")]),
+        "payload": st.sampled_from([None, b"", b"\x00\xff"]),
+        "key": seldom("once", "twice"),
+        "dedup": st.sampled_from([86_400 * SECOND, 86_400 * SECOND, 5 * SECOND, 0]),
+        "delay": seldom(0, 10 * SECOND),
+        "most": seldom(2, 0),
+        "maxlen": st.sampled_from([1000, 1, 0]),
+    }
+)
 
 
 def _with_arguments(one: tuple[str, st.SearchStrategy[dict[str, Any]]]) -> st.SearchStrategy[tuple[str, Any]]:
@@ -266,11 +360,17 @@ class Histories(RuleBasedStateMachine):
         self.run = self.world.run
         self.engine = self.world.engine
         self.run(self.world.reset())
-        self.model = Model((START - EPOCH) // MS, LANES)
+        self.model = Model((START - EPOCH) // MS, LANES, secret=SECRETS[0])
         self.ids: list[ff.ExecutionId] = []
         self.handles: list[ff.Handle] = []
         self.grants: list[tuple[Worker, ClaimGrant]] = []
         self.keys: dict[ff.ExecutionId, tuple[str, str | None]] = {}
+        self.suspended: list[ff.Handle] = []  # handles of suspensions
+        self.tokens: dict[UUID, tuple[ff.ExecutionId, str]] = {}
+        self.sent: list[UUID] = []
+        self.made = 0
+        self.timeouts: dict[UUID, str] = {}  # what the model calls the signals that the engine sends itself
+        self.about_waits = False
         self.born = 0
         self.probe = 0
         self.disagreed = False
@@ -279,15 +379,19 @@ class Histories(RuleBasedStateMachine):
     def act(self, data: st.DataObject) -> None:
         """Somebody does something: mostly what the moment allows, now and then anything."""
         states = list(self.model.executions.values())
-        worth = {"submit": 1 if len(states) < 8 else 0, "take": 1, "hold": 1, "operate": 1, "time": 1}
+        worth = {"submit": 1 if len(states) < 8 else 0, "take": 1, "hold": 1, "signal": 0, "operate": 1, "time": 1}
         if any(e.place in "WXV" for e in states):
             worth["take"] = 3
         if any(e.place == "A" for e in states):
-            worth["hold"] = 6
+            worth |= {"hold": 1, "wait": 8} if self.about_waits else {"hold": 6, "wait": 2}
         if any(e.place in "XVTB" for e in states):
-            worth["operate"] = 2
-        if any(e.place in "AD" for e in states):
+            worth["operate"] = 1 if self.about_waits else 2
+        if any(e.place in "ADS" for e in states):
             worth["time"] = 2
+        if any(self.model.signalable(e) for e in states):
+            worth["signal"] = 9 if self.about_waits else 3
+        elif self.tokens:
+            worth["signal"] = 1
         groups = [group for group, times in worth.items() for _ in range(times)]
         group = data.draw(st.sampled_from(groups), label="who")
         name, arguments = data.draw(st.sampled_from(_STEPS[group]).flatmap(_with_arguments), label="does")
@@ -360,6 +464,26 @@ class Histories(RuleBasedStateMachine):
         shown = Fence(str(fence.execution_id), fence.lease_id, fence.lease_epoch, fence.attempt_id, fence.attempt_index)
         return (handle if how in ("live", "old") else fence), shown
 
+    def mint(self) -> UUID:
+        """An id of the caller's making, the same whenever the history is played again."""
+        self.made += 1
+        return uuid5(NAMESPACE_OID, f"made {self.made}")
+
+    def waitpoint(self, pick: int, *, of: ff.ExecutionId | None = None) -> tuple[ff.ExecutionId, UUID]:
+        """One of the waitpoints, mostly one that can be signalled; of one execution if told."""
+        known = [
+            (e.id, w.waitpoint_id)
+            for e in self.model.executions.values()
+            if of is None or e.id == str(of)
+            for w in (self.model.signalable(e) if pick < 8 else e.waitpoints.values())
+        ]
+        if not known:
+            known = [(str(execution_id), one) for one, (execution_id, _) in self.tokens.items()][-3:]
+        if not known:
+            return self.target(pick), UUID(int=9)
+        execution_id, waitpoint_id = known[-1 - pick % len(known)]
+        return ff.ExecutionId(execution_id), waitpoint_id
+
     # Submitting
 
     def _new(self, drawn: dict[str, Any], named: bool) -> tuple[NewExecution, New]:
@@ -421,9 +545,14 @@ class Histories(RuleBasedStateMachine):
         ]
         self.agree(answer, lambda: self.model.create_many(expected))
 
-    @initialize(drawn=st.lists(submissions, min_size=3, max_size=5))
-    def begin(self, drawn: list[dict[str, Any]]) -> None:
+    @initialize(drawn=st.lists(submissions, min_size=3, max_size=5), about_waits=st.booleans())
+    def begin(self, drawn: list[dict[str, Any]], about_waits: bool) -> None:
+        """Some executions. Half of the histories are about suspensions and signals: somebody holds them already."""
         self._submit(drawn)
+        self.about_waits = about_waits
+        if about_waits:
+            for lane in LANES:
+                self.claim(lane, WORKERS[0], 60 * SECOND, 5)
 
     @step("submit", drawn=submissions)
     def create(self, drawn: dict[str, Any]) -> None:
@@ -680,6 +809,378 @@ class Histories(RuleBasedStateMachine):
         answer = self.ask(self.engine.cancel(theirs, reason, source=source))
         self.agree(answer, lambda: self.model.cancel(ours, reason, source, by_handle=holder))
 
+    @step(
+        "wait",
+        drawn=waiters,
+        until=st.sampled_from([None, None, 0, 10 * SECOND]),
+        ends_of=st.lists(picks, max_size=2),
+        seen=st.sampled_from([None, None, 0, 1]),
+    )
+    def park(self, drawn: tuple[str, int], until: int | None, ends_of: list[int], seen: int | None) -> None:
+        theirs, ours = self.right(drawn)
+        children = list(dict.fromkeys(self.target(pick) for pick in ends_of))
+        children = [child for child in children if str(child) != ours.execution_id]
+        signals_on = {}
+        e = self.model.executions.get(ours.execution_id)
+        if seen is not None and e is not None and e.waitpoints:
+            signals_on[self.waitpoint(drawn[1], of=ff.ExecutionId(ours.execution_id))[1]] = seen
+        if until is None and not children and not signals_on:
+            until = 10 * SECOND
+        at = None if until is None else self.model.now + until
+        answer = self.ask(
+            self.engine.park(theirs, until=None if at is None else moment(at), ends_of=children, signals_on=signals_on)
+        )
+        self.agree(answer, lambda: self.model.park(ours, at, [str(child) for child in children], signals_on))
+
+    # Waitpoints and suspensions, by who holds the lease
+
+    @step(
+        "wait",
+        weight=2,
+        drawn=waiters,
+        key=waitpoint_keys,
+        expires_in=st.sampled_from([60 * SECOND, 60 * SECOND, 10 * SECOND, 0]),
+        outlives=st.booleans(),
+    )
+    def create_waitpoint(self, drawn: tuple[str, int], key: str, expires_in: int, outlives: bool) -> None:
+        theirs, ours = self.right(drawn)
+        answer = self.ask(self.engine.create_waitpoint(theirs, key, expires_in * MS, outlives_attempt=outlives))
+        waitpoint_id = UUID(int=8)
+        if isinstance(answer, NewWaitpoint):
+            waitpoint_id = answer.waitpoint_id
+            self.tokens[waitpoint_id] = (ff.ExecutionId(ours.execution_id), answer.token.reveal())
+        self.agree(
+            answer,
+            lambda: self.model.create_waitpoint(ours, waitpoint_id, key, expires_in, outlives_attempt=outlives),
+        )
+
+    @step("wait", drawn=waiters, pick=picks)
+    def close_waitpoint(self, drawn: tuple[str, int], pick: int) -> None:
+        theirs, ours = self.right(drawn)
+        own = None if pick == 9 else ff.ExecutionId(ours.execution_id)
+        waitpoint_id = self.waitpoint(pick, of=own)[1]
+        answer = self.ask(self.engine.close_waitpoint(theirs, waitpoint_id, "no use"))
+        self.agree(answer, lambda: self.model.close_waitpoint(ours, waitpoint_id, "no use"))
+
+    @step("wait", weight=5, drawn=waiters, condition=conditions, wait=waits, reuse=seldom(0, 1))
+    def suspend(self, drawn: tuple[str, int], condition: Any, wait: dict[str, Any], reuse: int | None) -> None:
+        theirs, ours = self.right(drawn)
+        keys, wanted = condition
+        bindings: list[Fresh | UsePending] = [Fresh(self.mint(), key) for key in keys]
+        e = self.model.executions.get(ours.execution_id)
+        if reuse is not None and e is not None and e.waitpoints:  # an id that is known already
+            bindings[reuse % len(keys)] = Fresh([*e.waitpoints][-1], keys[reuse % len(keys)])
+        self._suspend(theirs, ours, bindings, wanted, wait)
+
+    @step("wait", weight=3, drawn=waiters, pick=picks, condition=conditions_on, wait=waits)
+    def suspend_on_pending(self, drawn: tuple[str, int], pick: int, condition: Any, wait: dict[str, Any]) -> None:
+        theirs, ours = self.right(drawn)
+        owner, waitpoint_id = self.waitpoint(pick, of=None if pick == 9 else ff.ExecutionId(ours.execution_id))
+        if drawn[0] == "live" and pick < 8:
+            # Who has made a waitpoint, best one that was signalled already; who has none makes one.
+            able = [
+                (h, w)
+                for h in self.handles
+                if (e := self.model.executions.get(str(h.execution_id))) is not None
+                and e.place == "A"
+                and e.lease is not None
+                and e.lease.lease_id == h.lease_id
+                for w in e.pending_waitpoints
+            ]
+            if not able:
+                self.create_waitpoint(drawn, "a", 60 * SECOND, False)
+                return
+            able.sort(key=lambda one: one[1].signal_count)
+            theirs, made = able[-1 - pick // 3 % len(able)]
+            owner, waitpoint_id = theirs.execution_id, made.waitpoint_id
+            fence = theirs.fence
+            ours = Fence(str(owner), fence.lease_id, fence.lease_epoch, fence.attempt_id, fence.attempt_index)
+        e = self.model.executions.get(str(owner))
+        known = None if e is None else e.waitpoints.get(waitpoint_id)
+        key = "a" if known is None else known.waitpoint_key
+        self._suspend(theirs, ours, [UsePending(waitpoint_id)], condition(key), wait)
+
+    @step(
+        "wait",
+        weight=2,
+        pick=picks,
+        key=waitpoint_keys,
+        outlives=st.booleans(),
+        arriving=st.lists(signals, min_size=1, max_size=3),
+        condition=conditions_on,
+        wait=waits,
+    )
+    def be_answered_first(
+        self, pick: int, key: str, outlives: bool, arriving: list[Any], condition: Any, wait: dict[str, Any]
+    ) -> None:
+        """What is waited for arrives before it is waited for."""
+        self.create_waitpoint(("live", pick), key, 60 * SECOND, outlives)
+        target = ff.ExecutionId(self.right(("live", pick))[1].execution_id)
+        e = self.model.executions.get(str(target))
+        if e is not None and e.place == "A" and e.pending_waitpoints:
+            waitpoint_id = e.pending_waitpoints[-1].waitpoint_id
+            for drawn in arriving:
+                self._deliver(target, waitpoint_id, self.tokens[waitpoint_id][1], "genuine", None, drawn)
+            self.suspend_on_pending(("live", pick), 0, condition, wait)
+
+    def _suspend(
+        self, theirs: Any, ours: Fence | Override, bindings: list[Fresh | UsePending], wanted: Any, wait: dict[str, Any]
+    ) -> None:
+        suspension_id, timeout, delay = self.mint(), wait["timeout"], wait["delay"]
+        if isinstance(wanted, TimeoutOnly) and timeout is None:
+            timeout = 10 * SECOND
+        timeout_at = None if timeout is None else self.model.now + timeout
+        call = self.engine.suspend_by_triple if isinstance(theirs, ff.Fence) else self.engine.suspend
+        answer = self.ask(
+            call(
+                theirs,
+                waitpoints=bindings,
+                resume_condition=wanted,
+                suspension_id=suspension_id,
+                resume_policy=None if delay is None else ResumePolicy(resume_delay=delay * MS),
+                reason_code=wait["reason_code"],
+                timeout_at=None if timeout_at is None else moment(timeout_at),
+                timeout_behavior=wait["behavior"],
+                idempotency_key=wait["key"],
+            )
+        )
+        self.agree(
+            self._told(answer),
+            lambda: self.model.suspend(
+                ours,
+                suspension_id,
+                [(one.waitpoint_id, one.waitpoint_key if isinstance(one, Fresh) else None) for one in bindings],
+                condition_to_json(wanted),
+                by_triple=isinstance(theirs, ff.Fence),
+                reason=wait["reason_code"],
+                timeout_at=timeout_at,
+                behavior=wait["behavior"],
+                delay=delay,
+                key=wait["key"],
+            ),
+        )
+        if isinstance(getattr(answer, "details", None), SuspensionDetails):
+            self._learn(ff.ExecutionId(ours.execution_id), answer.details)
+        if isinstance(answer, Suspended):
+            self.suspended.append(answer.handle)
+
+    @staticmethod
+    def _told(answer: Any) -> Any:
+        """What a suspend answered, in the words of the model."""
+        if not isinstance(getattr(answer, "details", None), SuspensionDetails):
+            return answer
+        details = answer.details
+        told = {
+            "answer": type(answer).__name__,
+            "suspension_id": details.suspension_id,
+            "waitpoint_ids": [details.waitpoint_id, *(one.waitpoint_id for one in details.additional_waitpoints)],
+            "waitpoint_keys": [details.waitpoint_key, *(one.waitpoint_key for one in details.additional_waitpoints)],
+        }
+        if isinstance(answer, Suspended):
+            handle = answer.handle
+            told["handle"] = (
+                handle.kind.value, handle.attempt_index, handle.lease_id, handle.lease_epoch, handle.attempt_id,
+            )  # fmt: skip
+        return told
+
+    def _learn(self, execution_id: ff.ExecutionId, details: SuspensionDetails) -> None:
+        """Remember the tokens; one that is known must be the same, unless its key is erased."""
+        given = [(details.waitpoint_id, details.waitpoint_token)]
+        given += [(one.waitpoint_id, one.waitpoint_token) for one in details.additional_waitpoints]
+        for waitpoint_id, token in given:
+            waitpoint = self.model.executions[str(execution_id)].waitpoints[waitpoint_id]
+            text = token.reveal()
+            if waitpoint_id in self.tokens:
+                is_erased = self.model.kids[waitpoint.token_kid].state == "retired"
+                assert text == ("" if is_erased else self.tokens[waitpoint_id][1])
+            else:
+                assert token.kid == waitpoint.token_kid
+                self.tokens[waitpoint_id] = (execution_id, text)
+
+    @step("wait", pick=picks, call=st.sampled_from(["renew", "complete", "create_waitpoint", "park", "suspend"]))
+    def use_a_suspended_handle(self, pick: int, call: str) -> None:
+        if not self.suspended:
+            return
+        handle = self.suspended[-1 - pick % len(self.suspended)]
+        arguments: dict[str, dict[str, Any]] = {
+            "create_waitpoint": {"waitpoint_key": "a", "expires_in": SECOND * MS},
+            "park": {"until": moment(self.model.now)},
+            "suspend": {"waitpoints": [Fresh(self.mint(), "a")], "resume_condition": on("a")},
+        }
+        answer = self.ask(getattr(self.engine, call)(handle, **arguments.get(call, {})))
+        kind = "already_suspended" if call == "suspend" else "stale_lease"
+        self.agree(answer, lambda: refused(Refused(kind)))
+
+    # Signalling
+
+    @step(
+        "signal",
+        weight=6,
+        pick=picks,
+        shown=st.sampled_from(["own"] * 12 + ["another's", "changed", "none", "nonsense"]),
+        again=seldom(0, 1),
+        drawn=signals,
+    )
+    def deliver_signal(self, pick: int, shown: str, again: int | None, drawn: dict[str, Any]) -> None:
+        target, waitpoint_id = self.waitpoint(pick)
+        own = self.tokens[waitpoint_id][1] if waitpoint_id in self.tokens else "k1:" + "0" * 64
+        others = [text for one, (_, text) in self.tokens.items() if one != waitpoint_id] or ["k1:" + "1" * 64]
+        token = {
+            "own": own,
+            "another's": others[pick % len(others)],
+            "changed": own[:-1] + ("1" if own.endswith("0") else "0"),
+            "none": "",
+            "nonsense": "k1",
+        }[shown]
+        how = {"own": "genuine", "none": "missing"}.get(shown, "wrong")
+        if pick == 7 and self.ids and self.target(0) != target:
+            target, how = self.target(0), "missing" if shown == "none" else "wrong"
+        self._deliver(target, waitpoint_id, token, how, again, drawn)
+
+    def _deliver(
+        self,
+        target: ff.ExecutionId,
+        waitpoint_id: UUID,
+        token: str,
+        how: str,
+        again: int | None,
+        drawn: dict[str, Any],
+    ) -> None:
+        """`how` is what the token is: genuine, wrong or missing."""
+        signal_id = self.sent[-1 - again % len(self.sent)] if again is not None and self.sent else self.mint()
+        self.sent.append(signal_id)
+        name, source, payload, key = drawn["signal_name"], drawn["source"], drawn["payload"], drawn["key"]
+        dedup, delay, most, maxlen = drawn["dedup"], drawn["delay"], drawn["most"], drawn["maxlen"]
+        answer = self.ask(
+            self.engine.deliver_signal(
+                target,
+                waitpoint_id,
+                token,
+                signal_id=signal_id,
+                signal_name=name,
+                source_type=source[0],
+                source_identity=source[1],
+                payload=payload,
+                idempotency_key=key,
+                dedup_ttl=dedup * MS,
+                resume_delay=None if delay is None else delay * MS,
+                max_signals_per_execution=most,
+                signal_maxlen=maxlen,
+            )
+        )
+        self.agree(
+            answer,
+            lambda: self.model.deliver(
+                str(target), waitpoint_id, signal_id, name, source, token=how, payload=payload, key=key, dedup=dedup,
+                delay=delay, most=most, maxlen=maxlen,
+            ),
+        )  # fmt: skip
+
+    @step(
+        "signal",
+        weight=2,
+        pick=picks,
+        name=st.sampled_from(["go", "stop"]),
+        suffix=st.sampled_from(["1", "2"]),
+        who=st.sampled_from(["ann", "bob", ""]),
+        lane=seldom("side", "default"),
+    )
+    def deliver_approval_signal(self, pick: int, name: str, suffix: str, who: str, lane: str | None) -> None:
+        target, waitpoint_id = self.waitpoint(pick)
+        e = self.model.executions.get(str(target))
+        lane = lane or ("default" if e is None else e.new.lane)
+        answer = self.ask(
+            self.engine.deliver_approval_signal(
+                target, lane, waitpoint_id, signal_name=name, idempotency_suffix=suffix, source_identity=who
+            )
+        )
+        minted = getattr(answer, "signal_id", UUID(int=5))
+        self.agree(
+            answer,
+            lambda: self.model.deliver(
+                str(target), waitpoint_id, minted, name, ("operator", who), token=None, lane=lane,
+                category="approval", scope="execution", key=f"approval:{name}:{suffix}",
+            ),
+        )  # fmt: skip
+
+    @step(
+        "signal",
+        weight=2,
+        pick=picks,
+        trigger=st.sampled_from(["signal", "operator", "auto_resume"]),
+        delay=st.sampled_from([0, 0, 10 * SECOND]),
+    )
+    def resume_execution(self, pick: int, trigger: Any, delay: int) -> None:
+        held = [e.id for e in self.model.executions.values() if e.place == "S"]
+        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        answer = self.ask(self.engine.resume_execution(target, trigger, delay * MS))
+        self.agree(answer, lambda: self.model.resume_execution(str(target), trigger, delay))
+
+    @step("signal", weight=2, pick=picks)
+    def observe_signals(self, pick: int) -> None:
+        pool = self.handles + self.suspended
+        if not pool:
+            return
+        handle = pool[-1 - pick % len(pool)]
+        answer = self.ask(self.engine.observe_signals(handle))
+        heard = [self.timeouts.get(one.signal_id, one.signal_id) for one in answer]
+        self.agree(heard, lambda: self.model.observe(str(handle.execution_id), handle.attempt_index))
+
+    @step(
+        "signal",
+        kid=st.sampled_from(["k1", "k2", "k3", "k4"]),
+        secret=st.sampled_from(SECRETS),
+        grace=st.sampled_from([0, 5 * SECOND, 20 * SECOND]),
+    )
+    def rotate(self, kid: str, secret: str, grace: int) -> None:
+        answer = self.ask(self.engine.rotate_waitpoint_hmac_secret_all(kid, secret, grace * MS))
+        self.agree(answer[0].result, lambda: self.model.rotate(kid, secret, grace))
+        kids = self.ask(self.engine.list_waitpoint_hmac_kids())
+        same([(one.kid, ms(one.expires_at)) for one in kids.verifying], self.model.verifying(), "verifying")
+
+    @step("signal", pick=picks)
+    def look_at_waits(self, pick: int) -> None:
+        """The lists that people and tools read."""
+        target, waitpoint_id = self.waitpoint(pick)
+        e = self.model.executions.get(str(target))
+        listed = self.ask(self.engine.list_pending_waitpoints(target))
+        if e is None:
+            assert isinstance(listed, ff.NotFound)
+        else:
+            found = [(w.waitpoint_id, w.state, list(w.required_signal_names), w.token_kid) for w in listed.items]
+            wanted = self.model.signalable(e)
+            same(
+                found,
+                [(w.waitpoint_id, w.state, w.required_signal_names, w.token_kid) for w in wanted],
+                "pending waitpoints",
+            )
+            token = self.ask(self.engine.read_waitpoint_token(f"{{fp:{target.partition}}}", waitpoint_id))
+            w = e.waitpoints.get(waitpoint_id)
+            is_open = w is not None and w.state in ("pending", "active")
+            is_known = is_open and w is not None and self.model.kids[w.token_kid].state != "retired"
+            same(None if token is None else token.reveal(), self.tokens[waitpoint_id][1] if is_known else None, "token")
+        states = self.model.executions.values()
+        page = self.ask(self.engine.list_suspended(f"{{fp:{target.partition}}}"))
+        same(
+            [(ms(one.suspended_at), str(one.execution_id), one.reason, ms(one.timeout_at)) for one in page.items],
+            sorted(
+                (s.suspended_at, e.id, s.reason_code, s.timeout_at)
+                for e in states
+                if (s := e.suspension) is not None and home(e.id) == home(str(target))
+            ),
+            "suspended",
+        )
+        page = self.ask(self.engine.list_waits())
+        same(
+            [(ms(one.since), one.waitpoint_id, one.state, one.signal_count) for one in page.items],
+            sorted(
+                (w.created_at, w.waitpoint_id, w.state, w.signal_count)
+                for e in states
+                for w in self.model.signalable(e)
+            ),
+            "waits",
+        )
+
     # Operating
 
     @step(
@@ -746,26 +1247,59 @@ class Histories(RuleBasedStateMachine):
         self.run(self.world.move_clock(by))
         self.model.now += by
 
-    @step("time", weight=6, late=st.sampled_from([0, 0, 1, 5 * SECOND]), run=st.booleans())
-    def let_the_next_timer_come(self, late: int, run: bool) -> None:
+    @step(
+        "time",
+        weight=6,
+        nth=st.sampled_from([0, 0, 1, 2]),
+        late=st.sampled_from([0, 0, 1, 5 * SECOND]),
+        run=st.booleans(),
+    )
+    def let_the_next_timer_come(self, nth: int, late: int, run: bool) -> None:
         coming = [
             (at, kind)
             for e in self.model.executions.values()
-            for kind in ("lease", "attempt", "deadline", "delay")
+            for kind in ("lease", "attempt", "deadline", "delay", "suspension", "waitpoint")
             if (at := self.model.due_at(kind, e)) is not None and at > self.model.now
         ]
         if coming:
-            at, kind = min(coming)
+            at, kind = sorted(coming)[nth % len(coming)]
             self.pass_time(at + late - self.model.now)
             if run:
                 self.run_timers(kind)
 
-    @step("time", weight=4, kind=st.sampled_from(["lease", "attempt", "deadline", "delay", "delay", "retention"]))
+    @step(
+        "time",
+        weight=4,
+        kind=st.sampled_from(
+            ["lease", "attempt", "deadline", "delay", "delay", "suspension", "suspension", "waitpoint", "retention"]
+        ),
+    )
     def run_timers(self, kind: str) -> None:
         answer = self.ask(self.engine.run_timers(kind, limit=1000))
         assert not isinstance(answer, ff.FlowFabricError), answer
         assert (answer.failed, answer.more) == (0, False), answer
-        self.agree(answer.handled, lambda: self.model.run_timers(kind))
+        # Of waitpoints the timers are counted, not what they found.
+        self.agree(0 if kind == "waitpoint" else answer.handled, lambda: self._handled(kind))
+
+    def _handled(self, kind: str) -> int:
+        handled = self.model.run_timers(kind)
+        return 0 if kind == "waitpoint" else handled
+
+    @step("time", pick=picks)
+    def expire_suspension(self, pick: int) -> None:
+        held = [e.id for e in self.model.executions.values() if e.place == "S"]
+        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        answer = self.ask(self.engine.expire_suspension(target))
+        self.agree(answer, lambda: self.model.expire_suspension(str(target)))
+
+    @step("time", pick=picks)
+    def expire_waitpoint(self, pick: int) -> None:
+        known = [(e.id, w.waitpoint_id) for e in self.model.executions.values() for w in e.pending_waitpoints]
+        target, waitpoint_id = self.waitpoint(pick)
+        if known and pick < 8:
+            target, waitpoint_id = ff.ExecutionId(known[pick % len(known)][0]), known[pick % len(known)][1]
+        answer = self.ask(self.engine.expire_waitpoint(target, waitpoint_id))
+        self.agree(answer, lambda: self.model.expire_waitpoint(str(target), waitpoint_id))
 
     @step("time", pick=picks)
     def mark_lease_expired(self, pick: int) -> None:
@@ -827,8 +1361,10 @@ class Histories(RuleBasedStateMachine):
             )
         same(attempts, {e.id: [vars(a) for a in e.attempts] for e in model.executions.values()}, "attempts")
 
+        await self._compare_waits()
+
         logs: dict[str, dict[str, list[tuple[Any, ...]]]] = {
-            e: {"lease": [], "completion": [], "operator": []} for e in model.logs
+            e: {"lease": [], "completion": [], "operator": [], "signal": []} for e in model.logs
         }
         for row in await sql.fetch("select e.*, e.details::text as details from flowfabric.event e order by seq"):
             sort_event(logs, row)
@@ -855,13 +1391,63 @@ class Histories(RuleBasedStateMachine):
         wanted = [e.id for e in model.claimable(lane, worker) if not (e.place in "XV" and model.is_capped(e))]
         same(found, wanted, "claimable")
 
+    async def _compare_waits(self) -> None:
+        """Waitpoints, suspensions and signals as they are stored."""
+        sql, executions = self.world.sql, self.model.executions
+        signals: dict[str, list[dict[str, Any]]] = {e: [] for e in executions}
+        for row in await sql.fetch("select * from flowfabric.signal order by ordinal"):
+            if row["source_type"] == "system":
+                self.timeouts[row["signal_id"]] = f"timeout {row['suspension_id']}"
+            found = {name: spoken(row[name]) for name in _SIGNAL if name in _IDENTITY or not row["is_dropped"]}
+            found["signal_id"] = self._name(row["signal_id"])
+            signals[owner(row)].append(found)
+        same(
+            signals,
+            {
+                e.id: [
+                    {name: getattr(g, name) for name in _SIGNAL if name in _IDENTITY or not g.is_dropped}
+                    for g in e.signals
+                ]
+                for e in executions.values()
+            },
+            "signals",
+        )
+        waitpoints: dict[str, dict[UUID, dict[str, Any]]] = {e: {} for e in executions}
+        for row in await sql.fetch("select * from flowfabric.waitpoint"):
+            waitpoints[owner(row)][row["waitpoint_id"]] = {
+                name: spoken(row[name]) for name in dict(row) if name not in ("partition", "id")
+            }
+        same(
+            waitpoints,
+            {e.id: {one: vars(w) for one, w in e.waitpoints.items()} for e in executions.values()},
+            "waitpoints",
+        )
+        suspensions: dict[str, list[dict[str, Any]]] = {e: [] for e in executions}
+        for row in await sql.fetch("select * from flowfabric.suspension order by number"):
+            found = {name: spoken(row[name]) for name in _SUSPENSION}
+            found["resume_condition"] = rows.decode_json(row["resume_condition"])
+            found["closer_signal_id"] = self._name(row["closer_signal_id"])
+            found["satisfier_signal_ids"] = [self._name(one) for one in row["satisfier_signal_ids"] or ()]
+            suspensions[owner(row)].append(found)
+        same(
+            suspensions,
+            {
+                e.id: [{name: getattr(s, name) for name in _SUSPENSION} for s in e.suspensions]
+                for e in executions.values()
+            },
+            "suspensions",
+        )
+
+    def _name(self, signal_id: UUID | None) -> UUID | str | None:
+        return None if signal_id is None else self.timeouts.get(signal_id, signal_id)
+
     def teardown(self) -> None:
         """The log as readers get it holds the same events."""
         if not self.disagreed:  # else there is something better to report
             self.run(self._compare_log())
 
     async def _compare_log(self) -> None:
-        for family in ("lease", "completion", "operator"):
+        for family in ("lease", "completion", "operator", "signal"):
             expected = {e: len(getattr(log, family)) for e, log in self.model.logs.items()}
             for _ in range(500):
                 # Events show once every older transaction of the whole server has ended.
@@ -899,7 +1485,60 @@ def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.R
         log["completion"].append((event.outcome, at))
     if event.operator_type is not None:
         log["operator"].append((event.operator_type, event.details, at))
+    if event.signal_effect is not None:
+        told = event.details or {}
+        log["signal"].append(
+            (
+                event.signal_effect,
+                UUID(told["signal_id"]),
+                UUID(told["waitpoint_id"]),
+                told.get("source_identity") or "",
+                at,
+            )
+        )
 
+
+def owner(row: asyncpg.Record) -> str:
+    """Whose a stored row is."""
+    return str(ff.ExecutionId.of(row["partition"], row["id"]))
+
+
+_IDENTITY = ("signal_id", "waitpoint_id", "is_dropped")
+_SIGNAL = (
+    *_IDENTITY,
+    "waitpoint_key",
+    "suspension_id",
+    "signal_name",
+    "signal_category",
+    "source_type",
+    "source_identity",
+    "accepted_at",
+    "payload",
+    "idempotency_key",
+    "target_scope",
+    "observed_effect",
+    "match_detail",
+)
+_SUSPENSION = (
+    "suspension_id",
+    "attempt_index",
+    "attempt_id",
+    "waitpoint_ids",
+    "waitpoint_keys",
+    "resume_condition",
+    "reason_code",
+    "suspended_at",
+    "timeout_at",
+    "timeout_behavior",
+    "is_early",
+    "last_signal_at",
+    "satisfied_at",
+    "closed_at",
+    "close_reason",
+    "trigger_type",
+    "closer_signal_id",
+    "satisfier_signal_ids",
+)
 
 _SAME = [
     "priority",
@@ -920,6 +1559,9 @@ _SAME = [
     "completed_at",
     "lease_lost_at",
     "lease_revoke_reason",
+    "suspension_timeout_at",
+    "current_waitpoint",
+    "last_hmac_validation_failed_at",
 ]
 
 
@@ -959,7 +1601,7 @@ def expected_view(e: Any) -> dict[str, Any]:
     lease = e.lease if e.is_active else None
     return {name: getattr(e, name) for name in _SAME} | {
         "vector": e.vector,
-        "has_detail": e.place in "DBXV",
+        "has_detail": e.place in "DBXVS",
         "total_attempt_count": len(e.attempts),
         "current_attempt_index": len(e.attempts) - 1 if e.attempts else None,
         "current_attempt_id": e.current_attempt_id,

@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.ids import ExecutionId
-from flowfabric.models import HandleKind, RetryScheduled
+from flowfabric.models import Fresh, HandleKind, RetryScheduled
 from tests.sql.cases import (
     BY_NAME,
     HOLDER_CALLS,
@@ -61,7 +62,18 @@ SQL_CALLS = {
     "pause": "select code, detail from flowfabric.pause('release', $1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, null, null, true)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
-    " 'infinity', '{}', '{}')",
+    " 'infinity', '{}', '{}', '{}', '{}')",
+    "create_waitpoint": "select code, detail from flowfabric.create_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
+    " $5::uuid, $6::int, gen_random_uuid(), '', 0, false)",
+    "close_waitpoint": "select code, detail from flowfabric.close_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
+    " $5::uuid, $6::int, gen_random_uuid(), 'x')",
+    "suspend": "select code, detail from flowfabric.suspend($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
+    " true, gen_random_uuid(), array[gen_random_uuid()], array[null::text], '\"OperatorOnly\"', '{}', 'manual_pause',"
+    " 'worker', null, 'fail', null, null, false)",
+    "open_wait": "select code, detail from flowfabric.open_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
+    " $6::int, 'w', 0, array[gen_random_uuid()], array['k'], null)",
+    "settle_wait": "select code, detail from flowfabric.settle_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
+    " $6::int, 'w', 0, gen_random_uuid(), '\"OperatorOnly\"', 'manual_pause', null)",
     "record_steps": "select code, detail from flowfabric.record_steps(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
     " null, null)",
@@ -97,15 +109,15 @@ async def test_a_missing_execution_is_reported_before_a_missing_fence(world: Wor
 
 
 @pytest.mark.parametrize("name", ["renew", "progress"])
-@pytest.mark.parametrize("state", ["A", "X", "V", "T:completed", "W.1"])
+@pytest.mark.parametrize("state", ["A", "X", "V", "S", "T:completed", "W.1"])
 async def test_a_missing_fence_is_reported_before_any_state(world: World, name: str, state: str) -> None:
     at = await world.reach(state)
     with pytest.raises(ff.InvalidInput, match="fence_required"):
         await getattr(world.engine, name)(ff.Operator(at.id))
 
 
-# A bare fence has no kind.
-@pytest.mark.parametrize("name", [name for name in HOLDER_CALLS if not name.startswith("cancel as")])
+# A bare fence has no kind, and to suspend is the one call that a suspended handle is told of in its own words.
+@pytest.mark.parametrize("name", [name for name in HOLDER_CALLS if not name.startswith(("cancel as", "suspend"))])
 async def test_a_suspended_handle_is_stale_before_anything_is_looked_up(world: World, name: str) -> None:
     for execution_id in ((await world.reach("T:completed")).id, ExecutionId.of(3, new_id())):
         case = Case(world, Reached(execution_id, None))
@@ -120,6 +132,7 @@ FAULTS = [
     ("missing", "another lease", "not_found"),
     ("T:expired", "another lease", "execution_not_active"),
     ("D.i", "another lease", "execution_not_active"),
+    ("W.s", "another lease", "execution_not_active"),
     ("T:expired", "past its time", "execution_not_active"),
     ("V", "another lease", "lease_revoked"),
     ("V", "past its time", "lease_revoked"),
@@ -177,7 +190,7 @@ async def test_an_operator_skips_the_fence_and_no_other_check(
     assert await outcome(BY_NAME[name].call(case)) == told
 
 
-@pytest.mark.parametrize("state", ["W.1", "W.r", "D.r", "D.i", "T:failed"])
+@pytest.mark.parametrize("state", ["W.1", "W.r", "D.r", "D.i", "S", "W.s", "T:failed"])
 async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: World, state: str) -> None:
     at = await world.reach(state)
     before = await world.record(at.id)
@@ -386,6 +399,20 @@ async def _delayed(world: World, handle: ff.Handle) -> None:
     await world.engine.delay(handle, timedelta(hours=1))
 
 
+async def _suspended(world: World, handle: ff.Handle) -> None:
+    await world.engine.suspend(handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
+
+
+async def _suspended_and_resumed(world: World, handle: ff.Handle) -> None:
+    await _suspended(world, handle)
+    await world.engine.resume_execution(handle.execution_id, "operator")
+
+
+async def _suspended_and_running_again(world: World, handle: ff.Handle) -> None:
+    await _suspended_and_resumed(world, handle)
+    await claim_one(world.engine, **OTHER)
+
+
 async def _retry_scheduled(world: World, handle: ff.Handle) -> None:
     await world.engine.fail(ff.Operator(handle.execution_id), "boom")
 
@@ -402,6 +429,9 @@ DISPLACED = [
     (_resumed_by_itself, "stale_lease"),
     (_replayed_and_running, "stale_lease"),
     (_delayed, "execution_not_active"),
+    (_suspended, "execution_not_active"),
+    (_suspended_and_resumed, "execution_not_active"),
+    (_suspended_and_running_again, "stale_lease"),
     (_retry_scheduled, "execution_not_active"),
     (_ended, "execution_not_active"),
 ]
@@ -418,7 +448,7 @@ async def test_a_displaced_worker_is_told_what_happened(world: World, name: str,
         assert await world.picture(case.id) == before
 
 
-async def test_the_epoch_grows_by_one_with_every_lease_and_with_nothing_else(world: World) -> None:
+async def test_the_epoch_grows_by_one_with_every_lease_and_suspension_and_with_nothing_else(world: World) -> None:
     engine = world.engine
     execution_id = await submit(engine, policy=RETRY)
     epochs: list[int] = []
@@ -440,6 +470,11 @@ async def test_the_epoch_grows_by_one_with_every_lease_and_with_nothing_else(wor
     handle = await lease(await engine.issue_grant_and_claim(execution_id))
     await engine.wait_children(handle)
     handle = await lease(await claim_one(engine))
+    # Suspending makes every older fence stale at once.
+    await engine.suspend(handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
+    epochs.append(await epoch())
+    await engine.resume_execution(execution_id)
+    handle = await lease(await claim_one(engine))
     await engine.release(handle)
     handle = await lease(await claim_one(engine))
     await engine.fail(handle, "boom")
@@ -447,19 +482,19 @@ async def test_the_epoch_grows_by_one_with_every_lease_and_with_nothing_else(wor
     await engine.promote_delayed(execution_id)
     handle = await lease(await claim_one(engine))
     await engine.revoke_lease(execution_id)
-    assert await epoch() == 5
+    assert await epoch() == 7
     handle = await lease(await claim_one(engine))
     await world.clock.advance(seconds=31)
     await engine.mark_lease_expired_if_due(execution_id)
-    assert await epoch() == 6
+    assert await epoch() == 8
     handle = await lease(await claim_one(engine))
     await engine.complete(handle)
     await engine.replay_execution(execution_id)
-    assert await epoch() == 7
+    assert await epoch() == 9
     handle = await lease(await claim_one(engine))
     await engine.cancel(handle, "enough")
-    assert await epoch() == 8
-    assert epochs == list(range(1, 9))
+    assert await epoch() == 10
+    assert epochs == list(range(1, 11))
 
 
 async def test_cancel_looks_at_the_end_before_the_fence_that_its_source_needs(world: World) -> None:
@@ -510,6 +545,7 @@ async def test_cancel_records_the_reason_the_source_and_who_took_the_lease(world
 
 REVOKES = [
     ("W.1", True, True, "no_active_lease"),
+    ("S", True, True, "no_active_lease"),
     ("T:completed", True, True, "no_active_lease"),
     ("V", True, True, "already_revoked"),
     ("X", True, True, "already_expired"),
@@ -564,7 +600,7 @@ async def test_replay_looks_at_the_end_before_the_number_of_replays(world: World
     assert await outcome(world.engine.replay_execution(running.id)) == "execution_not_terminal"
 
 
-@pytest.mark.parametrize("state", ["W.1", "D.1", "A", "X", "T:completed"])
+@pytest.mark.parametrize("state", ["W.1", "D.1", "A", "X", "S", "T:completed"])
 async def test_another_lane_than_the_executions_is_refused_before_its_state(world: World, state: str) -> None:
     at = await world.reach(state)
     before = await world.picture(at.id)

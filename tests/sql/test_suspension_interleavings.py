@@ -66,13 +66,15 @@ class Case:
 class Operation:
     """One operation as both sides of a race.
 
-    `starts`: the setups in which it does something; `skips`: it passes locked rows by instead of waiting; `after`: how
-    far the clock must move for it to have something to do; `fields`: what the setup must provide for.
+    `starts`: the setups in which it does something; `leads`: those it leads to; `skips`: it passes locked rows by
+    instead of waiting; `after`: how far the clock must move for it to have something to do; `fields`: what the setup
+    must provide for.
     """
 
     name: str
     call: Callable[[Party, Any], Awaitable[Any]]
     starts: tuple[str, ...]
+    leads: tuple[str, ...] = ()
     skips: bool = False
     after: float = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -178,19 +180,26 @@ def _duty(kind: str) -> Callable[[Party, Case], Awaitable[Any]]:
     return call
 
 
-HELD = ("held", "signalled", "in a wait")
 NEW = [
-    Operation(name="suspend", call=_suspend, starts=("held",)),
-    Operation(name="suspend on pending", call=_use_pending, starts=("held", "signalled")),
+    Operation(name="suspend", call=_suspend, starts=("held",), leads=("suspended",)),
+    Operation(name="suspend on pending", call=_use_pending, starts=("held", "signalled"), leads=("suspended",)),
     Operation(name="create waitpoint", call=_create_waitpoint, starts=("held",)),
     Operation(name="close waitpoint", call=_close_waitpoint, starts=("held", "signalled")),
-    Operation(name="signal", call=_signal("go"), starts=("held", "in a wait", "suspended", "parked")),
+    Operation(
+        name="signal",
+        call=_signal("go"),
+        starts=("held", "in a wait", "suspended", "parked"),
+        leads=("resumed", "signalled"),
+    ),
     Operation(name="other signal", call=_signal("other"), starts=("suspended", "held")),
     Operation(
-        name="same signal", call=_signal("go", same=True), starts=("suspended", "signalled", "resumed", "parked")
+        name="same signal",
+        call=_signal("go", same=True),
+        starts=("suspended", "signalled", "resumed", "parked"),
+        leads=("resumed", "signalled"),
     ),
-    Operation(name="approval", call=_approve, starts=("suspended", "held")),
-    Operation(name="resume", call=_resume, starts=("suspended",)),
+    Operation(name="approval", call=_approve, starts=("suspended", "held"), leads=("resumed", "signalled")),
+    Operation(name="resume", call=_resume, starts=("suspended",), leads=("resumed",)),
     Operation(name="resume later", call=_resume_later, starts=("suspended",)),
     Operation(name="expire suspension", call=_expire_suspension, starts=("suspended",), after=LATE),
     *(
@@ -198,6 +207,7 @@ NEW = [
             name=f"timeout, {behavior}",
             call=_duty("suspension"),
             starts=("suspended",),
+            leads=("resumed",) if behavior == "auto_resume" else (),
             skips=True,
             after=LATE,
             fields={"behavior": behavior},
@@ -214,7 +224,7 @@ NEW = [
     ),
     Operation(name="open wait", call=_open_wait, starts=("held",)),
     Operation(name="settle wait", call=_settle_wait, starts=("in a wait",)),
-    Operation(name="park on signals", call=_park, starts=HELD),
+    Operation(name="park on signals", call=_park, starts=("held", "signalled", "in a wait"), leads=("parked",)),
     Operation(name="rotate", call=_rotate, starts=("held", "suspended")),
 ]
 # The calls of before, where they meet these. What passes locked rows by and when its time has come is told there.
@@ -250,9 +260,9 @@ SIGNERS = ("suspend", "suspend on pending", "create waitpoint", "open wait", "si
 
 
 def meetings(first: Operation, second: Operation) -> list[str]:
-    """The setups in which both could act; else, of new calls, one in which the first can."""
+    """The setups in which both could act; else one in which the first can, if that lets the second act."""
     both = [start for start in first.starts if start in second.starts]
-    return both or ([first.starts[0]] if first.is_new else [])
+    return both or ([first.starts[0]] if set(first.leads) & set(second.starts) else [])
 
 
 def _pairs() -> list[Any]:
@@ -379,6 +389,9 @@ async def pair(stage: Stage) -> list[Party]:
     return await stage.company(2)
 
 
+_ALONE: dict[Any, Any] = {}
+
+
 async def in_order(stage: Stage, party: Party, start: str, *operations: Operation) -> Any:
     """What the operations answer, one after the other, and what they leave."""
     case = await set_up(stage, party, start, *operations)
@@ -390,10 +403,13 @@ async def in_order(stage: Stage, party: Party, start: str, *operations: Operatio
 
 
 async def without_the_first(stage: Stage, party: Party, start: str, first: Operation, second: Operation) -> Any:
-    """What the second answers and leaves when the first never was."""
-    case = await set_up(stage, party, start, first, second)
-    await stage.clock.advance(seconds=first.after + second.after)
-    return [said(await settled(second.call(party, case)))], await picture(stage)
+    """What the second answers and leaves when the first never was. Asked for often, so it is kept."""
+    key = (stage.dsn, start, str({**first.fields, **second.fields}), first.after, second.name)
+    if key not in _ALONE:
+        case = await set_up(stage, party, start, first, second)
+        await stage.clock.advance(seconds=first.after + second.after)
+        _ALONE[key] = [said(await settled(second.call(party, case)))], await picture(stage)
+    return _ALONE[key]
 
 
 async def at_once(stage: Stage, pair: list[Party], start: str, first: Operation, second: Operation, ending: str) -> Any:

@@ -163,8 +163,7 @@ async def test_a_state_and_an_operation_give_what_the_table_says(
         after = await world.picture(case.id)
         assert after.at in target(row, before.at)
         assert sorted(shorthand(after.since(before))) == sorted(
-            (row.events if operation.events is None else operation.events)
-            + (row.if_leased if before.at == "A" else ())
+            (row.events if operation.events is None else operation.events) + (row.if_leased if before.at == "A" else ())
         )
         assert ATTEMPT_EFFECTS[row.attempt](list(before.attempts), list(after.attempts), before.at)
         if after.record is not None:
@@ -209,8 +208,10 @@ async def test_every_row_of_the_table_that_can_be_reached_is_tried() -> None:
         for operation in OPERATIONS
         for state in operation.states
         for at in [
-            state.replace(".s", ".i") if state[0] in "WD"
-            else f"{state[0]}.1" if state[0] == "B"
+            state.replace(".s", ".i")
+            if state[0] in "WD"
+            else f"{state[0]}.1"
+            if state[0] == "B"
             else state.replace("completed", "success")
         ]  # fmt: skip
         if (row := operation.row(state, at)) is not None
@@ -295,7 +296,9 @@ async def test_a_call_that_meets_a_lapsed_lease_marks_it_and_changes_nothing_els
     assert await world.picture(case.id) == marked
 
 
-@pytest.mark.parametrize(("reason", "state"), list(itertools.product(BLOCKING_REASONS, ["W.1", "W.r", "W.p", "W.i"])))
+@pytest.mark.parametrize(
+    ("reason", "state"), list(itertools.product(BLOCKING_REASONS, ["W.1", "W.r", "W.p", "W.i", "W.s"]))
+)
 async def test_a_block_keeps_the_pending_attempt_and_an_unblock_gives_it_back(
     world: World, reason: str, state: str
 ) -> None:
@@ -315,18 +318,18 @@ async def test_a_block_keeps_the_pending_attempt_and_an_unblock_gives_it_back(
     assert (await world.record(reached.id)).state_vector == before.state_vector
 
 
-@pytest.mark.parametrize("attempt", ["retry", "replay", "interrupted"])
+@pytest.mark.parametrize("attempt", ["retry", "replay", "interrupted", "resumed"])
 async def test_a_capable_worker_claims_what_waits_for_one_whatever_its_pending_attempt(
     world: World, attempt: str
 ) -> None:
     world.engine.checking = True
-    reached = await world.reach({"retry": "W.r", "replay": "W.p", "interrupted": "W.i"}[attempt])
+    reached = await world.reach({"retry": "W.r", "replay": "W.p", "interrupted": "W.i", "resumed": "W.s"}[attempt])
     before = await world.record(reached.id)
     await world.engine.block_route(reached.id)
     claimed = await world.engine.claim(worker_id="pool", worker_instance_id="pool-9")
     assert claimed is not None and claimed.execution_id == reached.id
     after = await world.record(reached.id)
-    new = int(attempt != "interrupted")
+    new = int(attempt in ("retry", "replay"))
     assert after.total_attempt_count == before.total_attempt_count + new
     assert claimed.handle.kind == ("fresh" if new else "resumed")
     assert await world.at(reached.id) == "A"

@@ -32,7 +32,7 @@ from flowfabric.conditions import (
     named_keys,
     on,
 )
-from tests.conditions import TREES
+from tests.conditions import trees
 
 SIGNALS = CountKind.DISTINCT_SIGNALS
 SOURCES = CountKind.DISTINCT_SOURCES
@@ -118,7 +118,7 @@ def test_a_count_without_a_matcher_has_none_in_its_json() -> None:
     assert "matcher" not in condition_to_json(any_of("k"))["Composite"]
 
 
-@given(TREES)
+@given(trees())
 def test_any_condition_comes_back_from_its_json(form: Any) -> None:
     condition = condition_from_json(form)
     assert condition_to_json(condition) == form

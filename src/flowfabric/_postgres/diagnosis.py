@@ -297,7 +297,7 @@ async def _prepared_transactions(connection: asyncpg.Connection[Any]) -> Finding
 async def _duties(connection: asyncpg.Connection[Any]) -> Finding:
     try:
         late = await connection.fetchval(
-            "select flowfabric.server_now() - flowfabric.next_due('{lease,attempt,deadline,delay,parked}')"
+            "select flowfabric.server_now() - flowfabric.next_due('{lease,attempt,deadline,delay,parked,suspension}')"
         )
     except asyncpg.PostgresError:
         return Finding("duties", "ok", "not known before the schema is installed")

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, TransportError, ValidationFailed
 from flowfabric.ids import ExecutionId
@@ -92,8 +93,12 @@ async def receive(
     source_type: str = "callback",
     source_identity: str = "",
     idempotency_key: str | None = None,
+    codecs: Codecs | None = None,
 ) -> Received:
-    """Take a callback that came over the web; `callback` is the text of its link. The sender's faults are answered."""
+    """Take a callback that came over the web; `callback` is the text of its link. The sender's faults are answered.
+
+    With `codecs` the body is stored as the app's other data.
+    """
     if len(body) > MAX_BODY:
         return Received(413, "too_large")
     try:
@@ -102,8 +107,11 @@ async def receive(
         return Received(404, "unknown")
     try:
         msgspec.json.decode(body or b"null")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Received(400, "not_json")
+    payload, encoding = (body or None), None
+    if payload is not None and codecs is not None:
+        payload, encoding = codecs.seal(payload)
     try:
         answer = await verify_and_deliver(
             engine,
@@ -113,7 +121,8 @@ async def receive(
             signal_name=name,
             source_type=source_type,
             source_identity=source_identity,
-            payload=body or None,
+            payload=payload,
+            payload_encoding=encoding or "json",
             idempotency_key=idempotency_key,
         )
     except UnknownWaitpoint:

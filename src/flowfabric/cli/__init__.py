@@ -19,14 +19,17 @@ from flowfabric.cli import (
     doctor,
     erase,
     failures,
+    keys,
     lanes,
     ls,
     migrate,
     schedules,
     show,
+    signals,
     submit,
     top,
     wait,
+    waits,
     worker,
 )
 from flowfabric.cli._program import EXIT_CODES, Program, show_help
@@ -60,16 +63,22 @@ app.command("submit", rich_help_panel=_WORK)(submit.submit)
 app.command("wait", rich_help_panel=_WORK)(wait.wait)
 app.command("ls", rich_help_panel=_LOOK)(ls.ls)
 app.command("show", rich_help_panel=_LOOK)(show.show)
+app.command("waits", rich_help_panel=_LOOK)(waits.waits)
 app.command("failures", rich_help_panel=_LOOK)(failures.failures)
 app.command("top", rich_help_panel=_LOOK)(top.top)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)
 app.command("priority", rich_help_panel=_CHANGE)(control.priority)
+app.command("approve", rich_help_panel=_CHANGE)(signals.approve)
+app.command("reject", rich_help_panel=_CHANGE)(signals.reject)
+app.command("signal", rich_help_panel=_CHANGE)(signals.signal)
+app.command("resume", rich_help_panel=_CHANGE)(signals.resume)
 app.command("delete", rich_help_panel=_CHANGE)(erase.delete)
 app.command("redact", rich_help_panel=_CHANGE)(erase.redact)
 app.add_typer(lanes.app, name="lanes", rich_help_panel=_CHANGE)
 app.add_typer(schedules.app, name="schedules", rich_help_panel=_CHANGE)
 app.command("migrate", rich_help_panel=_SERVE)(migrate.migrate)
+app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
 app.add_typer(db.app, name="db", rich_help_panel=_SERVE)
 app.command("doctor", rich_help_panel=_SERVE)(doctor.doctor)
 

@@ -36,6 +36,27 @@ def schedules(ctx: Any, incomplete: str) -> list[str]:
     return _ask(ctx, incomplete, names)
 
 
+def waiting(ctx: Any, incomplete: str) -> list[str]:
+    """The executions that wait for a signal, by the uuids in their ids."""
+
+    async def uuids(engine: Engine) -> list[str]:
+        return list(dict.fromkeys(str(one.execution_id.uuid) for one in (await engine.list_waits(limit=1000)).items))
+
+    return _ask(ctx, incomplete, uuids)
+
+
+def waitpoint_keys(ctx: Any, incomplete: str) -> list[str]:
+    """The keys at which something waits: of the execution named before, or of all."""
+
+    async def keys(engine: Engine) -> list[str]:
+        # An option whose value is not there yet leaves the arguments before it unread.
+        wanted = str(ctx.params.get("execution") or ctx.params.get("token") or next(iter(ctx.args), ""))
+        found = (await engine.list_waits(limit=1000)).items
+        return list(dict.fromkeys(one.waitpoint_key for one in found if one.execution_id.endswith(wanted)))
+
+    return _ask(ctx, incomplete, keys)
+
+
 def _ask(ctx: Any, incomplete: str, work: Any) -> list[str]:
     dsn = ctx.params.get("dsn") or settings.load().dsn
     if not dsn:

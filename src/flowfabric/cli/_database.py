@@ -141,3 +141,12 @@ async def lane_names(engine: Engine) -> list[str]:
         if page.next_cursor is None:
             return names
         cursor = page.next_cursor
+
+
+async def unknown_lane(engine: Engine, lanes: Iterable[str]) -> str:
+    """A remark on the first lane that does not exist; empty when all do."""
+    known = await lane_names(engine)
+    for lane in lanes:
+        if lane not in known:
+            return f"there is no lane {printable(lane)}; {near(lane, known)}".rstrip("; ")
+    return ""

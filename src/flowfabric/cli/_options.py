@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -125,6 +126,14 @@ def parse_pair(text: str, field: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidInput(f"got {text!r}", field=field, allowed="KEY=VALUE")
     return key, value
+
+
+def login_name() -> str | None:
+    """Who is at the keyboard, as far as the system knows."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ from flowfabric.cli._options import (
     Tag,
     Until,
     Yes,
+    login_name,
 )
 from flowfabric.errors import NotFound
 
@@ -87,16 +87,9 @@ def replay(
         wanted = Filter({**wanted.arguments, "states": [State.FAILED, State.EXPIRED]})
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
-        return await engine.replay_many(targets, reason=reason, requested_by=_who())
+        return await engine.replay_many(targets, reason=reason, requested_by=login_name())
 
     _bulk.change(executions, wanted, what, verb="replay", participle="replayed", yes=yes, json=json, dsn=dsn)
-
-
-def _who() -> str | None:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return None
 
 
 def priority(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowfabric.cli import _output
-from flowfabric.cli._database import ask, lane_names, near
+from flowfabric.cli._database import ask, unknown_lane
 from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
 
 if TYPE_CHECKING:
@@ -105,9 +105,4 @@ def _show(found: list[ExecutionInfo]) -> None:
 
 async def _explain(engine: Engine, lanes: list[str]) -> None:
     """A list that is empty because of a name that does not exist says so."""
-    known = await lane_names(engine) if lanes else []
-    for lane in lanes:
-        if lane not in known:
-            _output.note(f"there is no lane {_output.printable(lane)}; {near(lane, known)}".rstrip("; "))
-            return
-    _output.note("no execution matches")
+    _output.note((lanes and await unknown_lane(engine, lanes)) or "no execution matches")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json as _json
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowfabric.cli import _output
+from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
@@ -16,13 +19,29 @@ from flowfabric.cli._options import Dsn, Id, Json
 if TYPE_CHECKING:
     from flowfabric.contracts import Codecs
     from flowfabric.engine import Engine
-    from flowfabric.models import Attempt, Event, Execution, ExecutionContext, Result, Step
+    from flowfabric.ids import ExecutionId
+    from flowfabric.models import (
+        Attempt,
+        Event,
+        Execution,
+        ExecutionContext,
+        PendingWaitpoint,
+        RecordedSignal,
+        Result,
+        Step,
+        Suspension,
+    )
+
+_SIGNALS = 100  # for people: the newest
 
 
 def show(
     execution: Id,
     payloads: Annotated[
-        bool, typer.Option("--payload/--no-payload", help="With input, step results and result, or without.")
+        bool,
+        typer.Option(
+            "--payload/--no-payload", help="With input, step results, signals' payloads and result, or without."
+        ),
     ] = True,
     timeline: Annotated[
         bool, typer.Option("--timeline/--no-timeline", help="With what happened when, as far as the event log reaches.")
@@ -31,7 +50,7 @@ def show(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show one execution: state, attempts, steps, failure, result and timeline."""
+    """Show one execution: state, what it waits for, attempts, steps, signals, failure, result and timeline."""
     codecs = None if app is None else load_app(app).codecs
 
     async def work(engine: Engine) -> None:
@@ -43,6 +62,9 @@ def show(
             execution=found,
             attempts=await engine.list_attempts(target),
             steps=await engine.read_steps([target], all_generations=True),
+            suspension=await engine.read_suspension(target),
+            waitpoints=await _waiting.client_of(engine).waitpoints_of(target),
+            signals=await _signals(engine, target, None if json else _SIGNALS),
             events=await engine.list_events(target) if timeline else None,
             context=await engine.read_execution_context(target) if payloads else None,
             result=await engine.read_result(target) if payloads else None,
@@ -57,6 +79,16 @@ def show(
     ask(dsn, work)
 
 
+async def _signals(engine: Engine, target: ExecutionId, most: int | None) -> deque[RecordedSignal]:
+    found: deque[RecordedSignal] = deque(maxlen=most)
+    after: int | None = 0
+    while after is not None:
+        page = await engine.read_signals(target, after=after, limit=1000)
+        found.extend(page.items)
+        after = page.next_cursor
+    return found
+
+
 @dataclass(frozen=True)
 class _Seen:
     """What was read about the execution, as far as it was asked for."""
@@ -64,6 +96,9 @@ class _Seen:
     execution: Execution
     attempts: list[Attempt]
     steps: list[Step]
+    suspension: Suspension | None
+    waitpoints: list[PendingWaitpoint]
+    signals: deque[RecordedSignal]
     events: list[Event] | None
     context: ExecutionContext | None
     result: Result | None
@@ -76,10 +111,26 @@ def _as_json(seen: _Seen) -> dict[str, Any]:
     for step in seen.steps:
         fields = _output.to_json(step)
         del fields["execution_id"], fields["result"]
-        if seen.payloads:
+        if seen.payloads and step.kind == "wait":
+            fields["result"] = _waited_for(step, seen.codecs)
+        elif seen.payloads:
             fields["result"] = _output.payload(step.result, step.encoding, seen.codecs)
         remembered.append(fields)
-    document: dict[str, Any] = {"execution": seen.execution, "attempts": seen.attempts, "steps": remembered}
+    received = []
+    for signal in seen.signals:
+        fields = _output.to_json(signal)
+        del fields["payload"]
+        if seen.payloads:
+            fields["payload"] = _output.payload(signal.payload, signal.payload_encoding, seen.codecs)
+        received.append(fields)
+    document: dict[str, Any] = {
+        "execution": seen.execution,
+        "attempts": seen.attempts,
+        "steps": remembered,
+        "suspension": seen.suspension,
+        "waitpoints": seen.waitpoints,
+        "signals": received,
+    }
     if seen.events is not None:
         document["events"] = seen.events
     if seen.payloads:
@@ -92,6 +143,7 @@ def _as_json(seen: _Seen) -> dict[str, Any]:
 def _show(seen: _Seen) -> None:
     found = seen.execution
     _show_facts(found)
+    _show_wait(seen)
     if found.failure_reason:
         _output.heading(f"Failure ({found.failure_category or 'no category'})")
         _output.block(found.failure_reason)
@@ -113,6 +165,7 @@ def _show(seen: _Seen) -> None:
             ],
         )
     _show_steps(seen)
+    _show_signals(seen)
     if seen.context is not None and seen.context.input_payload:
         _output.heading("Input")
         _output.block(_text(seen.context.input_payload, seen.context.payload_encoding, seen.codecs))
@@ -123,7 +176,7 @@ def _show(seen: _Seen) -> None:
         _output.heading("Timeline")
         _output.table(
             ["WHEN", "AFTER", "WHAT", "DETAIL"],
-            [(at, at - found.created_at, what, detail) for at, what, detail in _timeline(found, seen.events)],
+            [(at, at - found.created_at, what, detail) for at, what, detail in _timeline(seen, seen.events)],
         )
 
 
@@ -166,6 +219,66 @@ def _show_facts(found: Execution) -> None:
     )
 
 
+def _show_wait(seen: _Seen) -> None:
+    """What it waits for now, and the waitpoints where a signal would arrive."""
+    if not seen.waitpoints:
+        return
+    _output.heading("Waits for")
+    open_one = seen.suspension
+    if open_one is not None and open_one.closed_at is None:
+        then = _waiting.then(open_one.timeout_behavior, open_one.timeout_at is not None)
+        _output.pairs(
+            [
+                ("condition", _waiting.condition(open_one.resume_condition)),
+                ("reason", _waiting.reason(open_one.reason_code, "active")),
+                ("since", open_one.suspended_at),
+                ("deadline", open_one.timeout_at and f"{_output.when(open_one.timeout_at)}, then {then}"),
+            ]
+        )
+    counts = Counter(signal.waitpoint_id for signal in seen.signals)
+    _output.table(
+        ["KEY", "STATE", "SINCE", "UNTIL", "SIGNALS", "NAMES"],
+        [
+            (
+                one.waitpoint_key,
+                one.state,
+                one.created_at,
+                one.expires_at,
+                counts[one.waitpoint_id],
+                _waiting.names(one.required_signal_names, one.state),
+            )
+            for one in seen.waitpoints
+        ],
+    )
+
+
+def _show_signals(seen: _Seen) -> None:
+    if not seen.signals:
+        return
+    _output.heading(f"Signals, the last {_SIGNALS}" if len(seen.signals) == seen.signals.maxlen else "Signals")
+    _output.table(
+        ["WHEN", "NAME", "KEY", "FROM", "EFFECT", *["PAYLOAD"] * seen.payloads],
+        [
+            [
+                one.accepted_at,
+                one.signal_name,
+                one.waitpoint_key,
+                _waiting.source(one),
+                _effect(one),
+                *[_shortened(_text(one.payload, one.payload_encoding, seen.codecs))] * seen.payloads,
+            ]
+            for one in seen.signals
+        ],
+    )
+
+
+def _effect(signal: RecordedSignal) -> str:
+    """What a signal did; why, where it could have done more."""
+    if signal.observed_effect == "appended_to_waitpoint":
+        return f"{signal.observed_effect} ({signal.match_detail})"
+    return signal.observed_effect
+
+
 def _outcome(attempt: Attempt) -> str:
     words = [attempt.end_disposition or "", _output.failure_line(attempt.failure_reason)]
     if attempt.attempt_type == "replay":
@@ -183,7 +296,11 @@ def _show_steps(seen: _Seen) -> None:
     rows = []
     for step in seen.steps:
         what = "failed" if step.error else "done"
-        if step.error:
+        if step.kind == "wait" and not step.error:
+            # Beside what came of it stands how it ended, in place of an encoding.
+            what = step.encoding or "waiting"
+            value = ", ".join(str(one["name"]) for one in _waited_for(step, None))
+        elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"
         elif step.kind == "submit":
             value = str(step.child_id)
@@ -197,6 +314,18 @@ def _show_steps(seen: _Seen) -> None:
         seconds = None if step.seconds is None else _output.seconds(step.seconds)
         rows.append((name, step.kind, what, step.attempt_index + 1, step.recorded_at, seconds, value))
     _output.table(["STEP", "KIND", "STATE", "ATTEMPT", "RECORDED", "TOOK", "RESULT"], rows)
+
+
+def _waited_for(step: Step, codecs: Codecs | None) -> list[dict[str, Any]]:
+    """The signals that ended a wait, as its step remembers them."""
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(ValueError):
+        found = _json.loads(step.result or b"[]")
+    for one in found:
+        if one["payload"] is not None:
+            data = base64.b64decode(one["payload"])
+            one["payload"] = _output.payload(data, one["payload_encoding"], codecs)
+    return found
 
 
 def _text(data: bytes | None, encoding: str | None, codecs: Codecs | None) -> str:
@@ -213,9 +342,10 @@ def _shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _timeline(found: Execution, events: list[Event]) -> list[tuple[Any, str, str]]:
+def _timeline(seen: _Seen, events: list[Event]) -> list[tuple[Any, str, str]]:
     """What happened, renewals of one lease in one line."""
-    lines: list[tuple[Any, str, str]] = [(found.created_at, "created", "")]
+    lines: list[tuple[Any, str, str]] = [(seen.execution.created_at, "created", "")]
+    signals = {str(one.signal_id): one for one in seen.signals}
     renewals: list[Event] = []
     for event in events:
         if event.lease_type == "renewed":
@@ -223,7 +353,8 @@ def _timeline(found: Execution, events: list[Event]) -> list[tuple[Any, str, str
             continue
         lines += _renewed(renewals)
         renewals = []
-        lines.append((event.occurred_at, _what(event), _detail(event)))
+        detail = _detail(event) if event.signal_effect is None else _signalled(event, signals)
+        lines.append((event.occurred_at, _what(event), detail))
     return lines + _renewed(renewals)
 
 
@@ -239,7 +370,23 @@ def _what(event: Event) -> str:
         return "completed" if event.outcome == "success" else event.outcome
     if event.operator_type:
         return event.operator_type.replace("_", " ")
+    if event.signal_effect:
+        return "signal"
+    if event.lease_type == "revoked" and event.reason == "suspend":
+        return "suspended"
     return f"lease {event.lease_type}"
+
+
+def _signalled(event: Event, signals: dict[str, RecordedSignal]) -> str:
+    """A signal with what it did; of one that is not kept only who sent it is known."""
+    details = event.details or {}
+    one = signals.get(str(details.get("signal_id")))
+    who = details.get("source_identity")
+    if one is None:
+        words = f"from {who}" if who else ""
+    else:
+        words = f"{one.signal_name} at {one.waitpoint_key} from {_waiting.source(one)}"
+    return f"{words}: {event.signal_effect}" if words else str(event.signal_effect)
 
 
 # Reasons of a lease's end that say no more than the outcome beside them.
@@ -247,6 +394,8 @@ _ENDINGS = frozenset(("completed", "failed_terminal", "cancelled", "expired"))
 
 
 def _detail(event: Event) -> str:
+    if event.lease_type == "revoked" and event.reason == "suspend":
+        return ""
     words = []
     if event.attempt_index is not None and event.lease_type in ("acquired", "reclaimed"):
         words.append(f"attempt {event.attempt_index + 1}")

@@ -386,13 +386,13 @@ class AsyncClient:
         )
 
     async def _waitpoint(self, target: ExecutionId, key: str | None) -> PendingWaitpoint:
-        """The waitpoint that is meant: of that key, the one that is waited at, else the oldest."""
+        """The waitpoint that is meant: of that key, the one that is waited at, else the newest: others were given up."""
         found = await self.waitpoints_of(target)
         wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
         chosen = [one for one in found if one.waitpoint_key == wanted]
         if not chosen:
             raise NotFound("waitpoint", wanted, detail=meant(wanted or "", {one.waitpoint_key for one in found}))
-        return min(chosen, key=lambda one: (one.state != "active", one.created_at))
+        return max(chosen, key=lambda one: (one.state == "active", one.created_at))
 
     async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
         """Resume a suspended execution whatever it waits for; its wait ends without a signal."""
@@ -420,6 +420,7 @@ class AsyncClient:
             source_type=source_type,
             source_identity=source_identity,
             idempotency_key=idempotency_key,
+            codecs=self.codecs,
         )
 
     async def look(self, callback: str) -> PendingWaitpoint | None:
@@ -429,6 +430,9 @@ class AsyncClient:
         except InvalidInput:
             return None
         if await self.engine.probe_waitpoint(parsed.execution_id, parsed.waitpoint_id, parsed.token) != "ok":
+            return None
+        kids = await self.engine.list_waitpoint_hmac_kids()
+        if parsed.token.kid not in (kids.current_kid, *(one.kid for one in kids.verifying)):
             return None
         found = await self.waitpoints_of(parsed.execution_id)
         return next((one for one in found if one.waitpoint_id == parsed.waitpoint_id), None)

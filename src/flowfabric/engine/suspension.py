@@ -21,6 +21,7 @@ from flowfabric.engine.calls import (
     check_duration,
     check_int,
     check_limit,
+    check_list,
     moment,
     optional_bytes,
     parse_execution,
@@ -289,13 +290,13 @@ class Suspensions(Calls):
         timeout_behavior: TimeoutBehavior = "fail",
     ) -> Suspended | AlreadySatisfied:
         """`suspend` on any number of pending waitpoints at once, as tasks do: their tokens are handed out by then."""
-        bindings = [UsePending(one) for one in waitpoints]
-        condition = check_condition(resume_condition, has_deadline=timeout_at is not None)
+        bindings = [parse_uuid(one, "waitpoints") for one in check_list(waitpoints, "waitpoints")]
         if not bindings:
             raise InvalidInput("waitpoints_empty", field="waitpoints", allowed="at least one")
+        condition = check_condition(resume_condition, has_deadline=timeout_at is not None)
         args = (
             mint_uuid(),
-            [parse_uuid(binding.waitpoint_id, "waitpoints") for binding in bindings],
+            bindings,
             [None] * len(bindings),
             _json(condition_to_json(condition)),
             _json(_policy(None)),
@@ -330,6 +331,8 @@ class Suspensions(Calls):
         )
         if row["variant"] == "already_satisfied":
             return AlreadySatisfied("signals", details)
+        if isinstance(authority, Handle):
+            return Suspended(details, msgspec.structs.replace(authority, kind=HandleKind.SUSPENDED))
         return Suspended(
             details,
             Handle(
@@ -458,7 +461,7 @@ class Suspensions(Calls):
             case "invalid_token" | "payload_too_large" | "signal_limit_exceeded":
                 raise ValidationFailed(row["code"], row["detail"] or "", execution_id=target)
             case "invalid_input":
-                raise InvalidInput(row["detail"], field="lane_id", execution_id=target)
+                raise InvalidInput(row["detail"], execution_id=target)  # its beginning is contract: lane_mismatch
             case "not_found":
                 if right[1] is None:  # purged since its token was verified
                     raise ValidationFailed("invalid_token", "invalid_token", execution_id=target)
@@ -659,13 +662,18 @@ class Suspensions(Calls):
     ) -> OpenWait:
         """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already."""
         fences = Fences([authority])
+        bound = [_filled(key, "keys") for key in check_list(keys, "keys")]
+        if not bound:
+            raise InvalidInput("empty", field="keys", allowed="at least one key")
+        if not isinstance(within, timedelta | None):
+            raise InvalidInput(f"got {type(within).__name__}", field="within", allowed="a timedelta or None")
         row = await self._row(
             _OPEN_WAIT,
             *fences.first,
             _filled(name, "name", 512),
             check_int(n, "n", 0, 2**31 - 1),
-            [mint_uuid() for _ in keys],
-            [_filled(key, "keys") for key in keys],
+            [mint_uuid() for _ in bound],
+            bound,
             None if within is None else max(within / timedelta(milliseconds=1), 0.0),
             repeatable=True,
         )
@@ -699,7 +707,7 @@ class Suspensions(Calls):
             _filled(name, "name", 512),
             check_int(n, "n", 0, 2**31 - 1),
             mint_uuid(),
-            _json(condition_to_json(condition)),
+            _json(condition_to_json(check_condition(condition, has_deadline=True))),
             _word(reason_code, _REASONS, "reason_code"),
             None if deadline is None else moment(deadline, "deadline"),
             repeatable=True,
@@ -710,12 +718,12 @@ class Suspensions(Calls):
 
 
 def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a suspend, checked in the order of the contract."""
+    """The arguments of a suspend, checked in the order of the contract; the detail begins with the code it gives."""
     bindings = given["waitpoints"]
     if isinstance(bindings, str | bytes) or not isinstance(bindings, Sequence):
         raise InvalidInput(f"got {type(bindings).__name__}", field="waitpoints", allowed="a list of bindings")
     if not bindings:
-        raise InvalidInput("waitpoints_empty", field="waitpoints", allowed="at least one binding")
+        raise InvalidInput("waitpoints_empty", allowed="at least one binding")
     for binding in bindings:
         if not isinstance(binding, Fresh | UsePending):
             raise InvalidInput(f"got {type(binding).__name__}", field="waitpoints", allowed="Fresh or UsePending")
@@ -724,13 +732,13 @@ def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
     fresh = [binding for binding in bindings if isinstance(binding, Fresh)]
     for binding in fresh:
         if check_text(binding.waitpoint_key, "waitpoint_key") == "":
-            raise InvalidInput("waitpoint_key_empty", field="waitpoints", allowed="a non-empty key")
+            raise InvalidInput("waitpoint_key_empty", allowed="a non-empty key")
     ids = [parse_uuid(binding.waitpoint_id, "waitpoint_id") for binding in bindings]
     keys = [binding.waitpoint_key for binding in fresh]
     if len(set(ids)) < len(ids) or len(set(keys)) < len(keys):
-        raise InvalidInput("duplicate_waitpoint_binding", field="waitpoints", allowed="distinct ids and keys")
+        raise InvalidInput("duplicate_waitpoint_binding", allowed="distinct ids and keys")
     if len(fresh) < len(bindings) and len(bindings) > 1:
-        raise InvalidInput("use_pending_with_extras_unsupported", field="waitpoints", allowed="UsePending alone")
+        raise InvalidInput("use_pending_with_extras_unsupported", allowed="UsePending alone")
     if fresh:
         _check_binding(condition, keys)
     return (
@@ -754,15 +762,15 @@ def _check_binding(condition: Condition, keys: list[str]) -> None:
     """Every key of the condition is bound, every binding is named: but for one alone under Operator- or TimeoutOnly."""
     named = named_keys(condition)
     if len(keys) == 1 and type(condition).__name__ == "Single" and named != keys:
-        raise InvalidInput("waitpoint_key_mismatch", field="waitpoints", allowed=f"the condition's key {named[0]!r}")
+        raise InvalidInput("waitpoint_key_mismatch", allowed=f"the condition's key {named[0]!r}")
     for key in named:
         if key not in keys:
-            raise InvalidInput(f"referenced_waitpoint_key_missing_binding: {key}", field="waitpoints")
+            raise InvalidInput(f"referenced_waitpoint_key_missing_binding: {key}")
     if len(keys) == 1 and type(condition).__name__ in ("OperatorOnly", "TimeoutOnly"):
         return
     for key in keys:
         if key not in named:
-            raise InvalidInput(f"extra_binding_not_referenced_by_condition: {key}", field="waitpoints")
+            raise InvalidInput(f"extra_binding_not_referenced_by_condition: {key}")
 
 
 def _policy(value: object) -> dict[str, Any]:

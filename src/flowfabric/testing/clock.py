@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from flowfabric.testing.worker import KitWorker
 
 # What can make somebody go on. Lapsed leases belong to crashes, retention to housekeeping.
-_WAITED_FOR = (TimerKind.DELAY.value, TimerKind.ATTEMPT.value, TimerKind.DEADLINE.value)
+_WAITED_FOR = tuple(
+    kind.value for kind in (TimerKind.DELAY, TimerKind.ATTEMPT, TimerKind.DEADLINE, TimerKind.SUSPENSION)
+)
 
 
 class Clock:

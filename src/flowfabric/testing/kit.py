@@ -27,7 +27,7 @@ from flowfabric.worker.schedules import declare, fire
 P = ParamSpec("P")
 R = TypeVar("R")
 # What the duties do for running work. Retention is left out: a test may look at what ended long ago.
-_DUTIES = (TimerKind.LEASE, TimerKind.DELAY, TimerKind.PARKED, TimerKind.ATTEMPT, TimerKind.DEADLINE)
+_DUTIES = tuple(kind for kind in TimerKind if kind is not TimerKind.RETENTION)
 _PUMP = 0.05  # seconds between two rounds of the duties while handlers run
 _LOOKS = 5  # after so many in vain, what is there to be claimed is not for these workers
 _MOST_JUMPS = 10_000

@@ -53,6 +53,11 @@ class SignalWait:
         """When the handler has something to do about it: what is escalated goes on waiting."""
         return None if self.request.behavior == "escalate" else self.deadline
 
+    @property
+    def ends_execution(self) -> bool:
+        """Whether the execution ends with its time, which is the engine's to do."""
+        return self.request.behavior in ("fail", "cancel", "expire")
+
 
 class Wait:
     """What one gate waits for: a time, the end of an execution, signals, or the first of them."""
@@ -95,19 +100,22 @@ class Parking:
         """The database said that this time has come, whatever is thought of it here."""
         self._passed = until if self._passed is None else max(until, self._passed)
 
-    async def wait(self, wait: Wait) -> None:
-        """Wait for what it says; may come back early."""
+    async def wait(self, wait: Wait, *, again: bool = False) -> None:
+        """Wait for what it says; may come back early. `again`: it did, and there is no reason to look at once."""
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
         self.waits[gate] = wait
         until = wait.until
         left = None if until is None else max((until - self._running.database_now()).total_seconds(), 0)
         timer = None if left is None else loop.call_later(left, self._open, gate)
-        # One look for all that begin to wait in this turn of the loop.
-        if self._look is not None:
-            self._look.cancel()
-        self._look = loop.call_soon(self.consider)
-        self._pause = _FIRST_LOOK
+        if again:
+            self._look_later()
+        else:
+            # One look for all that begin to wait in this turn of the loop.
+            if self._look is not None:
+                self._look.cancel()
+            self._look = loop.call_soon(self.consider)
+            self._pause = _FIRST_LOOK
         self._steady = 0
         try:
             await gate

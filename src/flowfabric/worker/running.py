@@ -354,7 +354,7 @@ class Running:
     async def waitpoint(self, request: WaitRequest) -> Opened:
         """The waitpoints of a wait, with their tokens; the wait comes later."""
         n, known = await self._next_wait(request)
-        opened = await self._open_wait(request, n)
+        opened = await self._open_wait(request, n, known)
         return Opened(request, n, known, opened)
 
     async def wait_for(self, request: WaitRequest, opened: Opened | None = None) -> Any:
@@ -365,11 +365,20 @@ class Running:
         else:
             n, known = opened.n, opened.known
         state = await self._settled(request, n, known, opened)
+        again = False
         while isinstance(state, SignalWait):
-            await self.parking.wait(Wait(state.until, None, state))
+            if self._is_out_of_time(state):
+                await self.worker.rest(self, [Wait(None, None, state)])
+            else:
+                await self.parking.wait(Wait(state.until, None, state), again=again)
             await self._check()
             state = await self._settle(state)
+            again = True
         return self._outcome_of_wait(request, *state)
+
+    def _is_out_of_time(self, wait: SignalWait) -> bool:
+        """Whether the execution is to be left to the engine, which ends it as the wait says, whatever else goes on."""
+        return wait.ends_execution and wait.deadline is not None and self.parking.is_over(wait.deadline)
 
     async def _next_wait(self, request: WaitRequest) -> tuple[int, Step | None]:
         await self._check()
@@ -384,13 +393,13 @@ class Running:
             )
         return n, known
 
-    async def _open_wait(self, request: WaitRequest, n: int) -> OpenWait:
+    async def _open_wait(self, request: WaitRequest, n: int, known: Step | None) -> OpenWait:
         try:
             opened = await self.worker.engine.open_wait(self.handle, request.name, n, request.keys, request.timeout)
         except (LeaseLost, ExecutionNotActive) as error:
             self.worker.lost(self, error)
             raise
-        if self.worker.step_hook is not None:
+        if known is None and self.worker.step_hook is not None:
             await self.worker.step_hook(self, request.name, n)
         return opened
 
@@ -401,7 +410,7 @@ class Running:
         if known is not None and known.encoding is not None:
             return known.encoding, known.result
         if known is None and opened is None:
-            made = await self._open_wait(request, n)
+            made = await self._open_wait(request, n, known)
             ids = [one.waitpoint_id for one in made.waitpoints]
             return SignalWait(request, n, ids, made.deadline, [0] * len(ids))
         if opened is not None:
@@ -423,11 +432,16 @@ class Running:
                 wait.n,
                 request.condition,
                 reason_code=request.reason,
-                deadline=wait.until,
+                deadline=None if wait.ends_execution else wait.until,
             )
         except (LeaseLost, ExecutionNotActive) as error:
             self.worker.lost(self, error)
             raise
+        except InvalidInput as error:
+            raise StepsChanged(
+                f"an earlier run waited for {request.name!r} at other waitpoints than {', '.join(request.keys)}",
+                execution_id=self.claimed.execution_id,
+            ) from error
         if state.outcome != "open":
             return state.outcome, state.result
         wait.seen = state.seen
@@ -454,7 +468,7 @@ class Running:
 
         state = self.in_thread(by_now())
         if isinstance(state, SignalWait):
-            self.wants_park = Wait(state.until, None, state)
+            self.wants_park = Wait(None if self._is_out_of_time(state) else state.until, None, state)
             raise Interrupted("waits for signals")
         return self._outcome_of_wait(request, *state)
 

@@ -305,13 +305,16 @@ class Runtime:
             return None if parked.parked else parked.because
         if first is not None and running.parking.is_over(first):
             return "due"
+        deadline = alone.deadline
+        if deadline is not None:
+            deadline = max(deadline, running.database_now())  # one long over is refused; this one is done at once
         try:
             answer = await self.engine.suspend_on(
                 running.handle,
                 alone.waitpoints,
                 alone.request.condition,
                 reason_code=alone.request.reason,
-                timeout_at=alone.deadline,
+                timeout_at=deadline,
                 timeout_behavior=alone.request.behavior,
             )
         except StateError as error:

@@ -39,7 +39,7 @@ begin
                 and not e.resume_pending and e.lease_lost_at is not null and e.lease_id is not null
             when e.state in ('waiting', 'resumable') then
                 e.lease_lost is null and e.pending is not null and e.delay_until is null
-                and (e.state = 'resumable') = e.resume_pending
+                and (e.state = 'resumable') = (e.resume_pending and e.blocking_reason = 'waiting_for_worker')
                 and ((e.blocking_reason = 'waiting_for_worker' and e.blocking_detail is null)
                      or (e.blocking_reason in ('waiting_for_capable_worker', 'waiting_for_locality_match',
                              'paused_by_policy', 'paused_by_operator', 'paused_by_flow_cancel')
@@ -130,6 +130,11 @@ begin
         left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
         -- A retention that was shortened since applies to what ends from then on.
         where o.own_at is not null and (p.due_at is null or (p.due_at > o.own_at and o.kind <> 'retention'))
+        union all
+        select 'timer_waitpoint', w.partition, w.id, w.expires_at::text from flowfabric.waitpoint w
+        left join pointed p on p.kind = 'waitpoint' and p.partition = w.partition and p.id = w.id
+        where (p_partition is null or w.partition = p_partition) and w.state = 'pending'
+          and w.expires_at < flowfabric.far_date() and (p.due_at is null or p.due_at > w.expires_at)
         -- attempts: no gaps, the counter counts them, at most the latest is open
         union all
         select 'attempt_history', e.partition, e.id, e.attempts || ' counted' from e
@@ -236,7 +241,7 @@ begin
                    then (flowfabric.recorded_on(s.partition, s.waitpoint_ids)).ids[flowfabric.first_holding(
                             s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids))]
                         is distinct from s.closer_signal_id
-                        or s.closer_signal_id <> all (s.satisfier_signal_ids) end
+                        or s.closer_signal_id <> all (coalesce(s.satisfier_signal_ids, '{}')) end
         union all
         select 'satisfier_unknown', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
         where (p_partition is null or s.partition = p_partition) and exists (

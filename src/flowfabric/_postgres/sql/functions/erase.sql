@@ -53,11 +53,14 @@ begin
             encoding = case when s.result is null then s.encoding else 'redacted' end,
             error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
         where s.partition = p_partition and s.id = p_id;
+        -- Who sent a signal is forgotten; which signals came from the same sender is not.
         update flowfabric.signal g
         set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
-            source_identity = case when g.source_identity = '' then '' else '[redacted]' end,
+            source_identity = case when g.source_identity = '' then '' else '[redacted] ' || f.first end,
             correlation_id = case when g.correlation_id = '' then '' else '[redacted]' end
-        where g.partition = p_partition and g.id = p_id;
+        from (select x.ordinal, min(x.ordinal) over (partition by x.source_type, x.source_identity) as first
+              from flowfabric.signal x where x.partition = p_partition and x.id = p_id) f
+        where g.partition = p_partition and g.id = p_id and g.ordinal = f.ordinal;
         update flowfabric.suspension s set continuation_metadata_pointer = null
         where s.partition = p_partition and s.id = p_id;
     end if;

@@ -36,6 +36,7 @@ begin
         using unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
+        perform flowfabric.forget_signals(v_partitions, v_ids);
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',

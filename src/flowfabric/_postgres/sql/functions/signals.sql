@@ -17,11 +17,11 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off se
 declare
     v_now timestamptz;
     v_slot smallint;
-    e flowfabric.execution;
+    e record;
+    v_look record;
     w flowfabric.waitpoint;
     s flowfabric.suspension;
-    v_ordinal integer;
-    v_max bigint;
+    v_standing uuid;
     v_signals flowfabric.recorded;
     v_holds boolean := false;
     v_places integer[];
@@ -37,10 +37,26 @@ begin
             return;
         end if;
     end if;
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
-    v_now := flowfabric.now();
-    select x.* into w from flowfabric.waitpoint x
-    where x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.id = p_id;
+    select x.id, x.route, x.state, x.completed_at, x.flow_id, x.namespace, x.tags,
+           coalesce(p_max_signals, (x.policy ->> 'max_signals_per_execution')::bigint, 10000) as most,
+           x.state = 'delayed' and flowfabric.is_parked(x) as is_parked,
+           x.state in ('waiting', 'resumable') or x.lease_lost is not null as is_ready
+    into e
+    from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    -- What belongs to it changes under that lock only: one look, with a snapshot that is younger than the lock.
+    select flowfabric.now() as at, w as waitpoint, s as suspension,
+           (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
+            where g.partition = p_partition and g.id = p_id) as ordinal,
+           (select g.signal_id from flowfabric.signal g
+            where g.partition = p_partition and g.id = p_id and g.signal_id = p_signal) as standing
+    into v_look
+    from (select) one
+    left join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id
+    left join flowfabric.suspension s on s.partition = p_partition and s.id = p_id and s.closed_at is null;
+    v_now := v_look.at; w := v_look.waitpoint; s := v_look.suspension; v_standing := v_look.standing;
+    if e.is_ready then
+        perform flowfabric.wake_workers();   -- a claim that came meanwhile passed it over
+    end if;
     if e.id is null then
         code := 'not_found';   -- purged since the token was verified, or an operator's mistake
     elsif p_lane is not null and p_lane is distinct from (select r.lane from flowfabric.route r where r.id = e.route) then
@@ -53,30 +69,22 @@ begin
         return;
     end if;
 
-    select g.signal_id into signal_id from flowfabric.signal g
-    where g.partition = p_partition and g.id = p_id and g.signal_id = p_signal;
-    if signal_id is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
-        select g.signal_id into signal_id from flowfabric.signal g
+    if v_standing is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
+        select g.signal_id into v_standing from flowfabric.signal g
         where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.idempotency_key = p_idempotency_key
           and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms)
         order by g.ordinal desc limit 1;
     end if;
-    if signal_id is not null then
-        code := 'duplicate'; effect := 'deduped';
+    if v_standing is not null then
+        code := 'duplicate'; signal_id := v_standing; effect := 'deduped';
         v_slot := flowfabric.open_log(v_now);
-        perform flowfabric.log_signal(v_slot, e, signal_id, p_waitpoint, p_source_identity, effect, v_now);
+        insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+        values (v_slot, v_now, p_partition, p_id, e.flow_id, e.namespace, e.tags, effect,
+                flowfabric.signal_details(signal_id, p_waitpoint, p_source_identity));
         return next;
         return;
     end if;
 
-    signal_id := p_signal;
-    if w.state = 'active' then
-        select x.* into s from flowfabric.suspension x
-        where x.partition = p_partition and x.id = p_id and x.closed_at is null;
-    end if;
-    v_max := coalesce(p_max_signals, (e.policy ->> 'max_signals_per_execution')::bigint, 10000);
-    select coalesce(max(g.ordinal), 0) + 1 into v_ordinal from flowfabric.signal g
-    where g.partition = p_partition and g.id = p_id;
     if e.completed_at is not null then
         code := 'target_not_signalable';
     elsif w.state in ('closed', 'expired') then
@@ -92,8 +100,8 @@ begin
         code := 'waitpoint_closed';
     elsif length(p_payload) > 65536 then
         code := 'payload_too_large'; detail := length(p_payload) || ' bytes, 65536 are allowed';
-    elsif v_max > 0 and v_ordinal > v_max then
-        code := 'signal_limit_exceeded'; detail := v_max || ' signals';
+    elsif e.most > 0 and v_look.ordinal > e.most then
+        code := 'signal_limit_exceeded'; detail := e.most || ' signals';
     end if;
     if code is not null then
         return next;
@@ -102,6 +110,11 @@ begin
 
     if w.state = 'pending' then
         effect := 'buffered_for_pending_waitpoint'; match_detail := 'not_evaluated';
+    elsif s.resume_condition ? 'Single' and s.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
+          and s.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
+        -- The most common condition; no other signal can have satisfied it.
+        v_holds := true; v_is_first := true; match_detail := 'advanced';
+        v_places := array[1];
     else
         -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
         if not s.resume_condition ? 'Single' then
@@ -113,53 +126,53 @@ begin
             v_signals.types || p_source_type, v_signals.identities || p_source_identity,
             coalesce(cardinality(v_signals.ids), 0) + 1) f;
         v_is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
-        effect := case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end;
         match_detail := flowfabric.match_detail(s.resume_condition, w.waitpoint_key, p_name, v_is_first);
     end if;
+    effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
     insert into flowfabric.signal
         (partition, id, ordinal, signal_id, waitpoint_id, waitpoint_key, suspension_id, signal_name, signal_category,
          source_type, source_identity, correlation_id, payload, payload_encoding, idempotency_key, target_scope,
          created_at, accepted_at, observed_effect, match_detail)
     values
-        (p_partition, p_id, v_ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
+        (p_partition, p_id, v_look.ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
          p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
          p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail);
-    update flowfabric.waitpoint x
-    set signal_count = x.signal_count + 1, last_signal_at = v_now,
-        matched_signal_count = x.matched_signal_count + v_is_first::integer
-    where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-    returning x.* into w;
     if v_holds then
-        perform flowfabric.close_suspension(p_partition, p_id, 'resumed', 'signal', p_signal,
+        perform flowfabric.close_suspension(s, 'resumed', 'signal', p_waitpoint, p_signal,
             (select array_agg((v_signals.ids || p_signal)[p] order by p) from unnest(v_places) p), v_now);
         perform flowfabric.resume(
             p_partition, p_id, coalesce(p_delay_ms, (s.resume_policy ->> 'resume_delay_ms')::bigint, 0), v_now);
-    elsif w.state = 'active' then
-        if w.signal_count - w.matched_signal_count - w.dropped_signal_count > p_maxlen then
-            perform flowfabric.drop_signal(p_partition, p_waitpoint);
+    else
+        update flowfabric.waitpoint x
+        set signal_count = x.signal_count + 1, last_signal_at = v_now,
+            matched_signal_count = x.matched_signal_count + v_is_first::integer
+        where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+        returning x.* into w;
+        if w.state = 'active' then
+            update flowfabric.suspension x set last_signal_at = v_now
+            where x.partition = p_partition and x.id = p_id and x.number = s.number;
+            if w.signal_count - w.matched_signal_count - w.dropped_signal_count > p_maxlen then
+                perform flowfabric.drop_signal(p_partition, p_waitpoint);
+            end if;
+        elsif e.is_parked and exists (select from flowfabric.waiter x where x.child_partition = p_partition
+                                      and x.child_id = p_waitpoint and x.id = p_id) then
+            -- It waits for more than this one: it looks itself.
+            perform flowfabric.promote(array[p_partition], array[p_id], v_now);
         end if;
-    elsif flowfabric.is_parked(e) and exists (select from flowfabric.waiter x where x.child_partition = p_partition
-                                              and x.child_id = p_waitpoint and x.id = p_id) then
-        -- It waits for more than this one: it looks itself.
-        perform flowfabric.promote(array[p_partition], array[p_id], v_now);
     end if;
-    update flowfabric.suspension x set last_signal_at = v_now
-    where w.state <> 'pending' and x.partition = p_partition and x.id = p_id and x.number = s.number;
     v_slot := flowfabric.open_log(v_now);
-    perform flowfabric.log_signal(v_slot, e, p_signal, p_waitpoint, p_source_identity, effect, v_now);
+    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+    values (v_slot, v_now, p_partition, p_id, e.flow_id, e.namespace, e.tags, effect,
+            flowfabric.signal_details(p_signal, p_waitpoint, p_source_identity));
     code := 'accepted';
     return next;
 end;
 $$;
 
--- log_signal: one event per answered delivery; never a token or a payload.
-create or replace function flowfabric.log_signal(
-    p_slot smallint, e flowfabric.execution, p_signal uuid, p_waitpoint uuid, p_identity text, p_effect text, p_now timestamptz)
-returns void
-language sql volatile as $$
-    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
-    values (p_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, p_effect, jsonb_build_object(
-        'signal_id', p_signal, 'waitpoint_id', p_waitpoint, 'source_identity', nullif(p_identity, '')))
+-- signal_details: what the event of a delivery says; never a token or a payload.
+create or replace function flowfabric.signal_details(p_signal uuid, p_waitpoint uuid, p_identity text) returns jsonb
+language sql immutable as $$
+    select jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint, 'source_identity', nullif(p_identity, ''))
 $$;
 
 -- note_bad_token: somebody showed a token that is not ours; noted once a second at most, and never waited for.

@@ -62,8 +62,11 @@ begin
         return;
     end if;
 
-    -- Fresh ids first, then pending ones, in the order of the contract.
-    if exists (select from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key)
+    -- In the order of the contract: an open suspension, fresh ids, pending ones.
+    if exists (select from flowfabric.suspension x
+               where x.partition = p_partition and x.id = p_id and x.closed_at is null) then
+        v_code := 'already_suspended';
+    elsif exists (select from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key)
                join flowfabric.waitpoint x on x.partition = p_partition and x.waitpoint_id = u.waitpoint_id
                where u.key is not null) then
         v_code := 'waitpoint_already_exists';
@@ -126,7 +129,8 @@ begin
              required_signal_names, created_at, activated_at, expires_at)
         select p_partition, u.waitpoint_id, p_id, e.attempt_index, p_suspension, u.key, v_kid, 'active', false,
                flowfabric.required_names(v_condition, u.key), v_now, v_now, v_timeout
-        from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key) where u.key is not null;
+        from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key) where u.key is not null
+        order by u.waitpoint_id;   -- all in one order, lest two wait for each other
     exception when unique_violation then
         -- Another execution of this partition was quicker with an id of the caller's making.
         return query select * from flowfabric.not_suspended('waitpoint_already_exists', null, e);
@@ -166,7 +170,9 @@ begin
             close_reason = case when v_closer is not null then 'resumed' end
         where x.partition = p_partition and x.waitpoint_id = any (v_pending);
     end if;
-    if v_closer is null then
+    if v_closer is not null then
+        perform flowfabric.remember_wait(p_partition, p_id, s.waitpoint_ids, 'resumed', s.satisfier_signal_ids);
+    else
         perform flowfabric.give_up_lease(s, v_now);
         select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
     end if;
@@ -277,23 +283,37 @@ $$;
 
 -- Ends of a suspension that are not the end of the execution
 
--- close_suspension: the open suspension of an execution and all its waitpoints.
+-- close_suspension: an open suspension and all its waitpoints; what came of a task's wait is remembered with it.
+--
+-- Takes    p_waitpoint: where the signal arrived that closes it, to be counted there; null when none did.
 create or replace function flowfabric.close_suspension(
-    p_partition integer, p_id uuid, p_reason text, p_trigger text, p_closer uuid, p_satisfiers uuid[], p_now timestamptz)
+    s flowfabric.suspension, p_reason text, p_trigger text, p_waitpoint uuid, p_closer uuid, p_satisfiers uuid[],
+    p_now timestamptz)
 returns void
 language plpgsql as $$
 declare
-    v_suspension uuid;
+    v_is_task boolean;
 begin
-    update flowfabric.suspension s
+    update flowfabric.suspension x
     set closed_at = p_now, close_reason = p_reason, trigger_type = p_trigger, closer_signal_id = p_closer,
-        satisfier_signal_ids = p_satisfiers, satisfied_at = case when p_reason = 'resumed' then p_now end
-    where s.partition = p_partition and s.id = p_id and s.closed_at is null
-    returning s.suspension_id into v_suspension;
-    update flowfabric.waitpoint w
-    set state = 'closed', closed_at = p_now, close_reason = p_reason,
-        satisfied_at = case when p_reason = 'resumed' then p_now end
-    where w.partition = p_partition and w.id = p_id and w.suspension_id = v_suspension and w.state = 'active';
+        satisfier_signal_ids = p_satisfiers, satisfied_at = case when p_reason = 'resumed' then p_now end,
+        last_signal_at = case when p_waitpoint is null then x.last_signal_at else p_now end
+    where x.partition = s.partition and x.id = s.id and x.number = s.number;
+    with closed as (
+        update flowfabric.waitpoint w
+        set state = 'closed', closed_at = p_now, close_reason = p_reason,
+            satisfied_at = case when p_reason = 'resumed' then p_now end,
+            signal_count = w.signal_count + coalesce(w.waitpoint_id = p_waitpoint, false)::integer,
+            matched_signal_count = w.matched_signal_count + coalesce(w.waitpoint_id = p_waitpoint, false)::integer,
+            last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
+        from unnest(s.waitpoint_ids) as u (waitpoint_id)
+        where w.partition = s.partition and w.waitpoint_id = u.waitpoint_id
+        returning w.outlives_attempt
+    )
+    select bool_or(c.outlives_attempt) into v_is_task from closed c;
+    if v_is_task then
+        perform flowfabric.remember_wait(s.partition, s.id, s.waitpoint_ids, p_reason, p_satisfiers);
+    end if;
 end;
 $$;
 
@@ -302,6 +322,8 @@ create or replace function flowfabric.resume(p_partition integer, p_id uuid, p_d
 language plpgsql as $$
 declare
     v_until timestamptz := case when p_delay_ms > 0 then p_now + flowfabric.ms(p_delay_ms) end;
+    v_route integer; v_rank integer; v_created timestamptz; v_deadline timestamptz;
+    v_floor boolean; v_wakes boolean;
 begin
     update flowfabric.execution e
     set state = case when v_until is null then 'resumable' else 'delayed' end, resume_pending = true, delay_until = v_until,
@@ -309,11 +331,24 @@ begin
         blocking_reason = case when v_until is null then 'waiting_for_worker' else 'waiting_for_resume_delay' end,
         blocking_detail = 'resumes at ' || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
         transitioned_at = p_now, mutated_at = p_now
-    where e.partition = p_partition and e.id = p_id;
-    if v_until is null then
-        perform flowfabric.make_ready(array[p_partition], array[p_id], null);
-    else
+    where e.partition = p_partition and e.id = p_id
+    returning e.route, 9000 - e.priority, e.created_at, e.deadline_at into v_route, v_rank, v_created, v_deadline;
+    if v_until is not null then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+        return;
+    end if;
+    -- As make_ready does, for one.
+    perform pg_advisory_xact_lock_shared(708301, v_route);
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
+    values (v_route, v_rank, v_created, p_id, p_partition, v_deadline);
+    select exists (select from flowfabric.ready_floor f where f.route = v_route),
+           exists (select from flowfabric.sleeper x where x.topic = 'work' and x.until > clock_timestamp())
+    into v_floor, v_wakes;
+    if v_floor or current_setting('transaction_isolation') <> 'read committed' then
+        perform flowfabric.lower_floor(array[v_route], array[v_rank], array[v_created], array[p_id]);
+    end if;
+    if v_wakes then
+        perform pg_notify('flowfabric', 'work');
     end if;
 end;
 $$;
@@ -329,6 +364,7 @@ declare
     v_now timestamptz;
     v_slot smallint;
     e flowfabric.execution;
+    s flowfabric.suspension;
 begin
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
@@ -337,7 +373,9 @@ begin
                             e.state, e.epoch, e.attempt_id, null::timestamptz;
         return;
     end if;
-    perform flowfabric.close_suspension(p_partition, p_id, 'operator_resumed', p_trigger, null, null, v_now);
+    select x.* into s from flowfabric.suspension x
+    where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    perform flowfabric.close_suspension(s, 'operator_resumed', p_trigger, null, null, null, v_now);
     perform flowfabric.resume(p_partition, p_id, p_delay_ms, v_now);
     v_slot := flowfabric.open_log(v_now);
     insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id,
@@ -395,13 +433,13 @@ begin
                    p_now, 'resume_condition_satisfied', 'not_evaluated'
             from flowfabric.signal g where g.partition = s.partition and g.id = s.id;
             perform flowfabric.close_suspension(
-                s.partition, s.id, 'timed_out_auto_resume', null, v_signal, array[v_signal], p_now);
+                s, 'timed_out_auto_resume', null, null, v_signal, array[v_signal], p_now);
             perform flowfabric.resume(s.partition, s.id, 0, p_now);
         else
             if v_behavior <> coalesce(s.timeout_behavior, 'fail') then
                 raise warning 'suspension % has the unknown timeout behaviour %, taken as fail', s.suspension_id, s.timeout_behavior;
             end if;
-            perform flowfabric.close_suspension(s.partition, s.id, 'timed_out_' || v_behavior, null, null, null, p_now);
+            perform flowfabric.close_suspension(s, 'timed_out_' || v_behavior, null, null, null, null, p_now);
             perform flowfabric.end_executions(
                 array[s.partition], array[s.id], null,
                 case v_behavior when 'fail' then 'failed' when 'cancel' then 'cancelled' else 'expired' end,

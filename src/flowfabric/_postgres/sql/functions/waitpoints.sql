@@ -93,15 +93,32 @@ begin
 end;
 $$;
 
--- expire_waitpoints: pending waitpoints whose time is over; what they had received stays recorded.
+-- expire_waitpoints: pending waitpoints whose time is over; what they had received stays recorded. Whoever is parked
+-- until a signal comes there goes on: none will.
 create or replace function flowfabric.expire_waitpoints(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
-language sql volatile as $$
-    update flowfabric.waitpoint w set state = 'expired', closed_at = p_now, close_reason = 'never_committed'
-    from unnest(p_partition, p_id) as u (partition, id)
-    where w.partition = u.partition and w.id = u.id and w.state = 'pending' and w.expires_at <= p_now
+language plpgsql as $$
+declare
+    v_partitions integer[]; v_ids uuid[];
+begin
+    with expired as (
+        update flowfabric.waitpoint w set state = 'expired', closed_at = p_now, close_reason = 'never_committed'
+        from unnest(p_partition, p_id) as u (partition, id)
+        where w.partition = u.partition and w.id = u.id and w.state = 'pending' and w.expires_at <= p_now
+        returning w.partition, w.id, w.waitpoint_id
+    )
+    select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
+    from (select distinct e.partition, e.id from expired x
+          join flowfabric.execution e on e.partition = x.partition and e.id = x.id
+          join flowfabric.waiter r on r.partition = x.partition and r.id = x.id
+               and r.child_partition = x.partition and r.child_id = x.waitpoint_id
+          where flowfabric.is_parked(e)) d;
+    if v_ids is not null then
+        perform flowfabric.promote(v_partitions, v_ids, p_now);
+    end if;
+end;
 $$;
 
--- expire_waitpoint: the same for one waitpoint of one execution.
+-- expire_waitpoint: the same for one execution, asked for by one of its waitpoints.
 --
 -- Locks    the execution.
 -- Answers  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.
@@ -116,8 +133,7 @@ begin
     select x.* into w from flowfabric.waitpoint x
     where x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.id = p_id;
     if w.state = 'pending' and w.expires_at <= v_now then
-        update flowfabric.waitpoint x set state = 'expired', closed_at = v_now, close_reason = 'never_committed'
-        where x.partition = p_partition and x.waitpoint_id = p_waitpoint;
+        perform flowfabric.expire_waitpoints(array[p_partition], array[p_id], v_now);
         return 'expired';
     end if;
     return case when w.waitpoint_id is null then 'not_found' when w.state <> 'pending' then 'not_pending'
@@ -178,8 +194,9 @@ begin
         return;
     end if;
     return query
-    select w.waitpoint_id, w.waitpoint_key, w.state, w.required_signal_names, w.created_at, w.activated_at, w.expires_at,
-           w.token_kid, left(flowfabric.token_digest(w.token_kid, w.partition, w.id, w.waitpoint_id), 16)
+    select w.waitpoint_id, w.waitpoint_key, w.state, w.required_signal_names, w.created_at, w.activated_at,
+           nullif(w.expires_at, flowfabric.far_date()), w.token_kid,
+           left(flowfabric.token_digest(w.token_kid, w.partition, w.id, w.waitpoint_id), 16)
     from flowfabric.waitpoint w
     where w.partition = p_partition and w.id = p_id and (p_after is null or w.waitpoint_id > p_after)
       and (w.state = 'active' or (w.state = 'pending' and w.expires_at > flowfabric.now()))

@@ -40,7 +40,10 @@ begin
            case when p_ms is not null then least(v_now + flowfabric.ms(least(p_ms, 1e14)), flowfabric.far_date()) end,
            p_waitpoints, v_now
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id
-    on conflict do nothing;
+    on conflict (partition, id, generation, kind, name, n) do update
+    set run = excluded.run, attempt_index = excluded.attempt_index, at = excluded.at, waitpoint_ids = excluded.waitpoint_ids,
+        recorded_at = excluded.recorded_at, result = null, encoding = null, error = null
+    where step.error is not null;   -- forgotten by a replay
     get diagnostics v_made = row_count;
     if v_made > 0 then
         insert into flowfabric.waitpoint
@@ -84,10 +87,7 @@ declare
     v_now timestamptz;
     v_ok integer[];
     t flowfabric.step;
-    s flowfabric.suspension;
-    v_closed text;
-    v_outcome text;
-    v_result bytea;
+    v_detail text;
 begin
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
@@ -107,43 +107,84 @@ begin
                             null::bytea, null::integer[];
         return;
     end if;
-    if exists (select from flowfabric.waitpoint w where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1]
-               and w.state = 'pending') then
-        perform flowfabric.suspend(
+    if t.encoding is null and exists (
+            select from flowfabric.waitpoint w where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1]
+            and w.state = 'pending') then
+        select x.detail into v_detail from flowfabric.suspend(
             p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, p_suspension, t.waitpoint_ids,
             array_fill(null::text, array[cardinality(t.waitpoint_ids)]), p_condition, '{}', p_reason, 'worker', null,
-            null, null, null, true);
+            null, null, null, true) x where x.code = 'invalid_input';
+        if v_detail is not null then   -- the condition is about other keys: the code was changed
+            return query select 1, 'invalid_input', v_detail, 'active', p_epoch, p_attempt, v_now, null::text,
+                                null::bytea, null::integer[];
+            return;
+        end if;
+        select x.* into t from flowfabric.step x
+        where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
+          and x.name = t.name and x.n = t.n;
+        if t.encoding is null and p_deadline <= v_now then
+            update flowfabric.waitpoint w set state = 'closed', closed_at = v_now, close_reason = 'timed_out_auto_resume'
+            where w.partition = p_partition and w.waitpoint_id = any (t.waitpoint_ids) and w.state = 'pending';
+            perform flowfabric.remember_wait(p_partition, p_id, t.waitpoint_ids, 'timed_out_auto_resume', null);
+            t.encoding := 'timed_out';
+        end if;
     end if;
-    select x.close_reason into v_closed from flowfabric.waitpoint x
-    where x.partition = p_partition and x.waitpoint_id = t.waitpoint_ids[1] and x.state in ('closed', 'expired');
-    v_outcome := case when t.encoding is not null then t.encoding
-                      when v_closed is null and p_deadline <= v_now then 'timed_out'
-                      when v_closed is null then 'open'
-                      when v_closed = 'timed_out_auto_resume' then 'timed_out' else v_closed end;
-    if v_outcome = 'timed_out' and v_closed is null then
-        update flowfabric.waitpoint w set state = 'closed', closed_at = v_now, close_reason = 'timed_out_auto_resume'
-        where w.partition = p_partition and w.waitpoint_id = any (t.waitpoint_ids) and w.state = 'pending';
-    end if;
-    if v_outcome <> 'open' and t.encoding is null then
-        select convert_to(coalesce(jsonb_agg(jsonb_build_object(
+    return query
+    select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.encoding, 'open'), t.result,
+           array_agg(w.signal_count order by u.place)
+    from unnest(t.waitpoint_ids) with ordinality as u (waitpoint_id, place)
+    join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+end;
+$$;
+
+-- remember_wait: what came of a task's wait, kept where its handler looks first.
+--
+-- Takes    the waitpoints of the wait and why they closed. A wait that ends with its execution has nobody to tell.
+create or replace function flowfabric.remember_wait(
+    p_partition integer, p_id uuid, p_waitpoints uuid[], p_reason text, p_satisfiers uuid[]) returns void
+language plpgsql as $$
+declare
+    v_outcome text := case p_reason when 'resumed' then 'resumed' when 'timed_out_auto_resume' then 'timed_out'
+                                    when 'operator_resumed' then 'operator_resumed' end;
+    v_result bytea;
+begin
+    if v_outcome = 'resumed' then
+        select convert_to(jsonb_agg(jsonb_build_object(
                    'signal_id', g.signal_id, 'name', g.signal_name, 'key', g.waitpoint_key, 'category', g.signal_category,
                    'source_type', g.source_type, 'source_identity', g.source_identity, 'correlation_id', g.correlation_id,
                    'accepted_at', to_char(g.accepted_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                    'payload', translate(encode(g.payload, 'base64'), E'\n', ''), 'payload_encoding', g.payload_encoding)
-                   order by g.ordinal), '[]')::text, 'UTF8')
+                   order by g.ordinal)::text, 'UTF8')
         into v_result
-        from flowfabric.waitpoint w
-        join flowfabric.suspension x on x.partition = w.partition and x.id = w.id and x.suspension_id = w.suspension_id
-        join flowfabric.signal g on g.partition = x.partition and g.id = x.id and g.signal_id = any (x.satisfier_signal_ids)
-        where v_outcome = 'resumed' and w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1];
-        update flowfabric.step x set result = v_result, encoding = v_outcome
-        where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
-          and x.name = t.name and x.n = t.n;
+        from unnest(p_satisfiers) as u (signal_id)
+        join flowfabric.signal g on g.partition = p_partition and g.id = p_id and g.signal_id = u.signal_id;
     end if;
-    return query
-    select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, v_outcome, coalesce(v_result, t.result),
-           array_agg(w.signal_count order by u.place)
-    from unnest(t.waitpoint_ids) with ordinality as u (waitpoint_id, place)
-    join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+    update flowfabric.step s set result = v_result, encoding = v_outcome
+    from flowfabric.execution e
+    where v_outcome is not null and e.partition = p_partition and e.id = p_id and s.partition = e.partition and s.id = e.id
+      and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids = p_waitpoints and s.encoding is null;
+end;
+$$;
+
+-- forget_signals: executions that ended are replayed: what they still waited for they wait for anew, and so for a signal
+-- whose absence was their end. Their waitpoints are closed.
+--
+-- Called by replay, under its locks. A wait is forgotten as a failed step is, a time limit of its own altogether.
+create or replace function flowfabric.forget_signals(p_partition integer[], p_id uuid[]) returns void
+language plpgsql as $$
+begin
+    with forgotten as (
+        update flowfabric.step s set error = '{"type": "NoSignal", "message": "replayed"}'
+        from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where e.has_waitpoints and e.state <> 'completed' and s.partition = e.partition and s.id = e.id
+          and s.generation = e.generation and s.kind = 'wait'
+          and (s.encoding is null
+               or s.encoding <> 'resumed' and e.failure_category in ('wait_timed_out', 'wait_overridden'))
+        returning s.partition, s.id, s.generation, s.name, s.n
+    )
+    delete from flowfabric.step s using forgotten f
+    where s.partition = f.partition and s.id = f.id and s.generation = f.generation and s.kind = 'sleep'
+      and s.name = 'timeout of wait ' || f.name || ' ' || f.n;
 end;
 $$;

@@ -1,0 +1,93 @@
+"""What executions wait for, in words: shared by the commands that list waits, show them and signal."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from flowfabric.conditions import (
+    AllOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    OperatorOnly,
+    Single,
+    TimeoutOnly,
+    condition_from_json,
+)
+from flowfabric.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowfabric.app import App
+    from flowfabric.client import AsyncClient
+    from flowfabric.engine import Engine
+    from flowfabric.models import ReceivedSignal
+
+# What happens at the deadline, in the words of `wait_for`.
+_THEN = {"auto_resume_with_timeout_signal": "resume"}
+_NO_NAME = {"__operator_only__": "none: an operator resumes it", "__timeout_only__": "none: it ends at its deadline"}
+
+
+def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
+    """A client on the connections of a command; payloads are sealed as the app's, if one is given."""
+    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.client import AsyncClient  # noqa: PLC0415
+
+    return AsyncClient(engine, app or App())
+
+
+def reason(code: str | None, state: str) -> str:
+    """Why it waits; what is not waited at yet is only pending."""
+    return state if code is None else code.removeprefix("waiting_for_").replace("_", " ")
+
+
+def then(behavior: str | None, has_deadline: bool, state: str = "active") -> str:
+    """What happens when the time is over."""
+    if not has_deadline:
+        return ""
+    return "close" if state == "pending" else _THEN.get(behavior or "fail", behavior or "fail")
+
+
+def names(required: Sequence[str], state: str) -> str:
+    """The names of signals that are asked for; what is pending has not said so yet."""
+    return ", ".join(_NO_NAME.get(name, name) for name in required) or ("any" if state == "active" else "")
+
+
+def source(signal: ReceivedSignal) -> str:
+    """Who sent a signal, as far as that was said."""
+    return f"{signal.source_type} {signal.source_identity}".rstrip()
+
+
+def condition(value: Any) -> str:
+    """A stored condition in a line."""
+    try:
+        return _words(condition_from_json(value))
+    except InvalidInput:
+        return json.dumps(value)
+
+
+def _words(node: Condition) -> str:
+    match node:
+        case OperatorOnly():
+            return "an operator who resumes it"
+        case TimeoutOnly():
+            return "its deadline"
+        case Single(key, ByName(name)):
+            return f"signal {name} at {key}"
+        case Single(key):
+            return f"a signal at {key}"
+        case AllOf(members):
+            return ", and ".join(map(_words, members))
+        case Count(n, kind, keys, matcher):
+            what = f"signals {matcher.name}" if isinstance(matcher, ByName) else "signals"
+            places = ", ".join(keys)
+            match kind:
+                case CountKind.DISTINCT_WAITPOINTS:
+                    return f"{what} at {n} of {places}"
+                case CountKind.DISTINCT_SIGNALS:
+                    return f"{n} {what} at {places}"
+                case CountKind.DISTINCT_SOURCES:
+                    return f"{what} from {n} different senders at {places}"

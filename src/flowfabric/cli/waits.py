@@ -1,0 +1,144 @@
+"""`flowfabric waits`: what waits for somebody to signal it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowfabric.cli import _completion, _output, _waiting
+from flowfabric.cli._database import ask, resolve, unknown_lane
+from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli.signals import refused_as
+from flowfabric.errors import InvalidInput, StateError
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+    from flowfabric.models import Wait
+
+_PAGE = 1000
+
+
+def waits(
+    lane: Annotated[
+        str | None,
+        typer.Option(
+            "--lane",
+            "-l",
+            metavar="LANE",
+            help="Only in this lane.",
+            autocompletion=_completion.lanes,
+            show_default=False,
+        ),
+    ] = None,
+    namespace: Namespace = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            "-k",
+            metavar="KEY",
+            help="Only waitpoints with this key.",
+            autocompletion=_completion.waitpoint_keys,
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
+    cursor: Annotated[
+        str | None,
+        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="ID",
+            help="No list, but the token of this execution's waitpoint (--key, where it has several), and the same as"
+            " the text of a link. Nothing else prints tokens: whoever has one can signal.",
+            autocompletion=_completion.waiting,
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """List the waitpoints that can be signalled, the longest waiting first: what for, until when, and what then."""
+    if token is not None and (lane is not None or namespace is not None or cursor is not None):
+        raise InvalidInput("given with a filter", field="--token", allowed="with --key alone")
+
+    async def work(engine: Engine) -> None:
+        if token is not None:
+            await _reveal(engine, token, key, as_json=json)
+            return
+        found: list[Wait] = []
+        rest = cursor
+        while True:
+            page = await engine.list_waits(
+                lane_id=lane,
+                namespace=namespace,
+                waitpoint_key=key,
+                cursor=rest,
+                limit=min(limit - len(found), _PAGE),
+            )
+            found += page.items
+            rest = page.next_cursor
+            if rest is None or len(found) >= limit:
+                break
+        if json:
+            _output.document({"items": found, "next_cursor": rest})
+            return
+        if found:
+            _show(found)
+        else:
+            _output.note((lane and await unknown_lane(engine, [lane])) or "nothing waits for a signal")
+        if rest is not None:
+            _output.note(f"there is more: --limit, or --cursor {rest}")
+
+    ask(dsn, work)
+
+
+def _show(found: list[Wait]) -> None:
+    has_namespace = any(one.namespace for one in found)
+    headers = ["ID", "TASK", "LANE", *["NAMESPACE"] * has_namespace]
+    headers += ["KEY", "FOR", "SINCE", "DEADLINE", "THEN", "SIGNALS", "NAMES"]
+    rows: list[list[object]] = [
+        [
+            one.execution_id,
+            one.execution_kind,
+            one.lane_id,
+            *[one.namespace] * has_namespace,
+            one.waitpoint_key,
+            _waiting.reason(one.reason, one.state),
+            one.since,
+            one.timeout_at,
+            _waiting.then(one.timeout_behavior, one.timeout_at is not None, one.state),
+            one.signal_count,
+            _waiting.names(one.required_signal_names, one.state),
+        ]
+        for one in found
+    ]
+    _output.table(headers, rows)
+
+
+async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: bool) -> None:
+    from flowfabric.ids import PartitionKey  # noqa: PLC0415
+    from flowfabric.signals import callback_text  # noqa: PLC0415
+
+    target = await resolve(engine, execution)
+    async with refused_as(engine, target, key):
+        waitpoint = await _waiting.client_of(engine)._waitpoint(target, key)
+        token = await engine.read_waitpoint_token(PartitionKey("fp", target.partition), waitpoint.waitpoint_id)
+        if token is None:
+            raise StateError("waitpoint_closed", execution_id=target)
+    fields = {
+        "execution_id": target,
+        "waitpoint_id": waitpoint.waitpoint_id,
+        "waitpoint_key": waitpoint.waitpoint_key,
+        "token": token.reveal(),
+        "callback": callback_text(target, waitpoint.waitpoint_id, token),
+    }
+    if as_json:
+        _output.document(fields)
+    else:
+        _output.pairs((name.removesuffix("_id").replace("waitpoint_", ""), value) for name, value in fields.items())
+        _output.note("whoever has one of the two can signal: keep them out of logs and chats")

@@ -1,0 +1,293 @@
+"""What the audit says when rows of suspensions, waitpoints, signals or keys are damaged: every rule finds its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import resources
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.conditions import count_signals, from_sources
+from flowfabric.ids import ExecutionId, mint_uuid
+from flowfabric.models import Accepted, Claimed, Fresh, Suspended, WaitpointToken
+from tests.conftest import fresh_database
+from tests.interleave import Party, Stage
+from tests.support import claim_one, submit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = timedelta(days=30)
+MINUTE = timedelta(seconds=60)
+TIMED = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(server: str) -> AsyncIterator[Stage]:
+    async with fresh_database(server) as dsn:
+        made = Stage(dsn, await asyncpg.connect(dsn))
+        yield made
+        await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(stage: Stage) -> Party:
+    await stage.empty()
+    (one,) = await stage.company(1)
+    return one
+
+
+# Where the damage is done
+
+
+async def _send(engine: Party, target: ExecutionId, waitpoint: UUID, token: WaitpointToken, **fields: Any) -> Accepted:
+    answer = await engine.deliver_signal(
+        target, waitpoint, token, **{"signal_name": "go", "source_type": "webhook", **fields}
+    )
+    assert isinstance(answer, Accepted)
+    return answer
+
+
+async def _held(stage: Stage, engine: Party) -> Claimed:
+    await submit(engine, policy=TIMED)
+    return await claim_one(engine, lease_ttl=LONG)
+
+
+async def _pending(stage: Stage, engine: Party) -> Claimed:
+    """A waitpoint that nobody uses yet, with a signal on it."""
+    held = await _held(stage, engine)
+    made = await engine.create_waitpoint(held.handle, "k", MINUTE)
+    await _send(engine, held.execution_id, made.waitpoint_id, made.token)
+    return held
+
+
+async def _suspended(stage: Stage, engine: Party, behavior: Any = "auto_resume_with_timeout_signal") -> Suspended:
+    """Two signals of three, and one that does not count and was dropped."""
+    held = await _held(stage, engine)
+    answer = await engine.suspend(
+        held.handle,
+        waitpoints=[Fresh(mint_uuid(), "k")],
+        resume_condition=count_signals(3, "k", name="go"),
+        timeout_at=await stage.clock.now() + MINUTE,
+        timeout_behavior=behavior,
+    )
+    assert isinstance(answer, Suspended)
+    for name in ("other", "go", "go"):
+        await _on(engine, answer, signal_name=name, signal_maxlen=0)
+    return answer
+
+
+async def _on(engine: Party, at: Suspended, **fields: Any) -> Accepted:
+    details = at.details
+    return await _send(engine, at.handle.execution_id, details.waitpoint_id, details.waitpoint_token, **fields)
+
+
+async def _resumed(stage: Stage, engine: Party) -> None:
+    at = await _suspended(stage, engine)
+    assert (await _on(engine, at)).effect == "resume_condition_satisfied"
+
+
+async def _timed_out(stage: Stage, engine: Party) -> None:
+    await _suspended(stage, engine)
+    await stage.clock.advance(seconds=61)
+    assert (await engine.run_timers("suspension")).handled == 1
+
+
+async def _expired(stage: Stage, engine: Party) -> None:
+    await _pending(stage, engine)
+    await stage.clock.advance(seconds=61)
+    assert (await engine.run_timers("waitpoint")).handled == 1
+
+
+async def _ended(stage: Stage, engine: Party) -> None:
+    held = await _pending(stage, engine)
+    await engine.complete(held.handle)
+
+
+async def _parked(stage: Stage, engine: Party) -> None:
+    held = await _held(stage, engine)
+    made = await engine.create_waitpoint(held.handle, "k", MINUTE)
+    assert (await engine.park(held.handle, signals_on={made.waitpoint_id: 0})).parked
+
+
+async def _rotated(stage: Stage, engine: Party) -> None:
+    await engine.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32)
+
+
+PLACES: dict[str, Callable[[Stage, Party], Awaitable[Any]]] = {
+    "pending": _pending,
+    "suspended": _suspended,
+    "resumed": _resumed,
+    "timed out": _timed_out,
+    "expired": _expired,
+    "ended": _ended,
+    "parked": _parked,
+    "rotated": _rotated,
+}
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is done to whom, and the rules that must say so."""
+
+    rule: str
+    place: str
+    sql: str
+
+
+_EXECUTION = "update flowfabric.execution set "
+_SUSPENSION = "update flowfabric.suspension set "
+_WAITPOINT = "update flowfabric.waitpoint set "
+_SIGNAL = "update flowfabric.signal set "
+_KEY = "update flowfabric.keystore set "
+DAMAGES = [
+    Damage("suspension_open", "suspended", "delete from flowfabric.suspension"),
+    Damage("suspension_open", "suspended", _SUSPENSION + "closed_at = now(), close_reason = 'resumed'"),
+    Damage("suspension_open", "resumed", _SUSPENSION + "closed_at = null, close_reason = null"),
+    Damage("suspension_facts", "suspended", _EXECUTION + "suspension_timeout_at = null"),
+    Damage(
+        "suspension_facts", "suspended", _EXECUTION + "suspension_timeout_at = suspension_timeout_at + '1 s'::interval"
+    ),
+    Damage("suspension_facts", "suspended", _EXECUTION + "attempt_timeout_at = now()"),
+    Damage("suspension_facts", "suspended", _EXECUTION + "has_waitpoints = false"),
+    Damage("suspension_facts", "suspended", _EXECUTION + "blocking_reason = 'waiting_for_approval'"),
+    Damage("suspension_facts", "suspended", _SUSPENSION + "attempt_index = attempt_index + 1"),
+    Damage("suspension_facts", "suspended", _SUSPENSION + "attempt_id = gen_random_uuid()"),
+    Damage("suspension_facts", "suspended", _SUSPENSION + "close_reason = 'resumed'"),
+    Damage(
+        "suspension_waitpoints", "suspended", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"
+    ),
+    Damage("suspension_waitpoints", "suspended", _WAITPOINT + "suspension_id = gen_random_uuid()"),
+    Damage("suspension_waitpoints", "suspended", _SUSPENSION + "waitpoint_ids = waitpoint_ids || gen_random_uuid()"),
+    Damage("suspension_waitpoints", "suspended", "delete from flowfabric.waitpoint"),
+    Damage("suspension_waitpoints", "resumed", _WAITPOINT + "state = 'active'"),
+    Damage("waitpoint_state", "pending", _WAITPOINT + "attempt_index = attempt_index + 1"),
+    Damage("waitpoint_state", "pending", _WAITPOINT + "suspension_id = gen_random_uuid()"),
+    Damage("waitpoint_state", "pending", _WAITPOINT + "closed_at = now()"),
+    Damage("waitpoint_state", "pending", _WAITPOINT + "expires_at = null"),
+    Damage("waitpoint_state", "pending", _WAITPOINT + "state = 'odd'"),
+    Damage("waitpoint_state", "pending", _EXECUTION + "has_waitpoints = false"),
+    Damage("waitpoint_state", "pending", "delete from flowfabric.execution"),
+    Damage("waitpoint_state", "ended", _WAITPOINT + "state = 'pending', closed_at = null, close_reason = null"),
+    Damage("waitpoint_state", "ended", _WAITPOINT + "close_reason = null"),
+    Damage("waitpoint_state", "ended", _WAITPOINT + "closed_at = null"),
+    Damage("waitpoint_state", "ended", "delete from flowfabric.execution"),
+    Damage("waitpoint_state", "expired", _WAITPOINT + "close_reason = 'proactive_close'"),
+    Damage("waitpoint_state", "expired", _WAITPOINT + "suspension_id = gen_random_uuid()"),
+    Damage("waitpoint_state", "suspended", _SUSPENSION + "waitpoint_ids = array[gen_random_uuid()]"),
+    Damage("waitpoint_state", "resumed", _WAITPOINT + "state = 'active'"),
+    Damage("timer_waitpoint", "pending", "delete from flowfabric.timer where kind = 'waitpoint'"),
+    Damage("timer_waitpoint", "pending", "update flowfabric.timer set due_at = due_at + '1 s'::interval"),
+    Damage("timer_suspension", "suspended", "delete from flowfabric.timer where kind = 'suspension'"),
+    Damage("timer_suspension", "suspended", "update flowfabric.timer set due_at = due_at + '1 s'::interval"),
+    Damage(
+        "condition_held",
+        "suspended",
+        _SIGNAL + "signal_name = 'go', is_dropped = false where is_dropped",
+    ),
+    Damage(
+        "condition_held", "resumed", _SIGNAL + "signal_name = 'no' where observed_effect = 'resume_condition_satisfied'"
+    ),
+    Damage("condition_held", "resumed", _SIGNAL + "signal_name = 'go', is_dropped = false where is_dropped"),
+    Damage("condition_held", "resumed", _SUSPENSION + "closer_signal_id = satisfier_signal_ids[1]"),
+    Damage("condition_held", "resumed", _SUSPENSION + "closer_signal_id = null"),
+    Damage("condition_held", "resumed", _SUSPENSION + "satisfier_signal_ids = satisfier_signal_ids[1:2]"),
+    Damage("condition_held", "resumed", _SUSPENSION + "satisfier_signal_ids = null"),
+    Damage(
+        "satisfier_unknown", "resumed", _SUSPENSION + "satisfier_signal_ids = satisfier_signal_ids || gen_random_uuid()"
+    ),
+    Damage("satisfier_unknown", "resumed", _SIGNAL + "is_dropped = true"),
+    Damage("satisfier_unknown", "resumed", "delete from flowfabric.signal where match_detail = 'advanced'"),
+    Damage("satisfier_unknown", "timed out", "delete from flowfabric.signal where source_type = 'system'"),
+    Damage("signal_order", "suspended", _SIGNAL + "ordinal = 5 where ordinal = 3"),
+    Damage("signal_order", "suspended", _SIGNAL + "ordinal = 0 where ordinal = 1"),
+    Damage("signal_order", "suspended", "delete from flowfabric.signal where ordinal = 1"),
+    Damage("signal_order", "ended", "delete from flowfabric.execution"),
+    Damage("signal_count", "suspended", _WAITPOINT + "signal_count = signal_count + 1"),
+    Damage("signal_count", "suspended", _WAITPOINT + "dropped_signal_count = 0"),
+    Damage("signal_count", "suspended", "delete from flowfabric.signal where ordinal = 3"),
+    Damage("signal_events", "suspended", "delete from flowfabric.signal where ordinal = 3"),
+    Damage("signal_events", "suspended", "delete from flowfabric.event where signal_effect is not null"),
+    Damage("keystore", "rotated", _KEY + "expires_at = now() where state = 'current'"),
+    Damage("keystore", "rotated", _KEY + "inner_key = null where state = 'current'"),
+    Damage("keystore", "rotated", _KEY + "expires_at = null where state = 'verifying'"),
+    Damage("keystore", "rotated", _KEY + "inner_key = null where state = 'verifying'"),
+    Damage("keystore", "rotated", _KEY + "state = 'retired' where state = 'verifying'"),
+    Damage("parked_for_ever", "parked", "delete from flowfabric.waiter"),
+    Damage("parked_for_ever", "parked", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"),
+    Damage("waiter_missed", "parked", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"),
+    Damage("waiter_missed", "parked", "delete from flowfabric.waitpoint"),
+    Damage("lease_epochs", "suspended", "delete from flowfabric.event where reason = 'suspend'"),
+    Damage("lease_epochs", "suspended", _EXECUTION + "epoch = epoch + 1"),
+    Damage("lease_epochs", "suspended", _EXECUTION + "epoch = epoch - 1"),
+    Damage("state_facts", "suspended", _EXECUTION + "lease_lost = 'expired'"),
+    Damage("state_facts", "suspended", _EXECUTION + "pending = null"),
+    Damage("state_facts", "resumed", _EXECUTION + "resume_pending = false"),
+    Damage("state_facts", "resumed", _EXECUTION + "state = 'waiting'"),
+]
+
+
+async def found(stage: Stage) -> set[str]:
+    return {row["rule"] for row in await stage.watch.fetch("select rule from flowfabric.audit(null, true)")}
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_what_is_in_order_is_left_alone(stage: Stage, engine: Party, place: str) -> None:
+    await PLACES[place](stage, engine)
+    assert await found(stage) == set()
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: f"{d.rule}, {d.place}, {d.sql.split('flowfabric.')[1]}")
+async def test_a_rule_finds_its_damage(stage: Stage, engine: Party, damage: Damage) -> None:
+    await PLACES[damage.place](stage, engine)
+    assert await found(stage) == set()
+    await stage.watch.execute("begin")
+    try:
+        touched = await stage.watch.execute(damage.sql)
+        assert not touched.endswith(" 0"), "the damage must be done"
+        assert damage.rule in await found(stage)
+    finally:
+        await stage.watch.execute("rollback")
+
+
+async def test_every_rule_about_suspensions_is_tried() -> None:
+    """Rules that read the tables of this chapter, by the text of the audit."""
+    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit.sql").read_text()
+    rules = re.split(r"(?=select '[a-z_]+'[, ])", text)[1:]
+    about = {
+        re.match(r"select '([a-z_]+)'", rule)[1]  # type: ignore[index]
+        for rule in rules
+        if re.search(r"flowfabric\.(suspension|waitpoint|signal|keystore)\b|signal_effect|'suspend'", rule)
+    }
+    assert about and about <= {damage.rule for damage in DAMAGES}
+
+
+async def test_the_audit_of_one_partition_looks_at_that_alone(stage: Stage, engine: Party) -> None:
+    at = await _suspended(stage, engine)
+    await stage.watch.execute(_WAITPOINT + "signal_count = 7")
+    mine = at.handle.execution_id.partition
+    for partition, expected in ((mine, ["signal_count"]), ((mine + 1) % 256, [])):
+        rows = await stage.watch.fetch("select rule from flowfabric.audit($1, true)", partition)
+        assert [row["rule"] for row in rows] == expected
+
+
+async def test_what_was_redacted_is_still_in_order(stage: Stage, engine: Party) -> None:
+    """Who sent a signal is forgotten; that they were two stays known."""
+    held = await _held(stage, engine)
+    at = await engine.suspend(held.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=from_sources(2, "k"))
+    assert isinstance(at, Suspended)
+    for name in ("alice", "bob"):
+        await _on(engine, at, source_identity=name)
+    again = await claim_one(engine)
+    await engine.complete(again.handle)
+    await engine.redact_execution(held.execution_id)
+    assert await found(stage) == set()
+    stored = await stage.watch.fetch("select source_identity from flowfabric.signal")
+    assert not {row["source_identity"] for row in stored} & {"alice", "bob"}
