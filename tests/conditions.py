@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 
 def _passes(matcher: Any, sent: Sent) -> bool:
-    return matcher == "Wildcard" or matcher == {"ByName": sent.name}
+    return matcher in ("Wildcard", {"ByName": sent.name})
 
 
 def _counted(count: dict[str, Any], signals: Sequence[Sent]) -> dict[Any, int]:
@@ -48,7 +48,7 @@ def holds(condition: Any, signals: Sequence[Sent]) -> bool:
         case {"Composite": {"kind": "AllOf", "members": members}}:
             return all(holds(member, signals) for member in members)
         case {"Composite": {"kind": "Count", "n": n} as count}:
-            return len(_counted(count, signals)) >= n
+            return bool(len(_counted(count, signals)) >= n)
         case _:
             return False
 

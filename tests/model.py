@@ -1258,6 +1258,7 @@ class Model:
                 w.close("closed", "attempt_ended", self.now)
 
     def _expire_waitpoints(self, e: Execution) -> None:
+        """All whose time is over; who is parked until one is signalled goes on, for that will not happen."""
         for w in e.pending_waitpoints:
             if w.expires_at is not None and w.expires_at <= self.now:
                 w.close("expired", "never_committed", self.now)
@@ -1300,9 +1301,7 @@ class Model:
             return said("AlreadySatisfied", reason="not_pending")
         if w.expires_at is None or w.expires_at > self.now:
             return said("AlreadySatisfied", reason="not_yet_due")
-        w.close("expired", "never_committed", self.now)
-        if w.waitpoint_id in e.waits_for:
-            self._promote(e)
+        self._expire_waitpoints(e)
         return said("Closed", waitpoint_id=waitpoint_id)
 
     def signalable(self, e: Execution) -> list[Waitpoint]:

@@ -3,7 +3,7 @@
 from flowfabric._duties import Duties
 from flowfabric.app import App, Task
 from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
-from flowfabric.conditions import all_of, any_of, count_signals, from_sources, on
+from flowfabric.conditions import OperatorOnly, TimeoutOnly, all_of, any_of, count_signals, from_sources, on
 from flowfabric.contexts import Context, SyncContext, SyncWaitpoint, Waitpoint
 from flowfabric.contracts import Codec, Data, provided
 from flowfabric.engine import Engine
@@ -38,9 +38,11 @@ from flowfabric.errors import (
 )
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
+    Accepted,
     Completion,
     Created,
     Duplicate,
+    DuplicateSignal,
     EventCursor,
     Failure,
     Fence,
@@ -69,6 +71,7 @@ from flowfabric.worker import Worker
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Accepted",
     "App",
     "AsyncClient",
     "Bug",
@@ -83,6 +86,7 @@ __all__ = [
     "Created",
     "Data",
     "Duplicate",
+    "DuplicateSignal",
     "Duties",
     "Engine",
     "EventCursor",
@@ -104,6 +108,7 @@ __all__ = [
     "NoSignal",
     "NotFound",
     "Operator",
+    "OperatorOnly",
     "Options",
     "Purged",
     "Reject",
@@ -129,6 +134,7 @@ __all__ = [
     "Task",
     "TaskFailed",
     "TimedOut",
+    "TimeoutOnly",
     "TimeoutPolicy",
     "TransportError",
     "Unavailable",

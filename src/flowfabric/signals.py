@@ -197,7 +197,7 @@ def parse_callback(text: object) -> Callback:
 
 
 def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
-    """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for who receives it to say."""
+    """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for the receiver to say."""
     if payload is None:
         return None, "json"
     try:

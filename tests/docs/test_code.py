@@ -64,9 +64,11 @@ def test_the_readme_begins_with_the_first_example_in_full() -> None:
 def test_the_pages_with_code_are_found() -> None:
     assert {name(page) for page in WITH_CODE} >= {
         "docs/concepts/executions.md",
+        "docs/concepts/suspension.md",
         "docs/concepts/tasks.md",
         "docs/guides/operate.md",
         "docs/guides/retries.md",
         "docs/guides/schedules.md",
         "docs/guides/steps.md",
+        "docs/guides/waiting.md",
     }

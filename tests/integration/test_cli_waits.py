@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 import flowfabric as ff
 from flowfabric.cli import app as program
 from flowfabric.conditions import Condition, OperatorOnly, TimeoutOnly, named_keys, on
+from flowfabric.engine.service import migrate_database
 from flowfabric.ids import PartitionKey, mint_uuid
 from flowfabric.models import Claimed, Fresh, RecordedSignal, Suspended, WaitpointToken
 from flowfabric.signals import parse_callback
 from tests.integration.test_cli import Answer, call
+from tests.integration.test_connection import a_role, as_user
 from tests.support import Clock, claim_one, started, submit
 
 HOUR = timedelta(hours=1)
@@ -524,6 +526,17 @@ async def test_a_secret_is_no_argument(ask: Any) -> None:
 async def test_a_secret_in_a_pipe_leaves_nobody_to_answer(engine: ff.Engine, ask: Any) -> None:
     assert "give --yes" in (await ask("keys", "rotate", "--secret-file", "-", answer=SECRET, code=2)).err
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
+
+
+async def test_keys_are_the_owners(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with a_role(sql) as role:
+        await migrate_database(database, worker_roles=(role,))
+        worker = as_user(database, role)
+        assert "k1" in (await call("keys", dsn=worker)).out
+        said = await call("keys", "rotate", "-y", dsn=worker, code=2)
+        assert "lacks privileges" in said.err
+        assert len(said.err.splitlines()) == 1
+        await sql.execute("delete from flowfabric.worker_role")
 
 
 # show

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.conditions import on
 from flowfabric.ids import ExecutionId
-from flowfabric.models import NewStep
+from flowfabric.models import Claimed, Fresh, NewStep, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, open_world, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
@@ -35,10 +36,40 @@ async def world(shared: World) -> World:
     return shared
 
 
+async def suspend_and_signal(world: World, held: Claimed) -> Claimed:
+    """Suspend on a signal that carries a secret, which comes, and one that carries another and is not waited for."""
+    engine = world.engine
+    made = await engine.create_waitpoint(held.handle, "early", timedelta(hours=1))
+    suspended = await engine.suspend(
+        held.handle,
+        waitpoints=[Fresh(new_id(), "k")],
+        resume_condition=on("k", "go"),
+        continuation_metadata_pointer=f"s3://{SECRET}",
+    )
+    assert isinstance(suspended, Suspended)
+    details = suspended.details
+    for waitpoint, token, name in (
+        (made.waitpoint_id, made.token, "go"),
+        (details.waitpoint_id, details.waitpoint_token, "no"),
+        (details.waitpoint_id, details.waitpoint_token, "go"),
+    ):
+        await engine.deliver_signal(
+            held.execution_id,
+            waitpoint,
+            token,
+            signal_name=name,
+            source_type="test",
+            payload=SECRET.encode(),
+            correlation_id=SECRET,
+        )
+    return await claim_one(engine)
+
+
 async def with_secrets(world: World, end: str) -> ff.ExecutionId:
-    """An execution that was retried, recorded steps and ended, with a secret wherever a user may put text."""
+    """An execution that was suspended, retried and ended, with a secret wherever a user may put text."""
     engine = world.engine
     held = await started(engine, input_payload=SECRET.encode(), policy=RETRY)
+    held = await suspend_and_signal(world, held)
     await engine.progress(held.handle, percent=5, message=SECRET)
     await engine.record_steps(
         [
@@ -101,6 +132,32 @@ async def test_what_has_not_ended_is_neither_deleted_nor_redacted(world: World, 
     assert await world.picture(at.id) == before
 
 
+SUSPENDING = ("waitpoint", "suspension", "signal")
+
+
+@pytest.mark.parametrize("how", ["delete", "trim"])
+async def test_waitpoints_suspensions_and_signals_go_with_their_execution_and_with_no_other(
+    world: World, how: str
+) -> None:
+    kept = await suspend_and_signal(world, await started(world.engine))
+    await world.engine.renew(kept.handle, lease_ttl=timedelta(days=99))
+    gone = await suspend_and_signal(world, await started(world.engine))
+    await world.engine.complete(gone.handle)
+    mine = {table: len((await world.picture(gone.execution_id)).stored[table]) for table in SUSPENDING}
+    assert mine == {"waitpoint": 2, "suspension": 1, "signal": 3}
+    before = await world.picture(kept.execution_id)
+    if how == "delete":
+        await world.engine.delete_execution(gone.execution_id)
+    else:
+        await world.clock.advance(days=2)
+        assert await world.engine.trim_retention() == 1
+    picture = await world.picture(gone.execution_id)
+    assert {table: rows for table, rows in picture.stored.items() if rows and table != "event"} == {}
+    assert await world.engine.read_suspension(gone.execution_id) is None
+    assert (await world.engine.read_signals(gone.execution_id)).items == []
+    assert await world.picture(kept.execution_id) == before
+
+
 async def test_deleting_takes_the_steps_of_every_generation(world: World) -> None:
     held = await started(world.engine)
     for _ in range(2):
@@ -145,7 +202,8 @@ async def test_a_delete_and_a_replay_that_meet(world: World, ending: str) -> Non
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
 async def test_redacting_leaves_nothing_that_the_user_put_in(world: World, end: str) -> None:
     execution_id = await with_secrets(world, end)
-    assert {"execution", "attempt", "step"} <= set(await stored_anywhere(world, SECRET))
+    assert {"execution", "attempt", "step", "suspension", "signal"} <= set(await stored_anywhere(world, SECRET))
+    signals = (await world.engine.read_signals(execution_id)).items
     before = await world.record(execution_id)
     steps = await world.engine.read_steps([execution_id])
     await world.engine.redact_execution(execution_id)
@@ -158,6 +216,12 @@ async def test_redacting_leaves_nothing_that_the_user_put_in(world: World, end: 
     left = await world.engine.read_steps([execution_id])
     assert [(s.name, s.n, s.kind, s.recorded_at) for s in left] == [(s.name, s.n, s.kind, s.recorded_at) for s in steps]
     assert [(s.result, s.encoding) for s in left] == [(b"", "redacted"), (None, None), (None, None)]
+    # What was signalled, where and when, stays; what it said does not.
+    told = (await world.engine.read_signals(execution_id)).items
+    assert [(g.signal_id, g.signal_name, g.waitpoint_key, g.accepted_at, g.observed_effect) for g in told] == [
+        (g.signal_id, g.signal_name, g.waitpoint_key, g.accepted_at, g.observed_effect) for g in signals
+    ]
+    assert {(g.payload, g.payload_encoding, g.correlation_id) for g in told} == {(b"", "redacted", "[redacted]")}
     # Once more changes nothing more.
     await world.engine.redact_execution(execution_id)
     assert await world.engine.read_steps([execution_id]) == left

@@ -812,9 +812,9 @@ class Histories(RuleBasedStateMachine):
     @step(
         "wait",
         drawn=waiters,
-        until=st.sampled_from([None, None, 0, 10 * SECOND]),
+        until=st.sampled_from([None, None, None, 0, 10 * SECOND]),
         ends_of=st.lists(picks, max_size=2),
-        seen=st.sampled_from([None, None, 0, 1]),
+        seen=st.sampled_from([None, 0, 0, 1]),
     )
     def park(self, drawn: tuple[str, int], until: int | None, ends_of: list[int], seen: int | None) -> None:
         theirs, ours = self.right(drawn)
@@ -823,7 +823,8 @@ class Histories(RuleBasedStateMachine):
         signals_on = {}
         e = self.model.executions.get(ours.execution_id)
         if seen is not None and e is not None and e.waitpoints:
-            signals_on[self.waitpoint(drawn[1], of=ff.ExecutionId(ours.execution_id))[1]] = seen
+            best = e.pending_waitpoints or list(e.waitpoints.values())
+            signals_on[best[drawn[1] % len(best)].waitpoint_id] = seen
         if until is None and not children and not signals_on:
             until = 10 * SECOND
         at = None if until is None else self.model.now + until

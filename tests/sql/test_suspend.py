@@ -202,14 +202,11 @@ async def test_only_the_holder_of_a_live_lease_makes_and_closes_waitpoints(
     at = await world.reach(state)
     handle = at.handle if at.claimed is not None else stranger(at.id)
     before = await world.stored()
-    call = {
-        "create": world.engine.create_waitpoint(handle, "", timedelta(0)),
-        "close": world.engine.close_waitpoint(handle, new_id()),
-    }
-    for name, one in call.items():
-        if name != operation:
-            one.close()
-    assert await told(call[operation]) == NOT_HELD[max((p for p in NOT_HELD if state.startswith(p)), key=len)]
+    if operation == "create":
+        call: Awaitable[Any] = world.engine.create_waitpoint(handle, "", timedelta(0))
+    else:
+        call = world.engine.close_waitpoint(handle, new_id())
+    assert await told(call) == NOT_HELD[max((p for p in NOT_HELD if state.startswith(p)), key=len)]
     assert await world.stored() == before
 
 
@@ -1171,7 +1168,7 @@ async def test_a_suspension_that_never_opened_is_in_nobodys_way(world: Suspendin
     await world.clock.advance(hours=2)
     assert (await world.engine.run_timers("suspension")).handled == 0
     assert [one.signal_id for one in await world.engine.observe_signals(wait.handle)] == [sent.signal_id]
-    await world.suspend("b" and on("b"), of=wait)
+    await world.suspend(on("b"), of=wait)
     assert await world.engine.observe_signals(wait.handle) == []
 
 
@@ -1353,7 +1350,7 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
         waits[n].id for n in (1, 3, 5)
     ]
     page = await world.engine.list_suspended(key, limit=0)
-    assert (page.items, page.next_cursor) == ((), None) or (list(page.items), page.next_cursor) == ([], None)
+    assert (list(page.items), page.next_cursor) == ([], None)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -1541,14 +1538,13 @@ async def test_a_resumed_execution_is_claimed_by_the_grant_of_its_worker_alone(w
     before = await world.stored()
     assert await told(world.engine.claim_resumed_execution(wait.id, **WORKER, **args)) == "invalid_claim_grant"
     assert await world.stored() == before
-    grant = await world.engine.issue_claim_grant(wait.id, **WORKER)
+    await world.engine.issue_claim_grant(wait.id, **WORKER)
     fresh = {**args, "attempt_id": new_id()}
     assert await told(world.engine.claim_execution(wait.id, **WORKER, **fresh)) == "use_claim_resumed_execution"
     stolen = {"worker_id": "another", "worker_instance_id": "another-1", **args}
     assert await told(world.engine.claim_resumed_execution(wait.id, **stolen)) == "invalid_claim_grant"
     await world.clock.advance(seconds=6)
     assert await told(world.engine.claim_resumed_execution(wait.id, **WORKER, **args)) == "claim_grant_expired"
-    assert await told(world.engine.claim_from_resume_grant(grant, **WORKER)) == "claim_grant_expired"
     assert await world.vector(wait) == RESUMED
     grant = await world.engine.issue_claim_grant(wait.id, **WORKER)
     claimed = await world.engine.claim_from_resume_grant(grant, **WORKER)

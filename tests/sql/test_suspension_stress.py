@@ -117,7 +117,7 @@ class Crowd:
                     party.create_waitpoint(
                         claimed.handle,
                         "k",
-                        timedelta(milliseconds=chance.choice([5, 30, 10_000])),
+                        timedelta(milliseconds=chance.choice([5, 30, 10_000] if how < 4 else [30, 10_000, 10_000])),
                         outlives_attempt=chance.random() < 0.5,
                     ),
                 )
@@ -161,8 +161,12 @@ class Crowd:
             if not self.points:
                 await asyncio.sleep(0.002)
                 continue
-            # The newest are the most likely to be waited at.
-            place = self.points[-1 - min(int(chance.expovariate(0.6)), len(self.points) - 1)]
+            await asyncio.sleep(chance.random() * 0.004)
+            # Mostly where somebody may be waiting: the newest waitpoint of an execution that has not ended.
+            newest = {place[0]: place for place in self.points}
+            place = newest.get(chance.choice(self.roots), self.points[-1])
+            if chance.random() < 0.1:
+                place = chance.choice(self.points)
             signal_id = mint_uuid()
             if self.repeated and chance.random() < 0.2:
                 signal_id, place = chance.choice(self.repeated[-5:])

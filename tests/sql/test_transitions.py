@@ -202,18 +202,19 @@ def _handle_is_real(claimed: Claimed, after: Picture, kind: str) -> None:
     assert after.stored["ready"] == after.stored["claim_grant"] == []
 
 
+def _at(state: str) -> str:
+    """The position that a state of the cases has in the table."""
+    if state[0] in "WD":
+        return state.replace(".s", ".i")
+    return f"{state[0]}.1" if state[0] == "B" else state.replace("completed", "success")
+
+
 async def test_every_row_of_the_table_that_can_be_reached_is_tried() -> None:
     tried = {
         row.number
         for operation in OPERATIONS
         for state in operation.states
-        for at in [
-            state.replace(".s", ".i")
-            if state[0] in "WD"
-            else f"{state[0]}.1"
-            if state[0] == "B"
-            else state.replace("completed", "success")
-        ]  # fmt: skip
+        for at in [_at(state)]
         if (row := operation.row(state, at)) is not None
     }
     assert tried == {row.number for row in TRANSITIONS} - NOT_HERE

@@ -113,6 +113,7 @@ async def _privileges(connection: asyncpg.Connection[Any]) -> Finding:
                 where n.nspname = 'flowfabric') as may_use,
                (select count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace
                 where n.nspname = 'flowfabric' and p.prosecdef
+                  and p.proname not in ('seed_secret', 'rotate_secret')  -- the owner's
                   and not has_function_privilege(p.oid, 'execute')) as closed
         """
     )

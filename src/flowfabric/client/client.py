@@ -386,7 +386,7 @@ class AsyncClient:
         )
 
     async def _waitpoint(self, target: ExecutionId, key: str | None) -> PendingWaitpoint:
-        """The waitpoint that is meant: of that key, the one that is waited at, else the newest: others were given up."""
+        """The waitpoint meant: of that key, the one that is waited at, else the newest (others are given up)."""
         found = await self.waitpoints_of(target)
         wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
         chosen = [one for one in found if one.waitpoint_key == wanted]

@@ -209,7 +209,8 @@ language sql stable security definer set search_path = flowfabric, pg_temp as $$
                         convert_to(flowfabric.sign_token(w.token_kid, w.partition, w.id, w.waitpoint_id), 'UTF8')), false)
                     then 'ok' else 'mismatch' end
         from flowfabric.waitpoint w
-        where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id and w.state in ('pending', 'active')),
+        where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id
+          and (w.state = 'active' or (w.state = 'pending' and w.expires_at > flowfabric.now()))),
         'unknown')
 $$;
 
