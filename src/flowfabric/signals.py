@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -151,6 +152,8 @@ def _default_name(keys: Sequence[str]) -> str:
 
 # Links
 
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+
 
 class Callback(Struct, frozen=True):
     """Where a callback goes, and the right to signal there."""
@@ -164,11 +167,10 @@ def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: Waitpoin
     """Execution, waitpoint and token as one text that is safe in a link. It is the right to signal: treat it as one."""
     raw = token.reveal() if isinstance(token, WaitpointToken) else token
     kid, _, digest = raw.partition(":")
-    try:
-        data = struct.pack(">H", execution_id.partition) + execution_id.uuid.bytes + waitpoint_id.bytes
-        data += bytes.fromhex(digest) + kid.encode("ascii")
-    except (ValueError, UnicodeEncodeError):
-        raise InvalidInput("not a token", field="token", allowed="the token of a waitpoint") from None
+    data = struct.pack(">H", execution_id.partition) + execution_id.uuid.bytes + waitpoint_id.bytes
+    if not kid.isascii() or not _DIGEST.fullmatch(digest) or not kid:
+        raise InvalidInput("not a token", field="token", allowed="the token of a waitpoint")
+    data += bytes.fromhex(digest) + kid.encode()
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 

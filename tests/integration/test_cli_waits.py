@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -31,16 +32,13 @@ EVIL = "k\x1b[31m\u202e"
 
 
 @pytest.fixture
-async def ask(engine: ff.Engine, database: str) -> Any:
-    """Runs a command on this database. Whatever it says, no token is in it unless that is asked for."""
+async def ask(database: str) -> Any:
+    """Runs a command on this database. Whatever it says, no secret and no token is in it unless that is asked for."""
 
     async def asked(*arguments: str, **options: Any) -> Answer:
         said = await call(*arguments, dsn=database, **options)
         if "--token" not in arguments:
-            for wait in (await engine.list_waits(limit=1000)).items:
-                token = await token_of(engine, wait.execution_id, wait.waitpoint_id)
-                if token is not None:
-                    assert token.reveal().partition(":")[2] not in said.out + said.err
+            assert not re.search("[0-9a-fA-F]{64}", said.out + said.err)
         return said
 
     return asked
@@ -246,7 +244,7 @@ async def test_a_token_is_printed_where_it_is_asked_for_and_nowhere_else(engine:
     assert "keep them out of logs" in said.err
     assert "--key" in (await ask("waits", "--token", target, code=2)).err
     for command in (["waits"], ["waits", "--json"], ["show", target], ["show", target, "--json"]):
-        await ask(*command)  # looks for digests of tokens in what is said
+        await ask(*command)  # which looks for tokens in what is said
 
 
 async def test_every_command_about_waits_keeps_tokens_to_itself(engine: ff.Engine, ask: Any) -> None:
@@ -518,9 +516,10 @@ async def test_what_is_no_secret_is_refused_and_not_repeated(
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
 
 
-async def test_a_secret_is_no_argument(ask: Any) -> None:
+async def test_a_secret_is_no_argument(engine: ff.Engine, database: str) -> None:
     for arguments in (["--secret", SECRET], [SECRET]):
-        assert (await ask("keys", "rotate", "-y", *arguments, code=2)).out == ""
+        assert (await call("keys", "rotate", "-y", *arguments, dsn=database, code=2)).out == ""
+    assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
 
 
 async def test_a_secret_in_a_pipe_leaves_nobody_to_answer(engine: ff.Engine, ask: Any) -> None:
@@ -699,12 +698,12 @@ async def test_a_task_that_waits_in_two_places_shows_both(app: ff.App, ask: Any)
 
     done = await gather.submit()
     await worked(app)
-    assert [(row["KEY"], row["FOR"], row["DEADLINE"]) for row in rows(await ask("waits"))] == [
+    assert sorted((row["KEY"], row["FOR"], row["DEADLINE"]) for row in rows(await ask("waits"))) == [
         ("left", "pending", ""),
         ("right", "pending", ""),
     ]
     document = (await ask("show", done.execution_id, "--json")).json
-    assert [(one["waitpoint_key"], one["expires_at"]) for one in document["waitpoints"]] == [
+    assert sorted((one["waitpoint_key"], one["expires_at"]) for one in document["waitpoints"]) == [
         ("left", None),
         ("right", None),
     ]
@@ -756,6 +755,7 @@ async def test_doctor_sees_suspensions_nobody_ends(
     engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any], ask: Any
 ) -> None:
     await suspend(engine, timeout_at=await clock.now() + HOUR)
+    await sql.execute("delete from flowfabric.timer where kind = 'lease'")  # of the lease it had
 
     async def duties() -> str:
         findings = (await ask("doctor", "--json", code=1)).json["findings"]  # the tests' server is not durable
@@ -765,7 +765,6 @@ async def test_doctor_sees_suspensions_nobody_ends(
     await clock.advance(hours=2)
     assert await duties() == "warning"
     await engine.run_timers("suspension")
-    await sql.execute("delete from flowfabric.timer where kind = 'lease'")
     assert await duties() == "ok"
 
 

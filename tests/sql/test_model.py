@@ -496,7 +496,8 @@ class Histories(RuleBasedStateMachine):
         again = drawn.get("again")
         if again is not None and again > 4 and self.ids:
             known = self.target(again)
-            if key is None or self.keys.get(known) == (namespace, key):
+            # The id of one that was purged is not used again: the log still tells of the first.
+            if str(known) in self.model.executions and (key is None or self.keys.get(known) == (namespace, key)):
                 execution_id = known
         given = named or again is not None
         delay, deadline = drawn.get("delay"), drawn.get("deadline")
@@ -1156,9 +1157,8 @@ class Histories(RuleBasedStateMachine):
                 "pending waitpoints",
             )
             token = self.ask(self.engine.read_waitpoint_token(f"{{fp:{target.partition}}}", waitpoint_id))
-            w = e.waitpoints.get(waitpoint_id)
-            is_open = w is not None and w.state in ("pending", "active")
-            is_known = is_open and w is not None and self.model.kids[w.token_kid].state != "retired"
+            own = next((w for w in wanted if w.waitpoint_id == waitpoint_id), None)
+            is_known = own is not None and self.model.kids[own.token_kid].state != "retired"
             same(None if token is None else token.reveal(), self.tokens[waitpoint_id][1] if is_known else None, "token")
         states = self.model.executions.values()
         page = self.ask(self.engine.list_suspended(f"{{fp:{target.partition}}}"))

@@ -152,7 +152,8 @@ begin
             update flowfabric.suspension x set last_signal_at = v_now
             where x.partition = p_partition and x.id = p_id and x.number = s.number;
             if w.signal_count - w.matched_signal_count - w.dropped_signal_count > p_maxlen then
-                perform flowfabric.drop_signal(p_partition, p_waitpoint);
+                perform flowfabric.drop_signals(p_partition, p_waitpoint,
+                    w.signal_count - w.matched_signal_count - w.dropped_signal_count - p_maxlen);
             end if;
         elsif e.is_parked and exists (select from flowfabric.waiter x where x.child_partition = p_partition
                                       and x.child_id = p_waitpoint and x.id = p_id) then
@@ -186,16 +187,16 @@ language sql volatile as $$
     where e.ctid = f.tid
 $$;
 
--- drop_signal: the oldest signal of a waitpoint that contributes to nothing; its identity is kept.
-create or replace function flowfabric.drop_signal(p_partition integer, p_waitpoint uuid) returns void
+-- drop_signals: the oldest signals of a waitpoint that contribute to nothing; their identity is kept.
+create or replace function flowfabric.drop_signals(p_partition integer, p_waitpoint uuid, p_count bigint) returns void
 language plpgsql as $$
 begin
     update flowfabric.signal g
     set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
-    where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.ordinal = (
-        select min(x.ordinal) from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        and not x.is_dropped and x.match_detail <> 'advanced');
-    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + 1
+    where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.ordinal in (
+        select x.ordinal from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count);
+    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + p_count
     where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
 end;
 $$;
