@@ -1569,8 +1569,8 @@ class Model:
             self._resume(e, (s.resume_delay or 0) if delay is None else delay)
             return
         spare = [g for g in arrived if g.waitpoint_id == w.waitpoint_id and g.match_detail != "advanced"]
-        if len(spare) > maxlen:
-            spare[0].is_dropped = True
+        for g in spare[: max(len(spare) - maxlen, 0)]:
+            g.is_dropped = True
             w.dropped_signal_count += 1
 
     def observe(self, execution_id: str, attempt_index: int) -> list[UUID | str]:

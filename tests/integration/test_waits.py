@@ -510,7 +510,7 @@ async def test_a_payload_passes_the_apps_codecs_and_plain_json_comes_from_outsid
     links: list[str] = []
 
     def body(ctx: Any) -> Generator[Any, Any, Any]:
-        places = [(yield ctx.waitpoint(key)) for key in ("web", "elsewhere")]
+        places = [(yield ctx.waitpoint("web")), (yield ctx.waitpoint("elsewhere"))]
         links[:] = [place.callback for place in places]
         signals = [(yield ctx.wait_for("in"))]
         for place in places:

@@ -142,10 +142,9 @@ language plpgsql stable as $$
 declare
     v_kid text := split_part(p_token, ':', 1);
     v_digest text := substr(p_token, length(v_kid) + 2);
-    v_known text;
-    v_inner bytea := decode(repeat('36', 64), 'hex');
-    v_outer bytea := decode(repeat('5c', 64), 'hex');
-    k flowfabric.keystore;
+    v_is_known boolean;
+    v_state text; v_expires timestamptz;
+    v_inner bytea; v_outer bytea;
     v_same boolean;
 begin
     if coalesce(p_token, '') = '' then
@@ -153,22 +152,22 @@ begin
     elsif v_kid = '' or length(v_kid) = length(p_token) or v_digest !~ '^[0-9a-f]{64}$' then
         return 'invalid_token';
     end if;
-    select w.token_kid into v_known from flowfabric.waitpoint w
-    join flowfabric.execution e on e.partition = w.partition and e.id = w.id
-    where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id;
-    select x.* into k from flowfabric.keystore x where x.kid = v_kid;
-    if v_known = v_kid and k.inner_key is not null then
-        v_inner := k.inner_key; v_outer := k.outer_key;
-    else
-        v_known := null;
+    select k.inner_key is not null and exists (
+               select from flowfabric.waitpoint w
+               where w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id and w.token_kid = v_kid),
+           k.state, k.expires_at, k.inner_key, k.outer_key
+    into v_is_known, v_state, v_expires, v_inner, v_outer
+    from (select) one left join flowfabric.keystore k on k.kid = v_kid;
+    if not v_is_known then
+        v_inner := decode(repeat('36', 64), 'hex'); v_outer := decode(repeat('5c', 64), 'hex');
     end if;
     v_same := flowfabric.same_bytes(
         convert_to(v_digest, 'UTF8'),
         convert_to(encode(flowfabric.hmac(v_inner, v_outer, convert_to(
             v_kid || ':{fp:' || p_partition || '}:' || p_id || ':' || p_waitpoint, 'UTF8')), 'hex'), 'UTF8'));
-    if v_known is null or not v_same then
+    if not v_is_known or not v_same then
         return 'invalid_token';
-    elsif k.state = 'current' or (k.state = 'verifying' and k.expires_at >= flowfabric.now()) then
+    elsif v_state = 'current' or (v_state = 'verifying' and v_expires >= flowfabric.now()) then
         return null;
     end if;
     return 'token_expired';

@@ -17,15 +17,17 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off se
 declare
     v_now timestamptz;
     v_slot smallint;
-    e record;
-    v_look record;
-    w flowfabric.waitpoint;
-    s flowfabric.suspension;
+    e record;   -- the execution, as much of it as is needed
+    w record;   -- the waitpoint, and what else is known of it
+    s flowfabric.suspension;   -- the open one, as much of it as is needed
+    v_delay bigint;
     v_standing uuid;
     v_signals flowfabric.recorded;
     v_holds boolean := false;
     v_places integer[];
     v_is_first boolean := false;
+    v_satisfiers uuid[];
+    v_idle bigint;          -- signals of the waitpoint that contribute to nothing
 begin
     signal_id := p_signal;
     if p_lane is null then
@@ -44,16 +46,16 @@ begin
     into e
     from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     -- What belongs to it changes under that lock only: one look, with a snapshot that is younger than the lock.
-    select flowfabric.now() as at, w as waitpoint, s as suspension,
+    select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
+           x.outlives_attempt,
            (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
             where g.partition = p_partition and g.id = p_id) as ordinal,
            (select g.signal_id from flowfabric.signal g
             where g.partition = p_partition and g.id = p_id and g.signal_id = p_signal) as standing
-    into v_look
+    into w
     from (select) one
-    left join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = p_waitpoint and w.id = p_id
-    left join flowfabric.suspension s on s.partition = p_partition and s.id = p_id and s.closed_at is null;
-    v_now := v_look.at; w := v_look.waitpoint; s := v_look.suspension; v_standing := v_look.standing;
+    left join flowfabric.waitpoint x on x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.id = p_id;
+    v_now := w.at; v_standing := w.standing;
     if e.is_ready then
         perform flowfabric.wake_workers();   -- a claim that came meanwhile passed it over
     end if;
@@ -85,6 +87,12 @@ begin
         return;
     end if;
 
+    if w.state = 'active' then
+        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition,
+               (x.resume_policy ->> 'resume_delay_ms')::bigint
+        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, v_delay
+        from flowfabric.suspension x where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    end if;
     if e.completed_at is not null then
         code := 'target_not_signalable';
     elsif w.state in ('closed', 'expired') then
@@ -100,7 +108,7 @@ begin
         code := 'waitpoint_closed';
     elsif length(p_payload) > 65536 then
         code := 'payload_too_large'; detail := length(p_payload) || ' bytes, 65536 are allowed';
-    elsif e.most > 0 and v_look.ordinal > e.most then
+    elsif e.most > 0 and w.ordinal > e.most then
         code := 'signal_limit_exceeded'; detail := e.most || ' signals';
     end if;
     if code is not null then
@@ -113,8 +121,7 @@ begin
     elsif s.resume_condition ? 'Single' and s.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
           and s.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
         -- The most common condition; no other signal can have satisfied it.
-        v_holds := true; v_is_first := true; match_detail := 'advanced';
-        v_places := array[1];
+        v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
     else
         -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
         if not s.resume_condition ? 'Single' then
@@ -127,6 +134,9 @@ begin
             coalesce(cardinality(v_signals.ids), 0) + 1) f;
         v_is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
         match_detail := flowfabric.match_detail(s.resume_condition, w.waitpoint_key, p_name, v_is_first);
+        if v_holds then
+            select array_agg((v_signals.ids || p_signal)[p] order by p) into v_satisfiers from unnest(v_places) p;
+        end if;
     end if;
     effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
     insert into flowfabric.signal
@@ -134,26 +144,24 @@ begin
          source_type, source_identity, correlation_id, payload, payload_encoding, idempotency_key, target_scope,
          created_at, accepted_at, observed_effect, match_detail)
     values
-        (p_partition, p_id, v_look.ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
+        (p_partition, p_id, w.ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
          p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
          p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail);
     if v_holds then
-        perform flowfabric.close_suspension(s, 'resumed', 'signal', p_waitpoint, p_signal,
-            (select array_agg((v_signals.ids || p_signal)[p] order by p) from unnest(v_places) p), v_now);
-        perform flowfabric.resume(
-            p_partition, p_id, coalesce(p_delay_ms, (s.resume_policy ->> 'resume_delay_ms')::bigint, 0), v_now);
+        perform flowfabric.close_suspension(p_partition, p_id, s.number, s.waitpoint_ids, 'resumed', 'signal',
+                                            p_waitpoint, p_signal, v_satisfiers, w.outlives_attempt, v_now);
+        perform flowfabric.resume(p_partition, p_id, coalesce(p_delay_ms, v_delay, 0), v_now);
     else
         update flowfabric.waitpoint x
         set signal_count = x.signal_count + 1, last_signal_at = v_now,
             matched_signal_count = x.matched_signal_count + v_is_first::integer
         where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        returning x.* into w;
+        returning x.signal_count - x.matched_signal_count - x.dropped_signal_count into v_idle;
         if w.state = 'active' then
             update flowfabric.suspension x set last_signal_at = v_now
             where x.partition = p_partition and x.id = p_id and x.number = s.number;
-            if w.signal_count - w.matched_signal_count - w.dropped_signal_count > p_maxlen then
-                perform flowfabric.drop_signals(p_partition, p_waitpoint,
-                    w.signal_count - w.matched_signal_count - w.dropped_signal_count - p_maxlen);
+            if v_idle > p_maxlen then
+                perform flowfabric.drop_signals(p_partition, p_waitpoint, v_idle - p_maxlen);
             end if;
         elsif e.is_parked and exists (select from flowfabric.waiter x where x.child_partition = p_partition
                                       and x.child_id = p_waitpoint and x.id = p_id) then

@@ -286,33 +286,30 @@ $$;
 -- close_suspension: an open suspension and all its waitpoints; what came of a task's wait is remembered with it.
 --
 -- Takes    p_waitpoint: where the signal arrived that closes it, to be counted there; null when none did.
+--          p_is_task: whether it is a task's wait; null when that is not known.
 create or replace function flowfabric.close_suspension(
-    s flowfabric.suspension, p_reason text, p_trigger text, p_waitpoint uuid, p_closer uuid, p_satisfiers uuid[],
-    p_now timestamptz)
+    p_partition integer, p_id uuid, p_number integer, p_waitpoints uuid[], p_reason text, p_trigger text,
+    p_waitpoint uuid, p_closer uuid, p_satisfiers uuid[], p_is_task boolean, p_now timestamptz)
 returns void
 language plpgsql as $$
 declare
-    v_is_task boolean;
+    v_satisfied_at timestamptz := case when p_reason = 'resumed' then p_now end;
 begin
     update flowfabric.suspension x
     set closed_at = p_now, close_reason = p_reason, trigger_type = p_trigger, closer_signal_id = p_closer,
-        satisfier_signal_ids = p_satisfiers, satisfied_at = case when p_reason = 'resumed' then p_now end,
+        satisfier_signal_ids = p_satisfiers, satisfied_at = v_satisfied_at,
         last_signal_at = case when p_waitpoint is null then x.last_signal_at else p_now end
-    where x.partition = s.partition and x.id = s.id and x.number = s.number;
-    with closed as (
-        update flowfabric.waitpoint w
-        set state = 'closed', closed_at = p_now, close_reason = p_reason,
-            satisfied_at = case when p_reason = 'resumed' then p_now end,
-            signal_count = w.signal_count + coalesce(w.waitpoint_id = p_waitpoint, false)::integer,
-            matched_signal_count = w.matched_signal_count + coalesce(w.waitpoint_id = p_waitpoint, false)::integer,
-            last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
-        from unnest(s.waitpoint_ids) as u (waitpoint_id)
-        where w.partition = s.partition and w.waitpoint_id = u.waitpoint_id
-        returning w.outlives_attempt
-    )
-    select bool_or(c.outlives_attempt) into v_is_task from closed c;
-    if v_is_task then
-        perform flowfabric.remember_wait(s.partition, s.id, s.waitpoint_ids, p_reason, p_satisfiers);
+    where x.partition = p_partition and x.id = p_id and x.number = p_number;
+    update flowfabric.waitpoint w
+    set state = 'closed', closed_at = p_now, close_reason = p_reason, satisfied_at = v_satisfied_at,
+        signal_count = case when w.waitpoint_id = p_waitpoint then w.signal_count + 1 else w.signal_count end,
+        matched_signal_count = case when w.waitpoint_id = p_waitpoint then w.matched_signal_count + 1
+                                    else w.matched_signal_count end,
+        last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
+    where w.partition = p_partition and w.waitpoint_id = any (p_waitpoints);
+    if coalesce(p_is_task, (select w.outlives_attempt from flowfabric.waitpoint w
+                            where w.partition = p_partition and w.waitpoint_id = p_waitpoints[1])) then
+        perform flowfabric.remember_wait(p_partition, p_id, p_waitpoints, p_reason, p_satisfiers);
     end if;
 end;
 $$;
@@ -375,7 +372,9 @@ begin
     end if;
     select x.* into s from flowfabric.suspension x
     where x.partition = p_partition and x.id = p_id and x.closed_at is null;
-    perform flowfabric.close_suspension(s, 'operator_resumed', p_trigger, null, null, null, v_now);
+    perform flowfabric.close_suspension(
+        p_partition, p_id, s.number, s.waitpoint_ids, 'operator_resumed', p_trigger, null, null, null, null,
+        v_now);
     perform flowfabric.resume(p_partition, p_id, p_delay_ms, v_now);
     v_slot := flowfabric.open_log(v_now);
     insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id,
@@ -433,13 +432,16 @@ begin
                    p_now, 'resume_condition_satisfied', 'not_evaluated'
             from flowfabric.signal g where g.partition = s.partition and g.id = s.id;
             perform flowfabric.close_suspension(
-                s, 'timed_out_auto_resume', null, null, v_signal, array[v_signal], p_now);
+                s.partition, s.id, s.number, s.waitpoint_ids, 'timed_out_auto_resume', null, null, v_signal, array[v_signal],
+                null, p_now);
             perform flowfabric.resume(s.partition, s.id, 0, p_now);
         else
             if v_behavior <> coalesce(s.timeout_behavior, 'fail') then
                 raise warning 'suspension % has the unknown timeout behaviour %, taken as fail', s.suspension_id, s.timeout_behavior;
             end if;
-            perform flowfabric.close_suspension(s, 'timed_out_' || v_behavior, null, null, null, null, p_now);
+            perform flowfabric.close_suspension(
+                s.partition, s.id, s.number, s.waitpoint_ids, 'timed_out_' || v_behavior, null, null, null, null,
+                null, p_now);
             perform flowfabric.end_executions(
                 array[s.partition], array[s.id], null,
                 case v_behavior when 'fail' then 'failed' when 'cancel' then 'cancelled' else 'expired' end,
