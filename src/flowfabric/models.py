@@ -677,7 +677,7 @@ class OpenWait(Struct, frozen=True, kw_only=True):
 
 
 class WaitState(Struct, frozen=True, kw_only=True):
-    """How a task's wait stands: open, resumed, timed_out or operator_resumed. `seen` counts signals by waitpoint."""
+    """How a task's wait stands: open, resumed, timed_out, operator_resumed or given_up. `seen` counts signals."""
 
     outcome: str
     result: bytes | None

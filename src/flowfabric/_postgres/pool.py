@@ -281,6 +281,8 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return Bug("attempt_not_in_created_state", str(error))
         case asyncpg.PostgresError(sqlstate="FF002"):
             return Unavailable("read_events", str(error))
+        case asyncpg.PostgresError(sqlstate="FF003"):
+            return Unavailable("suspension", str(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case asyncpg.PostgresError() if (error.sqlstate or "")[:2] in _BUSY:

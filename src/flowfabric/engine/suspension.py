@@ -111,7 +111,7 @@ _OPEN_WAIT = (
 )
 _SETTLE_WAIT = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at, outcome, result, seen"
-    " from flowfabric.settle_wait($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+    " from flowfabric.settle_wait($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 )
 
 
@@ -451,7 +451,7 @@ class Suspensions(Calls):
             None if delay is None else check_duration(delay, "resume_delay", least_ms=0),
             None if most is None else check_int(most, "max_signals_per_execution", 0, 2**32 - 1),
             check_int(maxlen, "signal_maxlen", 0, 2**31 - 1),
-            repeatable=signal_id is not None or bool(key),
+            repeatable=True,  # its id is the same however often it is sent
         )
         match row["code"]:
             case "accepted":
@@ -698,8 +698,9 @@ class Suspensions(Calls):
         *,
         reason_code: ReasonCode = "waiting_for_signal",
         deadline: datetime | None = None,
+        give_up: bool = False,
     ) -> WaitState:
-        """How a task's wait stands; once it is over, that is remembered."""
+        """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
         fences = Fences([authority])
         row = await self._row(
             _SETTLE_WAIT,
@@ -710,6 +711,7 @@ class Suspensions(Calls):
             _json(condition_to_json(check_condition(condition, has_deadline=True))),
             _word(reason_code, _REASONS, "reason_code"),
             None if deadline is None else moment(deadline, "deadline"),
+            bool(give_up),
             repeatable=True,
         )
         if row["code"] != "ok":

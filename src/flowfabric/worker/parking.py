@@ -72,6 +72,11 @@ class Wait:
         self.signals = signals
         self.told: asyncio.Future[Outcome] | None = None  # while it cannot be parked
 
+    @property
+    def is_for_something(self) -> bool:
+        """False for what was given up in an earlier run, which nothing ends."""
+        return self.until is not None or self.execution_id is not None or self.signals is not None
+
 
 class Parking:
     """The waits of one handler."""

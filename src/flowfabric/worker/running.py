@@ -63,14 +63,16 @@ log = logging.getLogger("flowfabric.task")
 _in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
 _REFUSALS = 3  # calls of a stopped handler that are refused at once
 _LAST_WAIT = 1.0
+HANDLER_ENDED = "the handler has ended"
 
 
 class Opened:
     """The waitpoints that a handler asked for, before it waits at them."""
 
-    __slots__ = ("known", "n", "opened", "request")
+    __slots__ = ("is_over", "known", "n", "opened", "request")
 
     def __init__(self, request: WaitRequest, n: int, known: Step | None, opened: OpenWait) -> None:
+        self.is_over = False  # it was waited at, and no signal came
         self.request = request
         self.n = n
         self.known = known
@@ -364,6 +366,21 @@ class Running:
             n, known = await self._next_wait(request)
         else:
             n, known = opened.n, opened.known
+        try:
+            outcome, result = await self._end_of_wait(request, n, known, opened)
+        except asyncio.CancelledError as error:
+            # A wait that the handler cancels is over, and so it is in every later run, whatever arrives meanwhile.
+            if not self.is_cancelled and not self.is_parked and error.args != (HANDLER_ENDED,):
+                await self._settle(SignalWait(request, n, (), None, ()), give_up=True)
+            raise
+        while outcome == "given_up":
+            await self.parking.wait(Wait(None))  # nothing ends it: it was given up in favour of something else
+            await self._check()
+        return self._outcome_of_wait(request, outcome, result, opened)
+
+    async def _end_of_wait(
+        self, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
+    ) -> tuple[str, bytes | None]:
         state = await self._settled(request, n, known, opened)
         again = False
         while isinstance(state, SignalWait):
@@ -374,7 +391,7 @@ class Running:
             await self._check()
             state = await self._settle(state)
             again = True
-        return self._outcome_of_wait(request, *state)
+        return state
 
     def _is_out_of_time(self, wait: SignalWait) -> bool:
         """Whether the execution is to be left to the engine, which ends it as the wait says, whatever else goes on."""
@@ -423,7 +440,7 @@ class Running:
             ids, deadline = list(known.waitpoint_ids), known.at
         return await self._settle(SignalWait(request, n, ids, deadline, [0] * len(ids)))
 
-    async def _settle(self, wait: SignalWait) -> SignalWait | tuple[str, bytes | None]:
+    async def _settle(self, wait: SignalWait, *, give_up: bool = False) -> SignalWait | tuple[str, bytes | None]:
         request = wait.request
         try:
             state = await self.worker.engine.settle_wait(
@@ -433,6 +450,7 @@ class Running:
                 request.condition,
                 reason_code=request.reason,
                 deadline=None if wait.ends_execution else wait.until,
+                give_up=give_up,
             )
         except (LeaseLost, ExecutionNotActive) as error:
             self.worker.lost(self, error)
@@ -447,7 +465,13 @@ class Running:
         wait.seen = state.seen
         return wait
 
-    def _outcome_of_wait(self, request: WaitRequest, outcome: str, result: bytes | None) -> Any:
+    def _outcome_of_wait(
+        self, request: WaitRequest, outcome: str, result: bytes | None, opened: Opened | None = None
+    ) -> Any:
+        if opened is not None:
+            if opened.is_over:
+                raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
+            opened.is_over = outcome != "resumed"
         if outcome == "resumed":
             signals = request.signals(result, self.worker.codecs)
             return signals[-1] if request.is_single else signals
@@ -470,7 +494,8 @@ class Running:
         if isinstance(state, SignalWait):
             self.wants_park = Wait(None if self._is_out_of_time(state) else state.until, None, state)
             raise Interrupted("waits for signals")
-        return self._outcome_of_wait(request, *state)
+        outcome, result = state
+        return self._outcome_of_wait(request, outcome, result, opened)
 
     # Other executions
 

@@ -29,7 +29,7 @@ from flowfabric.worker.failures import BadResult, failure_of
 from flowfabric.worker.parking import MOST, Wait
 from flowfabric.worker.processes import ProcessPool
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.running import Running
+from flowfabric.worker.running import HANDLER_ENDED, Running
 from flowfabric.worker.threads import Interruptible, Threads
 
 log = logging.getLogger("flowfabric.worker")
@@ -168,7 +168,7 @@ class Runtime:
             this = asyncio.current_task()
             for other in list(running.tasks):
                 if other is not this:
-                    other.cancel("the handler has ended")
+                    other.cancel(HANDLER_ENDED)
 
     def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
         """A result as it is stored."""
@@ -291,6 +291,9 @@ class Runtime:
 
     async def _rest(self, running: Running, waits: Sequence[Wait]) -> str | None:
         """Once: suspend on the signals of one wait alone, park for anything else."""
+        waits = [wait for wait in waits if wait.is_for_something]
+        if not waits:
+            raise InvalidInput("all it waits for was given up", field="wait_for")
         first = min((wait.until for wait in waits if wait.until is not None), default=None)
         alone = waits[0].signals if len(waits) == 1 else None
         if alone is None:

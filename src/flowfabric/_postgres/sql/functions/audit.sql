@@ -236,10 +236,10 @@ begin
         select 'condition_held', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
         where (p_partition is null or s.partition = p_partition)
           and case when s.closed_at is null
-                   then flowfabric.first_holding(s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids)) is not null
+                   then flowfabric.first_holding(s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false)) is not null
                    when s.close_reason = 'resumed'
-                   then (flowfabric.recorded_on(s.partition, s.waitpoint_ids)).ids[flowfabric.first_holding(
-                            s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids))]
+                   then (flowfabric.recorded_on(s.partition, s.waitpoint_ids, false)).ids[flowfabric.first_holding(
+                            s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false))]
                         is distinct from s.closer_signal_id
                         or s.closer_signal_id <> all (coalesce(s.satisfier_signal_ids, '{}')) end
         union all

@@ -56,6 +56,7 @@ begin
         -- Who sent a signal is forgotten; which signals came from the same sender is not.
         update flowfabric.signal g
         set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
+            idempotency_key = null,
             source_identity = case when g.source_identity = '' then '' else '[redacted] ' || f.first end,
             correlation_id = case when g.correlation_id = '' then '' else '[redacted]' end
         from (select x.ordinal, min(x.ordinal) over (partition by x.source_type, x.source_identity) as first

@@ -13,6 +13,17 @@ $$;
 create or replace function flowfabric.ms(p_ms double precision) returns interval
 language sql immutable as $$ select p_ms * interval '1 millisecond' $$;
 
+-- require_read_committed: what is read after a lock must be what the lock protects; a snapshot of the whole transaction
+-- would be older.
+create or replace function flowfabric.require_read_committed() returns void
+language plpgsql as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'suspending, signalling and parking need a transaction at READ COMMITTED' using errcode = 'FF003';
+    end if;
+end;
+$$;
+
 -- far_date: a time that never comes; what waits until then waits for something else.
 create or replace function flowfabric.far_date() returns timestamptz
 language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;

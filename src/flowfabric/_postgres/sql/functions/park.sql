@@ -19,6 +19,7 @@ declare
     v_detail text;
     v flowfabric.verdict;
 begin
+    perform flowfabric.require_read_committed();
     perform 1 from unnest(p_child_partition || p_partition, p_child_id || p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     order by e.partition, e.id for no key update of e;

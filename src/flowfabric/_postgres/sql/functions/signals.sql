@@ -29,6 +29,7 @@ declare
     v_satisfiers uuid[];
     v_idle bigint;          -- signals of the waitpoint that contribute to nothing
 begin
+    perform flowfabric.require_read_committed();
     signal_id := p_signal;
     if p_lane is null then
         detail := flowfabric.check_token(p_partition, p_id, p_waitpoint, p_token);
@@ -125,7 +126,7 @@ begin
     else
         -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
         if not s.resume_condition ? 'Single' then
-            v_signals := flowfabric.recorded_on(p_partition, s.waitpoint_ids);
+            v_signals := flowfabric.recorded_on(p_partition, s.waitpoint_ids, true);
         end if;
         select f.holds, f.places into v_holds, v_places
         from flowfabric.satisfiers(

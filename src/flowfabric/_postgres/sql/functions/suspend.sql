@@ -33,6 +33,7 @@ declare
     v_closer integer;
     v_places integer[] := '{}';
 begin
+    perform flowfabric.require_read_committed();
     if p_timeout_at + interval '10 minutes' < v_now then
         return query select * from flowfabric.not_suspended('invalid_input', 'timeout_at_in_past', e);
         return;
@@ -105,7 +106,7 @@ begin
     end if;
 
     if cardinality(v_pending) > 0 then
-        v_signals := flowfabric.recorded_on(p_partition, v_pending);
+        v_signals := flowfabric.recorded_on(p_partition, v_pending, false);
         v_closer := flowfabric.first_holding(v_condition, v_signals);
         select f.places into v_places
         from flowfabric.satisfiers(v_condition, v_signals.keys, v_signals.names, v_signals.ids, v_signals.types,
@@ -240,7 +241,10 @@ language sql immutable as $$
 $$;
 
 -- recorded_on: what has been recorded on some waitpoints, in the order of acceptance, as columns.
-create or replace function flowfabric.recorded_on(p_partition integer, p_waitpoints uuid[]) returns flowfabric.recorded
+--
+-- Takes    p_advanced: only those that added something. The others can never matter to whether a condition holds.
+create or replace function flowfabric.recorded_on(p_partition integer, p_waitpoints uuid[], p_advanced boolean)
+returns flowfabric.recorded
 language sql stable as $$
     select row(coalesce(array_agg(g.ordinal order by g.ordinal), '{}'), coalesce(array_agg(g.waitpoint_key order by g.ordinal), '{}'),
                coalesce(array_agg(g.signal_name order by g.ordinal), '{}'), coalesce(array_agg(g.signal_id order by g.ordinal), '{}'),
@@ -248,7 +252,8 @@ language sql stable as $$
                max(g.accepted_at))::flowfabric.recorded
     from unnest(p_waitpoints) as u (waitpoint_id)
     cross join lateral (select x.* from flowfabric.signal x where x.partition = p_partition
-                        and x.waitpoint_id = u.waitpoint_id and not x.is_dropped offset 0) g
+                        and x.waitpoint_id = u.waitpoint_id and not x.is_dropped
+                        and (not p_advanced or x.match_detail = 'advanced') offset 0) g
 $$;
 
 -- first_holding: the place of the signal with which a condition began to hold; null while it does not.
@@ -306,7 +311,10 @@ begin
         matched_signal_count = case when w.waitpoint_id = p_waitpoint then w.matched_signal_count + 1
                                     else w.matched_signal_count end,
         last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
-    where w.partition = p_partition and w.waitpoint_id = any (p_waitpoints);
+    from unnest(p_waitpoints) as u (waitpoint_id)
+    cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
+                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
+    where w.ctid = f.tid;
     if coalesce(p_is_task, (select w.outlives_attempt from flowfabric.waitpoint w
                             where w.partition = p_partition and w.waitpoint_id = p_waitpoints[1])) then
         perform flowfabric.remember_wait(p_partition, p_id, p_waitpoints, p_reason, p_satisfiers);
@@ -399,8 +407,9 @@ declare
 begin
     for s in
         select x.* from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.suspension x on x.partition = u.partition and x.id = u.id and x.closed_at is null
-        where x.timeout_at <= p_now
+        cross join lateral (select o.* from flowfabric.suspension o
+                            where o.partition = u.partition and o.id = u.id offset 0) x
+        where x.closed_at is null and x.timeout_at <= p_now
         order by x.timeout_at
     loop
         v_behavior := flowfabric.known_behavior(s.timeout_behavior);

@@ -1,6 +1,7 @@
 -- Waitpoints: pending until a suspension uses them, active while it is open, closed or expired for ever after.
 --
--- Whoever changes one holds the lock of its execution.
+-- Whoever changes one holds the lock of its execution. Those of an execution are looked for behind a fence (offset 0):
+-- a plan made while the table was empty must not read all that are open when it is not.
 
 -- create_waitpoint: a pending waitpoint and its token, for a lease holder to hand out before it suspends
 --
@@ -103,7 +104,9 @@ begin
     with expired as (
         update flowfabric.waitpoint w set state = 'expired', closed_at = p_now, close_reason = 'never_committed'
         from unnest(p_partition, p_id) as u (partition, id)
-        where w.partition = u.partition and w.id = u.id and w.state = 'pending' and w.expires_at <= p_now
+        cross join lateral (select x.ctid as tid, x.state, x.expires_at from flowfabric.waitpoint x
+                            where x.partition = u.partition and x.id = u.id offset 0) f
+        where w.ctid = f.tid and f.state = 'pending' and f.expires_at <= p_now
         returning w.partition, w.id, w.waitpoint_id
     )
     select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
@@ -149,13 +152,16 @@ language plpgsql as $$
 begin
     update flowfabric.suspension s set closed_at = p_now, close_reason = u.reason
     from unnest(p_partition, p_id, p_reason) as u (partition, id, reason)
-    where s.partition = u.partition and s.id = u.id and s.closed_at is null;
+    cross join lateral (select x.ctid as tid, x.closed_at from flowfabric.suspension x
+                        where x.partition = u.partition and x.id = u.id offset 0) f
+    where s.ctid = f.tid and f.closed_at is null;
     update flowfabric.waitpoint w
     set state = 'closed', closed_at = p_now,
         close_reason = case when w.state = 'active' then u.reason else 'attempt_ended' end
     from unnest(p_partition, p_id, p_reason) as u (partition, id, reason)
-    where w.partition = u.partition and w.id = u.id and w.state in ('pending', 'active')
-      and (u.reason is not null or not w.outlives_attempt);
+    cross join lateral (select x.ctid as tid, x.state, x.outlives_attempt from flowfabric.waitpoint x
+                        where x.partition = u.partition and x.id = u.id offset 0) f
+    where w.ctid = f.tid and f.state in ('pending', 'active') and (u.reason is not null or not f.outlives_attempt);
 end;
 $$;
 
@@ -173,7 +179,9 @@ begin
         update flowfabric.waitpoint w set attempt_index = e.attempts
         from unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        where w.partition = u.partition and w.id = u.id and w.state = 'pending';
+        cross join lateral (select x.ctid as tid, x.state from flowfabric.waitpoint x
+                            where x.partition = u.partition and x.id = u.id offset 0) f
+        where w.ctid = f.tid and f.state = 'pending';
     end if;
 end;
 $$;

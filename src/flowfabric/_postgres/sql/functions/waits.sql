@@ -18,6 +18,7 @@ declare
     v_now timestamptz;
     v_ok integer[];
     v_kid text;
+    v_detail text;
     v_made integer;
 begin
     select l.at, l.ok into v_now, v_ok
@@ -30,8 +31,18 @@ begin
         return;
     end if;
     v_kid := (select k.kid from flowfabric.keystore k where k.state = 'current');
-    if v_kid is null then
-        return query select 1, 'invalid_input', 'hmac_secret_not_initialized', 'active', p_epoch, p_attempt, v_now,
+    v_detail := case when v_kid is null then 'hmac_secret_not_initialized'
+                     when cardinality(p_waitpoints) + (
+                         select count(*) from (select x.state from flowfabric.waitpoint x
+                                               where x.partition = p_partition and x.id = p_id offset 0) w
+                         where w.state = 'pending') > 1000
+                          and not exists (select from flowfabric.execution e join flowfabric.step x
+                                          on x.partition = e.partition and x.id = e.id and x.generation = e.generation
+                                          and x.kind = 'wait' and x.name = p_name and x.n = p_n and x.error is null
+                                          where e.partition = p_partition and e.id = p_id)
+                         then 'too_many_pending_waitpoints' end;
+    if v_detail is not null then
+        return query select 1, 'invalid_input', v_detail, 'active', p_epoch, p_attempt, v_now,
                             null::uuid[], null::text[], null::text[];
         return;
     end if;
@@ -70,13 +81,13 @@ $$;
 
 -- settle_wait: how a wait stands, and the memory of it once it is over
 --
--- Called by the lease holder, before it goes on waiting.
+-- Called by the lease holder, before it goes on waiting; or, with p_give_up, when it does not: an open wait is over then.
 -- Locks    the execution.
--- Answers  one verdict; with ok the outcome: open, resumed, timed_out or operator_resumed, what is remembered of it, and
+-- Answers  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, what is remembered of it, and
 --          how many signals each waitpoint has received.
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
-    p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz)
+    p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)
 returns table (ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
                outcome text, result bytea, seen integer[])
 language plpgsql security definer set search_path = flowfabric, pg_temp
@@ -89,6 +100,7 @@ declare
     t flowfabric.step;
     v_detail text;
 begin
+    perform flowfabric.require_read_committed();
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
                                  array[p_index], false) l;
@@ -122,12 +134,20 @@ begin
         select x.* into t from flowfabric.step x
         where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
           and x.name = t.name and x.n = t.n;
-        if t.encoding is null and p_deadline <= v_now then
-            update flowfabric.waitpoint w set state = 'closed', closed_at = v_now, close_reason = 'timed_out_auto_resume'
+        if t.encoding is null and (p_give_up or p_deadline <= v_now) then
+            v_detail := case when p_give_up then 'given_up' else 'timed_out_auto_resume' end;
+            update flowfabric.waitpoint w set state = 'closed', closed_at = v_now, close_reason = v_detail
             where w.partition = p_partition and w.waitpoint_id = any (t.waitpoint_ids) and w.state = 'pending';
-            perform flowfabric.remember_wait(p_partition, p_id, t.waitpoint_ids, 'timed_out_auto_resume', null);
-            t.encoding := 'timed_out';
+            perform flowfabric.remember_wait(p_partition, p_id, t.waitpoint_ids, v_detail, null);
+            t.encoding := case when p_give_up then 'given_up' else 'timed_out' end;
         end if;
+    end if;
+    if p_give_up and t.encoding <> 'given_up' then
+        -- Signals had come, but the handler turned to something else before it was told.
+        update flowfabric.step x set encoding = 'given_up', result = null
+        where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
+          and x.name = t.name and x.n = t.n;
+        t.encoding := 'given_up';
     end if;
     return query
     select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.encoding, 'open'), t.result,
@@ -145,7 +165,7 @@ create or replace function flowfabric.remember_wait(
 language plpgsql as $$
 declare
     v_outcome text := case p_reason when 'resumed' then 'resumed' when 'timed_out_auto_resume' then 'timed_out'
-                                    when 'operator_resumed' then 'operator_resumed' end;
+                                    when 'operator_resumed' then 'operator_resumed' when 'given_up' then 'given_up' end;
     v_result bytea;
 begin
     if v_outcome = 'resumed' then
@@ -159,7 +179,7 @@ begin
         from unnest(p_satisfiers) as u (signal_id)
         join flowfabric.signal g on g.partition = p_partition and g.id = p_id and g.signal_id = u.signal_id;
     end if;
-    update flowfabric.step s set result = v_result, encoding = v_outcome
+    update flowfabric.step s set result = v_result, encoding = v_outcome, recorded_at = flowfabric.now()
     from flowfabric.execution e
     where v_outcome is not null and e.partition = p_partition and e.id = p_id and s.partition = e.partition and s.id = e.id
       and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids = p_waitpoints and s.encoding is null;
@@ -180,7 +200,11 @@ begin
         where e.has_waitpoints and e.state <> 'completed' and s.partition = e.partition and s.id = e.id
           and s.generation = e.generation and s.kind = 'wait'
           and (s.encoding is null
-               or s.encoding <> 'resumed' and e.failure_category in ('wait_timed_out', 'wait_overridden'))
+               -- Of those that ended without a signal the last one is what the handler failed of.
+               or s.encoding in ('timed_out', 'operator_resumed') and e.failure_category in ('wait_timed_out', 'wait_overridden')
+                  and s.recorded_at = (select max(x.recorded_at) from flowfabric.step x
+                                       where x.partition = e.partition and x.id = e.id and x.generation = e.generation
+                                         and x.kind = 'wait' and x.encoding in ('timed_out', 'operator_resumed')))
         returning s.partition, s.id, s.generation, s.name, s.n
     )
     delete from flowfabric.step s using forgotten f
