@@ -421,7 +421,7 @@ class Histories(RuleBasedStateMachine):
         except Refused as error:
             expected = refused(error)
         heard = spoken(answer, expected)
-        note(f"  -> {heard}")
+        note(f"  -> {heard}" + (f" ({answer})" if isinstance(answer, ff.FlowFabricError) else ""))
         self.disagreed = True
         same(heard, expected, "answer")
         self.disagreed = False
