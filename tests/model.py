@@ -782,6 +782,11 @@ class Model:
             cap = 1000 if default is None else default
         return e.lease_reclaim_count >= cap
 
+    def claim_wakes(self, lane: str, worker: Worker) -> bool:
+        """Whether a claim may end one that somebody is parked for: who is woken may then be claimed by the same call."""
+        ends = {e.id for e in self.claimable(lane, worker) if e.place in "XV" and self.is_capped(e)}
+        return any(ends & e.waits_for for e in self.executions.values())
+
     def eligible(self, lane: str) -> list[str]:
         """What a scheduler sees: everything that waits for a worker, in claim order."""
         found = [e for e in self.executions.values() if e.new.lane == lane and e.place == "W"]
