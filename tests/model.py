@@ -783,7 +783,7 @@ class Model:
         return e.lease_reclaim_count >= cap
 
     def claim_wakes(self, lane: str, worker: Worker) -> bool:
-        """Whether a claim may end one that somebody is parked for: who is woken may then be claimed by the same call."""
+        """Whether a claim may end what somebody is parked for: who wakes may then be claimed by the same call."""
         ends = {e.id for e in self.claimable(lane, worker) if e.place in "XV" and self.is_capped(e)}
         return any(ends & e.waits_for for e in self.executions.values())
 

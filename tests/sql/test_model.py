@@ -1672,6 +1672,26 @@ async def test_an_end_at_the_reclaim_cap_does_not_let_a_lower_rank_pass(engine: 
     assert await engine.read_execution_state(low) == "waiting"
 
 
+@pytest.mark.parametrize("how", ["cancelled and replayed", "timed out and retried"])
+async def test_a_lapsed_lease_may_be_over_before_it_is_taken_back(
+    engine: CheckedEngine, clock: Clock, how: str
+) -> None:
+    policy = {"timeout_policy": {"attempt_timeout_ms": 20 * SECOND}, "retry_policy": {"backoff": {"type": "fixed"}}}
+    first = await started(engine, lease_ttl=timedelta(seconds=10), policy=policy)
+    await clock.advance(seconds=30)
+    await engine.run_timers("lease")
+
+    if how == "cancelled and replayed":
+        await engine.cancel(ff.Operator(first.execution_id), "enough")
+        await engine.replay_execution(first.execution_id)
+    else:
+        assert await engine.expire_execution(first.execution_id, "attempt_timeout") == "retry_scheduled"
+        await clock.advance(seconds=2)
+        await engine.run_timers("delay")
+
+    assert (await claim_one(engine)).handle.lease_epoch == 2
+
+
 @pytest.mark.parametrize("source", ["lease_holder", "my scheduler"])
 async def test_what_a_lease_cancelled_stays_answered_whatever_came_later(engine: CheckedEngine, source: str) -> None:
     fence = (await started(engine)).handle.fence
