@@ -42,8 +42,9 @@ with route as (select id from flowfabric.route limit 1),
     insert into flowfabric.execution
         (partition, id, route, created_at, namespace, creator, payload, state, blocking_reason, blocking_detail,
          pending, priority, attempts, epoch, attempt_index, attempt_id, attempt_type, attempt_lifecycle,
-         attempt_started_at, attempt_suspended_at, lease_id, worker_id, worker_instance_id, lease_ttl_ms, lease_acquired_at,
-         lease_expires_at, lease_renewed_at, started_at, has_waitpoints, suspension_timeout_at, transitioned_at,
+         attempt_started_at, attempt_suspended_at, lease_id, worker_id, worker_instance_id, lease_ttl_ms,
+         lease_acquired_at, lease_expires_at, lease_renewed_at, started_at, has_waitpoints, suspension_timeout_at,
+         transitioned_at,
          mutated_at)
     select n % 256, gen_random_uuid(), route.id, now() - interval '1 hour', '', 'stored', $2, 'suspended',
            'waiting_for_approval', 'waitpoint', 'interrupted', 0, 1, 2, 0, gen_random_uuid(), 'initial', 'suspended',

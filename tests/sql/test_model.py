@@ -1288,10 +1288,33 @@ class Histories(RuleBasedStateMachine):
         handled = self.model.run_timers(kind)
         return 0 if kind == "waitpoint" else handled
 
+    @step("time", weight=4, pick=picks, late=st.sampled_from([0, 0, 1, -1]), how=st.sampled_from(["duty", "one", "no"]))
+    def let_a_wait_take_too_long(self, pick: int, late: int, how: str) -> None:
+        """The time of one suspension or pending waitpoint comes, whatever else comes before."""
+        coming = [
+            (at, kind, e)
+            for e in self.model.executions.values()
+            for kind in ("suspension", "waitpoint")
+            if (at := self.model.due_at(kind, e)) is not None
+        ]
+        if not coming:
+            return
+        at, kind, e = coming[-1 - pick % len(coming)]
+        self.pass_time(max(at + late - self.model.now, 0))
+        if how == "duty":
+            self.run_timers(kind)
+        elif how == "one" and kind == "suspension":
+            self._expire_suspension(ff.ExecutionId(e.id))
+        elif how == "one":
+            self._expire_waitpoint(ff.ExecutionId(e.id), e.pending_waitpoints[0].waitpoint_id)
+
     @step("time", pick=picks)
     def expire_suspension(self, pick: int) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "S"]
         target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        self._expire_suspension(target)
+
+    def _expire_suspension(self, target: ff.ExecutionId) -> None:
         answer = self.ask(self.engine.expire_suspension(target))
         self.agree(answer, lambda: self.model.expire_suspension(str(target)))
 
@@ -1301,6 +1324,9 @@ class Histories(RuleBasedStateMachine):
         target, waitpoint_id = self.waitpoint(pick)
         if known and pick < 8:
             target, waitpoint_id = ff.ExecutionId(known[pick % len(known)][0]), known[pick % len(known)][1]
+        self._expire_waitpoint(target, waitpoint_id)
+
+    def _expire_waitpoint(self, target: ff.ExecutionId, waitpoint_id: UUID) -> None:
         answer = self.ask(self.engine.expire_waitpoint(target, waitpoint_id))
         self.agree(answer, lambda: self.model.expire_waitpoint(str(target), waitpoint_id))
 
