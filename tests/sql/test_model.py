@@ -814,6 +814,7 @@ class Histories(RuleBasedStateMachine):
 
     @step(
         "wait",
+        weight=2,
         drawn=waiters,
         until=st.sampled_from([None, None, None, 0, 10 * SECOND]),
         ends_of=st.lists(picks, max_size=2),
@@ -825,6 +826,8 @@ class Histories(RuleBasedStateMachine):
         children = [child for child in children if str(child) != ours.execution_id]
         signals_on = {}
         e = self.model.executions.get(ours.execution_id)
+        if seen is not None and e is not None and e.place == "A" and not e.pending_waitpoints:
+            self.create_waitpoint(drawn, "a", 10 * SECOND, False)
         if seen is not None and e is not None and e.waitpoints:
             best = e.pending_waitpoints or list(e.waitpoints.values())
             signals_on[best[drawn[1] % len(best)].waitpoint_id] = seen
