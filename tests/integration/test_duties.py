@@ -458,7 +458,7 @@ async def test_all_duties_together_keep_an_idle_system_quiet(counting: Counting)
         await counting.slept(3)
         took = asyncio.get_running_loop().time() - begun
         # One statement per kind of timer and one to go to sleep, each round; a round per interval.
-        assert len(counting.statements) - statements <= 3 * 6 + 6
+        assert len(counting.statements) - statements <= 3 * 8 + 6
         assert took >= 2 * 0.75
 
 

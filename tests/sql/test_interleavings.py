@@ -874,6 +874,11 @@ async def test_what_enters_with_an_old_snapshot_lowers_the_floor_in_any_case(
     assert await floor.rank(one.connection) == 8990
     await two.raise_floor(floor.route)
     assert await floor.rank() == 8999
+    if entry.name.startswith("signal"):
+        with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):  # it might miss what the lock protects
+            await entry.enter(one, arranged)
+        await one.rollback()
+        return
     await entry.enter(one, arranged)
     await one.commit()
     assert await floor.rank() == 8995

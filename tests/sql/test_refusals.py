@@ -73,7 +73,7 @@ SQL_CALLS = {
     "open_wait": "select code, detail from flowfabric.open_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, 'w', 0, array[gen_random_uuid()], array['k'], null)",
     "settle_wait": "select code, detail from flowfabric.settle_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
-    " $6::int, 'w', 0, gen_random_uuid(), '\"OperatorOnly\"', 'manual_pause', null)",
+    " $6::int, 'w', 0, gen_random_uuid(), '\"OperatorOnly\"', 'manual_pause', null, false)",
     "record_steps": "select code, detail from flowfabric.record_steps(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
     " null, null)",
