@@ -888,6 +888,8 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "parked_promoter": 0.75,
         "attempt_timeout": 2,
         "execution_deadline": 5,
+        "suspension_timeout": 2,
+        "waitpoint_expiry": 5,
         "retention_trimmer": 60,
         "sweeper": 30,
         "index_reconciler": 45,

@@ -153,13 +153,17 @@ class Worker(Runtime):
         life, self._life = self._life, None
         self.stop()
         async with life:
-            _, late = await asyncio.wait([self._claiming], timeout=LAST_CALLS)
-            for claiming in late:  # what it may have claimed comes back when its leases lapse
-                claiming.cancel()
-            await self._drain()
+            # Side by side: a claim that hangs must not keep what runs from being given back while its leases live.
+            await asyncio.gather(self._end_claims(), self._drain())
+            await self._give_back()  # what was claimed too late to be begun
         log.info("worker %s has stopped", self.instance_id)
         if not self._claiming.cancelled() and (error := self._claiming.exception()) is not None:
             raise error
+
+    async def _end_claims(self) -> None:
+        _, late = await asyncio.wait([self._claiming], timeout=LAST_CALLS)
+        for claiming in late:  # what it may have claimed comes back when its leases lapse
+            claiming.cancel()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -177,7 +181,9 @@ class Worker(Runtime):
             if until_idle:
                 await self.idle()
             else:
-                await asyncio.wait([self._claiming])
+                stopped = asyncio.ensure_future(self.stopping.wait())
+                await asyncio.wait([self._claiming, stopped], return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
         finally:
             await self.close()
 
@@ -197,7 +203,6 @@ class Worker(Runtime):
     async def _drain(self) -> None:
         """Let what runs end within the grace; give the rest back."""
         assert self._ends_at is not None
-        await self._give_back()  # what was claimed too late to be begun
         while self._running and (left := self._ends_at - time.monotonic()) > 0:
             self.slot_free.clear()
             with contextlib.suppress(TimeoutError):
