@@ -24,6 +24,7 @@ from flowfabric.errors import (
     Interrupted,
     InvalidInput,
     LeaseLost,
+    NoSignal,
     NotFound,
     Purged,
     Reject,
@@ -58,6 +59,7 @@ FAMILIES = {
     "timed_out": TimedOut,
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
+    "wait": NoSignal,
     "stream_disconnected": StreamDisconnected,
     "stream_backpressure": StreamBackpressure,
 }
@@ -185,6 +187,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             )
         case "step":
             return StepFailed("s", "E", "boom") if row.kind == "step_failed" else StepsChanged("'s' is gone")
+        case "wait":
+            return NoSignal(row.kind, "approval", execution_id="{fp:1}:x")
         case "stream_disconnected":
             return StreamDisconnected("cursor-7", "the server went away")
         case "stream_backpressure":
@@ -258,7 +262,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 23 + len(beside)
+    assert len(classes) == 24 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

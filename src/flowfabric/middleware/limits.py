@@ -26,6 +26,8 @@ _HOLDING: Final = frozenset(
     {
         *("complete", "complete_many", "fail", "fail_many", "release", "delay", "wait_children"),
         *("progress", "record_steps", "read_steps", "park", "submit_child"),
+        *("suspend", "suspend_by_triple", "suspend_on", "create_waitpoint", "close_waitpoint", "open_wait"),
+        *("settle_wait", "observe_signals"),
     }
 )
 _ROUNDING: Final = 1e-6  # tokens; who waits exactly as long as told must find one. It is owed, so it never adds up.
