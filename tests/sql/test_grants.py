@@ -204,7 +204,7 @@ async def test_a_key_that_was_rotated_out_verifies_within_its_grace_only(world: 
 
 async def test_without_a_signing_key_no_grant_is_issued_and_direct_claims_go_on(world: World) -> None:
     at = await world.reach("W.1")
-    await world.sql.execute("update flowfabric.keystore set state = 'retired', inner_key = null, outer_key = null")
+    await world.sql.execute("update flowfabric.keystore set state = 'verifying', expires_at = 'infinity'")
     assert await outcome(world.engine.issue_claim_grant(at.id, **WORKER)) == "unavailable"
     # Asked before anything else, the execution included.
     assert await outcome(world.engine.issue_reclaim_grant(ExecutionId.of(3, new_id()), **WORKER)) == "unavailable"
