@@ -148,7 +148,8 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows(
         "state",
         "target_not_signalable resume_condition_not_met stream_closed stale_owner_cannot_append"
-        " execution_not_in_flow attempt_not_started execution_not_eligible_for_attempt max_retries_exhausted",
+        " execution_not_in_flow attempt_not_started execution_not_eligible_for_attempt max_retries_exhausted"
+        " execution_in_flow flow_not_terminal",
         "terminal",
         409,
         code="state_conflict",
@@ -374,9 +375,13 @@ class RetriesExhausted(Contention):
 
 
 class Conflict(FlowFabricError):
-    """It exists already, in another shape. `existing` names what is in the way, when known."""
+    """It exists already, in another shape. `existing` names what is in the way, when known.
+
+    `edge`: the stored edge, when it is one.
+    """
 
     family = "conflict"
+    edge: Any = None
 
     def __init__(
         self, kind: str, detail: str = "", *, existing: object = None, execution_id: str | None = None

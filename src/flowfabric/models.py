@@ -211,6 +211,14 @@ class Duplicate(Struct, frozen=True):
     execution_id: ExecutionId
 
 
+class Passed(Struct, frozen=True, gc=False):
+    """How an upstream stands, and its result, as given to the execution that comes after it."""
+
+    state: State
+    result: bytes | None
+    encoding: str | None
+
+
 class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     """A lease, and what is needed to do the work."""
 
@@ -230,6 +238,7 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     retry_count: int
     reclaim_count: int
     replay_count: int
+    inputs: Mapping[UUID, Passed] | None = None
 
     @property
     def execution_id(self) -> ExecutionId:

@@ -10,6 +10,14 @@ from types import TracebackType
 from typing import Self
 
 from flowfabric._duties.duty import Duty
+from flowfabric._duties.flows import (
+    Cascade,
+    EdgeReconciler,
+    FlowCancel,
+    FlowProjector,
+    SiblingCancel,
+    SiblingReconciler,
+)
 from flowfabric._duties.housekeeping import Audit, Sweep
 from flowfabric._duties.timers import (
     AttemptTimeout,
@@ -21,6 +29,7 @@ from flowfabric._duties.timers import (
     SuspensionTimeout,
     TimerDuty,
     WaitpointExpiry,
+    WokenDuty,
 )
 from flowfabric.engine import Engine
 from flowfabric.models import ScannerFilter
@@ -35,19 +44,25 @@ ALL: tuple[type[Duty], ...] = (
     ExecutionDeadline,
     SuspensionTimeout,
     WaitpointExpiry,
+    Cascade,
+    SiblingCancel,
+    FlowCancel,
     Retention,
+    SiblingReconciler,
+    EdgeReconciler,
+    FlowProjector,
     Sweep,
     Audit,
 )
 
 
 class TimerRunner(Duty):
-    """Runs the timer duties of one process in one loop that sleeps until the first of their times comes."""
+    """Runs the duties of one process that are woken in one loop that sleeps until the first of their times comes."""
 
     name = "timers"
     interval = timedelta(milliseconds=750)
 
-    def __init__(self, engine: Engine, duties: Sequence[TimerDuty]) -> None:
+    def __init__(self, engine: Engine, duties: Sequence[WokenDuty]) -> None:
         super().__init__(engine)
         self._duties = duties
 
@@ -86,9 +101,9 @@ class Duties:
         filter: ScannerFilter | None = None,  # noqa: A002
     ) -> None:
         made = [duty(engine, filter=filter) for duty in duties]
-        timed = [duty for duty in made if isinstance(duty, TimerDuty)]
+        timed = [duty for duty in made if isinstance(duty, WokenDuty)]
         self._engine = engine
-        self._loops: list[Duty] = [duty for duty in made if not isinstance(duty, TimerDuty)]
+        self._loops: list[Duty] = [duty for duty in made if not isinstance(duty, WokenDuty)]
         if timed:
             self._loops.insert(0, TimerRunner(engine, timed))
         self._stopping = asyncio.Event()

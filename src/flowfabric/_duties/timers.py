@@ -11,7 +11,23 @@ from flowfabric.engine.hooks import Round, TimerKind
 log = logging.getLogger("flowfabric.duties")
 
 
-class TimerDuty(Duty):
+class WokenDuty(Duty):
+    """Works in bounded rounds, and is woken when there is something to do."""
+
+    async def round(self) -> Round:
+        """One bounded round."""
+        raise NotImplementedError
+
+    async def run_once(self) -> int:
+        handled = 0
+        while True:
+            done = await self.round()
+            handled += done.handled
+            if not done.more or self.stopping.is_set():
+                return handled
+
+
+class TimerDuty(WokenDuty):
     """Works off the due timers of one kind, oldest first, until none is due."""
 
     kind: TimerKind
@@ -30,14 +46,6 @@ class TimerDuty(Duty):
         passed_over = done.more and done.handled + done.failed == 0
         self._after = done.last_due_at if passed_over else (self._after if done.more else None)
         return done
-
-    async def run_once(self) -> int:
-        handled = 0
-        while True:
-            done = await self.round()
-            handled += done.handled
-            if not done.more or self.stopping.is_set():
-                return handled
 
 
 class LeaseExpiry(TimerDuty):

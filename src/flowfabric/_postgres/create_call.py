@@ -124,7 +124,7 @@ class CreateCall:
             self._places = list(range(len(items)))
             self._sent, self.args = _plain_args(items, partitions or _PARTITION_HASHES)
             return
-        lay = _Layout(partitions or _PARTITION_HASHES)
+        lay = Layout(partitions or _PARTITION_HASHES)
         doubts: list[tuple[Any, ...]] = []
         for place, item in enumerate(items):
             try:
@@ -270,7 +270,7 @@ class _BadPolicy(Exception):
         self.identity = identity
 
 
-class _Layout:
+class Layout:
     """The columns of a call. A column that no item uses is sent as null."""
 
     def __init__(self, partitions: int) -> None:

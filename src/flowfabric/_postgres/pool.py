@@ -22,6 +22,7 @@ from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
 from flowfabric.errors import (
     Bug,
     ConnectionFailed,
+    Corruption,
     FlowFabricError,
     InvalidInput,
     RetriesExhausted,
@@ -282,7 +283,9 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
         case asyncpg.PostgresError(sqlstate="FF002"):
             return Unavailable("read_events", str(error))
         case asyncpg.PostgresError(sqlstate="FF003"):
-            return Unavailable("suspension", str(error))
+            return Unavailable("read_committed", str(error))
+        case asyncpg.PostgresError(sqlstate="FF004"):
+            return Corruption(str(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case asyncpg.PostgresError() if (error.sqlstate or "")[:2] in _BUSY:

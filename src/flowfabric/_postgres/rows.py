@@ -23,6 +23,7 @@ from flowfabric.models import (
     ExecutionSnapshot,
     Handle,
     HandleKind,
+    Passed,
     Schedule,
     Step,
 )
@@ -42,7 +43,7 @@ def decode_json(text: str | None) -> Any:
 CLAIMED = (
     "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
     " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at, "
-    " attempt_timeout_at, retries, reclaims, replays"
+    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
 )
 
 
@@ -51,7 +52,7 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
     (
         partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
         lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,
-        attempt_timeout_at, retries, reclaims, replays,
+        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings,
     ) = row  # fmt: skip
     return Claimed(
         handle=Handle(
@@ -81,6 +82,12 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
         retry_count=retries,
         reclaim_count=reclaims,
         replay_count=replays,
+        inputs=None
+        if upstreams is None
+        else {
+            upstream: Passed(State(state), result, encoding)
+            for upstream, state, result, encoding in zip(upstreams, states, results, encodings, strict=True)
+        },
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from flowfabric.engine.control import Control
 from flowfabric.engine.events import Events
+from flowfabric.engine.flow_control import FlowControl
+from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.hooks import Hooks
 from flowfabric.engine.lanes import Lanes
@@ -22,5 +24,8 @@ from flowfabric.engine.tokens import Tokens
 __all__ = ["Engine"]
 
 
-class Engine(Lifecycle, Steps, Suspensions, Tokens, Grants, Control, Reads, Lanes, Schedules, Events, Hooks, Service):
+class Engine(
+    Lifecycle, Steps, Suspensions, Tokens, FlowReads, FlowControl, Grants, Control, Reads, Lanes, Schedules, Events,
+    Hooks, Service,
+):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

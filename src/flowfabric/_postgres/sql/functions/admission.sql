@@ -40,6 +40,7 @@ begin
         where x.partition = p_partition and x.id = p_id returning x.* into e;
         insert into flowfabric.blocked (blocking_reason, created_at, id, partition, blocked_at)
         values (p_reason, e.created_at, e.id, e.partition, v_now);
+        insert into flowfabric.flow_touched select e.partition, e.flow_id where e.flow_id is not null;
     end if;
     return query select 1, v_code, null::text, e.state, null::bigint, null::uuid, v_now;
 end;

@@ -27,7 +27,6 @@ declare
     v_standing uuid[];        -- per item: the id a duplicate is answered with
     v_routes integer[];
     v_made integer;
-    v_rank integer;
 begin
     if not p_id_given and cardinality(p_lanes) = 1 and (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
            p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quota,
@@ -131,15 +130,15 @@ begin
             if not p_id_given then
                 v_made := flowfabric.insert_executions(
                     v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
-                    p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
-                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now);
+                    p_payload_encoding, p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
+                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now, null, null);
                 exit;
             end if;
             begin
                 v_made := flowfabric.insert_executions(
                     v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
-                    p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
-                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now);
+                    p_payload_encoding, p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
+                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now, null, null);
             exception when unique_violation then
                 -- Somebody was quicker with an id that was given; ids of our own making never meet.
                 select array_agg(coalesce(v_code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)
@@ -154,42 +153,10 @@ begin
             end;
         end loop;
 
-        if v_made > 0 then
-            -- Rows created now lie behind every floor, unless they outrank it.
-            v_rank := 9000;
-            if p_priority is not null then
-                select 9000 - least(greatest(max(p), 0), 9000) into v_rank from unnest(p_priority) p;
-            end if;
-            if current_setting('transaction_isolation') <> 'read committed'
-               or exists (select from flowfabric.ready_floor f
-                          where f.route = any (v_routes) and (f.rank, f.created_at) >= (v_rank, v_now)) then
-                perform flowfabric.lower_floor(
-                    array_agg(v_routes[coalesce(u.no, 1)]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
-                    array_agg(v_now), array_agg(u.id))
-                from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
-                where v_code is null or v_code[u.ord] is null;
-            end if;
-            perform flowfabric.wake_workers();
-        end if;
-        if p_delay_until is not null or p_delay_ms is not null then
-            perform flowfabric.set_timers('delay', array_agg(e.partition), array_agg(e.id), array_agg(e.delay_until))
-            from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
-            join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'delayed'
-            where v_code is null or v_code[u.ord] is null;
-        end if;
-        if p_deadline_at is not null or p_deadline_ms is not null then
-            perform flowfabric.set_timers('deadline', array_agg(e.partition), array_agg(e.id), array_agg(e.deadline_at))
-            from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
-            join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.deadline_at is not null
-            where v_code is null or v_code[u.ord] is null;
-        end if;
-        if p_tags is not null then
-            insert into flowfabric.tag (digest, created_at, id, partition)
-            select flowfabric.tag_digest(t.key, t.value), v_now, u.id, u.partition
-            from unnest(p_partition, p_id, p_tags) with ordinality as u (partition, id, tags, ord)
-            cross join lateral jsonb_each_text(u.tags::jsonb) as t (key, value)
-            where u.tags is not null and (v_code is null or v_code[u.ord] is null);
-        end if;
+        perform flowfabric.settle_new(
+            v_routes, v_code, p_route_no, p_partition, p_id, p_priority, p_tags,
+            p_delay_until is not null or p_delay_ms is not null,
+            p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
     end if;
 
     -- A key taken above for an item that was not made is given back.
@@ -265,14 +232,63 @@ begin
 end;
 $$;
 
+-- settle_new: what belongs to new executions beside their rows: floors, a wake-up, timers, tags.
+--
+-- p_code: items with one were not made. p_ready: how many may be claimed at once.
+create or replace function flowfabric.settle_new(
+    p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_priority integer[],
+    p_tags text[], p_delays boolean, p_deadlines boolean, p_ready integer, p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_rank integer := 9000;
+begin
+    if p_ready > 0 then
+        -- Rows created now lie behind every floor, unless they outrank it.
+        if p_priority is not null then
+            select 9000 - least(greatest(max(p), 0), 9000) into v_rank from unnest(p_priority) p;
+        end if;
+        if current_setting('transaction_isolation') <> 'read committed'
+           or exists (select from flowfabric.ready_floor f
+                      where f.route = any (p_routes) and (f.rank, f.created_at) >= (v_rank, p_now)) then
+            perform flowfabric.lower_floor(
+                array_agg(p_routes[coalesce(u.no, 1)]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
+                array_agg(p_now), array_agg(u.id))
+            from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
+            where p_code is null or p_code[u.ord] is null;
+        end if;
+        perform flowfabric.wake_workers();
+    end if;
+    if p_delays then
+        perform flowfabric.set_timers('delay', array_agg(e.partition), array_agg(e.id), array_agg(e.delay_until))
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'delayed'
+        where p_code is null or p_code[u.ord] is null;
+    end if;
+    if p_deadlines then
+        perform flowfabric.set_timers('deadline', array_agg(e.partition), array_agg(e.id), array_agg(e.deadline_at))
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.deadline_at is not null
+        where p_code is null or p_code[u.ord] is null;
+    end if;
+    if p_tags is not null then
+        insert into flowfabric.tag (digest, created_at, id, partition)
+        select flowfabric.tag_digest(t.key, t.value), p_now, u.id, u.partition
+        from unnest(p_partition, p_id, p_tags) with ordinality as u (partition, id, tags, ord)
+        cross join lateral jsonb_each_text(u.tags::jsonb) as t (key, value)
+        where u.tags is not null and (p_code is null or p_code[u.ord] is null);
+    end if;
+end;
+$$;
+
 -- insert_executions: the rows of new executions and their ready rows; answers how many may be claimed at once.
 --
--- Unnests only what every item has: each further array would cost every row.
+-- Unnests only what every item has: each further array would cost every row. p_deps: how many edges lead to each.
 create or replace function flowfabric.insert_executions(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_flow uuid[], p_key text[],
     p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[], p_delay_until timestamptz[], p_delay_ms bigint[],
-    p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz)
+    p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz, p_node text[], p_deps integer[])
 returns integer
 language plpgsql as $$
 declare
@@ -283,16 +299,18 @@ begin
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
              policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail, pending, priority, tags,
-             delay_until, deadline_at, transitioned_at, mutated_at)
+             delay_until, deadline_at, transitioned_at, mutated_at, node)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
                coalesce(v_policy, p_policy[u.ord]::jsonb), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
-               case when d.until is null then 'waiting' else 'delayed' end,
-               case when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
-               case when d.until is not null
+               case when p_deps[u.ord] > 0 then 'waiting_children' when d.until is null then 'waiting' else 'delayed' end,
+               case when p_deps[u.ord] > 0 then 'waiting_for_children'
+                    when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
+               case when p_deps[u.ord] > 0 then p_deps[u.ord] || ' dep(s) unresolved'
+                    when d.until is not null
                     then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
                'first', least(greatest(coalesce(p_priority[u.ord], 0), 0), 9000), p_tags[u.ord]::jsonb, d.until,
-               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now
+               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now, p_node[u.ord]
         from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)
         cross join lateral (
             select case when w.at > p_now then w.at end as until

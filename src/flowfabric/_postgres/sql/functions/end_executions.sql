@@ -17,6 +17,7 @@ declare
     v_tids tid[] := p_tids;
     v_slot smallint := flowfabric.open_log(p_now);
     v_had_waitpoints boolean;
+    v_partitions integer[]; v_ids uuid[]; v_flows uuid[]; v_runs integer[]; v_events bigint[];   -- members of flows
 begin
     if p_tids is null then
         if p_lease_reason is distinct from 'completed' then
@@ -43,7 +44,8 @@ begin
             attempt_ended_at = case when e.state = 'active' or e.pending = 'interrupted' then p_now else e.attempt_ended_at end,
             disposition = case when e.state = 'active' or e.pending = 'interrupted' then p_disposition else e.disposition end,
             attempt_failure_reason = case when e.state = 'active' or e.pending = 'interrupted'
-                then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason) else e.attempt_failure_reason end,
+                then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason,
+                              case p_state when 'skipped' then 'dependency_impossible' end) else e.attempt_failure_reason end,
             attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
             blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
             delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null, suspension_timeout_at = null,
@@ -57,7 +59,7 @@ begin
         where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
                   e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased,
-                  e.has_waitpoints
+                  e.has_waitpoints, e.replays
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
@@ -69,6 +71,7 @@ begin
                case when e.leased then e.worker_id end, case when e.leased then e.worker_instance_id end,
                case when e.leased then p_lease_reason end, case when e.leased then p_revoked_by end
         from ended e
+        returning seq, flow_id
     ), listed as (
         insert into flowfabric.unsuccessful (state, created_at, id, partition)
         select p_state, e.created_at, e.id, e.partition from ended e where p_state <> 'completed'
@@ -80,12 +83,20 @@ begin
               from ended e, flowfabric.deployment d) r
         group by r.due
     )
-    select bool_or(e.has_waitpoints) into v_had_waitpoints from ended e;
+    select bool_or(e.has_waitpoints), array_agg(e.partition) filter (where e.flow_id is not null),
+           array_agg(e.id) filter (where e.flow_id is not null), array_agg(e.flow_id) filter (where e.flow_id is not null),
+           array_agg(e.replays) filter (where e.flow_id is not null),
+           (select array_agg(l.seq) from logged l where l.flow_id is not null)   -- in the same order
+    into v_had_waitpoints, v_partitions, v_ids, v_flows, v_runs, v_events
+    from ended e;
     if v_had_waitpoints then
         perform flowfabric.end_waits(
             array_agg(u.partition), array_agg(u.id),
             array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
         from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
+    end if;
+    if v_flows is not null then
+        perform flowfabric.cascade_ended(v_partitions, v_ids, v_flows, v_runs, v_events, p_state, p_now);
     end if;
     -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others. The fence (offset 0) keeps a
     -- plan that was made while they were empty from reading them through when they are not.

@@ -11,9 +11,10 @@ declare
     v_code text;
 begin
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for update;
-    v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal' else 'ok' end;
+    v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal'
+                   when e.flow_id is not null then 'execution_in_flow' else 'ok' end;
     if v_code = 'ok' then
-        perform flowfabric.purge(array[p_partition], array[p_id]);
+        perform flowfabric.purge_rows(array[p_partition], array[p_id]);
     end if;
     return query select 1, v_code, null::text, e.state, e.epoch, e.attempt_id, null::timestamptz;
 end;
@@ -62,6 +63,7 @@ begin
         from (select x.ordinal, min(x.ordinal) over (partition by x.source_type, x.source_identity) as first
               from flowfabric.signal x where x.partition = p_partition and x.id = p_id) f
         where g.partition = p_partition and g.id = p_id and g.ordinal = f.ordinal;
+        update flowfabric.injected_input i set payload = '', encoding = 'redacted' where i.partition = p_partition and i.id = p_id;
         update flowfabric.suspension s set continuation_metadata_pointer = null
         where s.partition = p_partition and s.id = p_id;
     end if;
@@ -84,8 +86,7 @@ begin
     end if;
     delete from flowfabric.idempotency i
     where i.partition = p_partition and i.id = p_id
-      and (e.id is null or (i.key = e.idempotency_key and i.namespace = e.namespace
-                            and i.scope = coalesce(e.flow_id, '00000000-0000-0000-0000-000000000000'::uuid)));
+      and (e.id is null or (i.key = e.idempotency_key and i.namespace = e.namespace));
     return true;
 end;
 $$;

@@ -158,7 +158,7 @@ returns table (
     attempt_type text, lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text,
     namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
     tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
-    replays integer)
+    replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
@@ -184,9 +184,11 @@ begin
         select 'ok'::text, 'again'::text, e.partition, e.id,
                case when e.attempt_resumed_at is null then 'fresh' else 'resumed' end, e.attempt_index, e.attempt_id,
                e.attempt_type, e.lease_id, e.epoch, e.lease_expires_at, r.lane, r.kind, e.namespace, e.flow_id,
-               e.priority, e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-               e.retries, e.reclaims, e.replays
-        from flowfabric.route r where r.id = e.route;
+               e.priority, e.created_at, coalesce(i.payload, e.payload),
+               case when i.payload is null then e.payload_encoding else i.encoding end, e.tags, e.deadline_at,
+               e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings
+        from flowfabric.route r left join lateral flowfabric.inputs_of(e.partition, e.id) i on e.has_inputs
+        where r.id = e.route;
         return;
     elsif e.completed_at is not null or e.state in ('active', 'suspended') then
         v_code := case when p_call = 'operator' then 'execution_not_eligible' else 'execution_not_leaseable' end;
@@ -302,7 +304,7 @@ returns table (
     attempt_type text, lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text,
     namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
     tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
-    replays integer)
+    replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
@@ -332,6 +334,9 @@ begin
         v_code := 'grant_not_found';
     elsif flowfabric.is_used(p_partition, p_id, p_lease, p_attempt) then
         v_code := 'invalid_input'; v_detail := 'used_id';
+    elsif exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id) then
+        v_code := 'not_reclaimable'; v_detail := 'its flow was cancelled';
+        delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
     elsif e.state <> 'active' or (e.lease_lost is null and e.lease_expires_at > v_now) then
         v_code := 'not_reclaimable';
         v_detail := case when e.state = 'active' then 'the lease is live' else 'execution is ' || e.state end;

@@ -19,7 +19,7 @@ create or replace function flowfabric.require_read_committed() returns void
 language plpgsql as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'suspending, signalling and parking need a transaction at READ COMMITTED' using errcode = 'FF003';
+        raise exception 'this call needs a transaction at READ COMMITTED' using errcode = 'FF003';
     end if;
 end;
 $$;

@@ -3,9 +3,9 @@
 -- Calls of a lease holder that give the lease back without ending the attempt:
 --   delay          until a time
 --   park           until a time, if one is given, or until somebody wakes it (see park.sql)
---   wait_children  until dependencies are satisfied; while none is unsatisfied it may be claimed at once
+--   wait_children  until its dependencies are satisfied; if they are, it may be claimed at once
 --   release        for another worker, at once
--- Locks    the execution.
+-- Locks    for wait_children the execution's group; the execution.
 -- Answers  one verdict: ok, or the reason it was refused.
 create or replace function flowfabric.pause(
     p_call text, p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
@@ -20,9 +20,19 @@ declare
     v_slot smallint;
     v_until timestamptz;
     v_state text := case when p_call in ('delay', 'park') then 'delayed' else 'waiting' end;
+    v_group text;
 begin
     if p_call not in ('delay', 'park', 'wait_children', 'release') then
         raise exception 'unknown call %', p_call using errcode = 'FF001';
+    end if;
+    if p_call = 'wait_children' then
+        perform flowfabric.require_read_committed();
+        select g.state into v_group from flowfabric.execution e
+        join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+        where e.partition = p_partition and e.id = p_id and g.n > 0 for update of g;
+        if v_group <> 'satisfied' then
+            v_state := 'waiting_children';
+        end if;
     end if;
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
@@ -39,8 +49,10 @@ begin
     with paused as (
         update flowfabric.execution e
         set state = v_state, pending = 'interrupted', delay_until = v_until,
-            blocking_reason = case when v_state = 'delayed' then 'waiting_for_delay' else 'waiting_for_worker' end,
+            blocking_reason = case v_state when 'delayed' then 'waiting_for_delay'
+                when 'waiting_children' then 'waiting_for_children' else 'waiting_for_worker' end,
             blocking_detail = case
+                when v_state = 'waiting_children' then 'waiting for child executions to complete'
                 when v_until < flowfabric.far_date() then 'delayed until '
                     || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
                 when p_call = 'park' then 'waiting for another execution'
@@ -60,11 +72,16 @@ begin
            case p_call when 'delay' then 'worker_delay' when 'park' then 'worker_park' when 'release' then 'worker_release'
                        else 'waiting_children' end, 'backend'
     from paused p;
-    if v_state = 'delayed' then
-        perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
-    else
+    if v_state = 'waiting' then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);
+    else
+        if v_state = 'delayed' then
+            perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+        end if;
+        perform flowfabric.gate(array[p_partition], array[p_id]);
     end if;
-    return query select 1, 'ok', null::text, v_state, null::bigint, null::uuid, v_until;
+    return query
+    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, v_until
+    from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
 end;
 $$;

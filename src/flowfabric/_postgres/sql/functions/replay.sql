@@ -1,7 +1,7 @@
--- replay: terminal -> waiting for a new attempt, for many at once
+-- replay: terminal -> waiting for a new attempt, or for dependencies again, for many at once
 --
 -- Called by operators.
--- Locks    the executions, by partition and id.
+-- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id.
 -- Answers  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
@@ -14,10 +14,37 @@ declare
     v_slot smallint;
     v_code text[];
     v_partitions integer[]; v_ids uuid[];
+    v_gated_partitions integer[]; v_gated_ids uuid[];    -- have a group that is not satisfied
+    v_before integer;
 begin
-    perform 1 from unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    order by e.partition, e.id for no key update of e;
+    with held as materialized (
+        select g.downstream from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+        where g.n > 0
+        order by g.partition, g.downstream for update of g
+    )
+    select count(distinct h.downstream) into v_before from held h;
+    if v_before = 0 then
+        perform 1 from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        order by e.partition, e.id for no key update of e;
+    else
+        perform flowfabric.require_read_committed();
+        perform 1 from (
+            select u.partition, u.id from unnest(p_partition, p_id) as u (partition, id)
+            union
+            select d.partition, d.upstream from unnest(p_partition, p_id) as u (partition, id)
+            join flowfabric.edge d on d.partition = u.partition and d.downstream = u.id and d.applied_at is not null) n
+        join flowfabric.execution e on e.partition = n.partition and e.id = n.id
+        order by e.partition, e.id for no key update of e;
+    end if;
+    if v_before <> (select count(distinct g.downstream) from unnest(p_partition, p_id) as u (partition, id)
+                    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+                    join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+                    where g.n > 0) then
+        raise exception 'an edge was applied meanwhile' using errcode = 'serialization_failure';
+    end if;
     v_now := flowfabric.now();
     v_slot := flowfabric.open_log(v_now);
     select array_agg(case
@@ -37,6 +64,13 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
         perform flowfabric.forget_signals(v_partitions, v_ids);
+        if v_before > 0 then
+            select array_agg(e.partition), array_agg(e.id) into v_gated_partitions, v_gated_ids
+            from unnest(v_partitions, v_ids) as u (partition, id)
+            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+            join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+            where g.n > 0 and g.state <> 'satisfied';
+        end if;
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',
@@ -54,12 +88,70 @@ begin
             (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id, attempt_index,
              reason, details)
         select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'replayed', r.attempt_id,
-               r.attempt_index, p_reason, '{"branch": "normal"}'::jsonb
+               r.attempt_index, p_reason,
+               case when r.id = any (v_gated_ids) then '{"branch": "skipped_flow_member", "groups_reset": 1}'::jsonb
+                    else '{"branch": "normal"}'::jsonb end
         from replayed r;
+        if v_gated_ids is not null then
+            perform flowfabric.reset_groups(v_gated_partitions, v_gated_ids, v_now);
+        end if;
+        -- Who has something to wait for is held back there.
         perform flowfabric.make_ready(v_partitions, v_ids, null);
+        if v_gated_ids is not null then
+            update flowfabric.execution e
+            set blocking_detail = g.n - g.succeeded || ' dep(s) unsatisfied after replay'
+            from unnest(v_gated_partitions, v_gated_ids) as u (partition, id), flowfabric.edge_group g
+            where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children'
+              and g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id;
+        end if;
     end if;
     return query
-    select u.ord::integer, u.code, null::text, case when u.code = 'ok' then 'waiting' end, null::bigint, null::uuid, v_now
-    from unnest(v_code) with ordinality as u (code, ord);
+    select u.ord::integer, u.code, null::text, case when u.code = 'ok' then e.state end, null::bigint, null::uuid, v_now
+    from unnest(p_partition, p_id, v_code) with ordinality as u (partition, id, code, ord)
+    left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+end;
+$$;
+
+-- reset_groups: the groups of replayed executions begin anew: what upstreams failed at before is forgiven
+--
+-- Called under the locks of the groups, the executions and their upstreams.
+create or replace function flowfabric.reset_groups(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_partitions integer[]; v_flows uuid[]; v_edges uuid[];
+begin
+    -- An upstream that was replayed first and succeeded counts; of the others only the next end does.
+    with turned as (
+        update flowfabric.edge d
+        set outcome = case when up.state = 'completed' then 'success' end,
+            resolved_at = case when up.state = 'completed' then p_now end, resolved_event = null,
+            from_run = case when up.state = 'completed' then d.from_run
+                            else up.replays + case when up.completed_at is null then 0 else 1 end end
+        from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id, flowfabric.execution up
+        where d.partition = u.partition and d.downstream = u.id and d.flow_id = e.flow_id and d.applied_at is not null
+          and d.outcome <> 'success' and up.partition = d.partition and up.id = d.upstream
+        returning d.partition, d.flow_id, d.edge_id, d.outcome, d.data_passing_ref
+    )
+    select array_agg(t.partition), array_agg(t.flow_id), array_agg(t.edge_id) into v_partitions, v_flows, v_edges
+    from turned t where t.outcome = 'success' and t.data_passing_ref is not null;
+    update flowfabric.edge_group g
+    set succeeded = c.succeeded, failed = 0, skipped = 0,
+        state = flowfabric.decide(g.policy, g.k, g.n, c.succeeded, 0, 'pending'),
+        satisfied_at = case when flowfabric.decide(g.policy, g.k, g.n, c.succeeded, 0, 'pending') = 'satisfied' then p_now end,
+        cancel_siblings_pending = false, cancel_siblings_reason = null
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    cross join lateral (
+        select count(*)::integer as succeeded from flowfabric.edge d
+        where d.partition = e.partition and d.downstream = e.id and d.flow_id = e.flow_id and d.outcome = 'success') c
+    where g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id;
+    delete from flowfabric.sibling_cancel s
+    using unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    where s.partition = e.partition and s.flow_id = e.flow_id and s.downstream = e.id;
+    if v_edges is not null then
+        perform flowfabric.inject_results(v_partitions, v_flows, v_edges, p_now);
+    end if;
 end;
 $$;

@@ -55,7 +55,7 @@ begin
             where e.ctid = u.tid
             returning e.partition, e.id, e.route, e.attempt_id, e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority,
                       e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-                      e.retries, e.reclaims, e.replays
+                      e.retries, e.reclaims, e.replays, e.has_inputs
         ), logged as (
             insert into flowfabric.event
                 (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
@@ -70,11 +70,16 @@ begin
             insert into flowfabric.timer (kind, due_at, partitions, ids)
             select 'attempt', s.attempt_timeout_at, array_agg(s.partition), array_agg(s.id)
             from started s where s.attempt_timeout_at is not null group by s.attempt_timeout_at
+        ), touched as (
+            insert into flowfabric.flow_touched
+            select distinct s.partition, s.flow_id from started s where s.flow_id is not null
         )
         select s.partition, s.id, 'fresh', 0, s.attempt_id, 'initial', s.lease_id, s.epoch, v_expires, r.lane, r.kind,
-               s.namespace, s.flow_id, s.priority, s.created_at, s.payload, s.payload_encoding, s.tags, s.deadline_at,
-               s.attempt_timeout_at, s.retries, s.reclaims, s.replays
-        from started s join flowfabric.route r on r.id = s.route;   -- in the order of the places given
+               s.namespace, s.flow_id, s.priority, s.created_at, coalesce(i.payload, s.payload),
+               case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
+               s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
+        from started s join flowfabric.route r on r.id = s.route
+        left join lateral flowfabric.inputs_of(s.partition, s.id) i on s.has_inputs;   -- in the order of the places given
         return;
     end if;
 
@@ -130,7 +135,7 @@ begin
         returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
                   e.lease_id, e.epoch, e.lease_expires_at, e.worker_id, e.worker_instance_id, e.namespace, e.flow_id,
                   e.priority, e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-                  e.retries, e.reclaims, e.replays
+                  e.retries, e.reclaims, e.replays, e.has_inputs
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
@@ -153,13 +158,18 @@ begin
         insert into flowfabric.timer (kind, due_at, partitions, ids)
         select 'deadline', p_deadline_at, array_agg(s.partition), array_agg(s.id)
         from started s where p_deadline_at is not null having count(*) > 0
+    ), touched as (
+        insert into flowfabric.flow_touched
+        select distinct s.partition, s.flow_id from started s where s.flow_id is not null
     )
     select s.partition, s.id,
            case when s.attempt_resumed_at is not null then 'resumed'
                 when s.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end,
            s.attempt_index, s.attempt_id, s.attempt_type, s.lease_id, s.epoch, s.lease_expires_at, r.lane, r.kind,
-           s.namespace, s.flow_id, s.priority, s.created_at, s.payload, s.payload_encoding, s.tags, s.deadline_at,
-           s.attempt_timeout_at, s.retries, s.reclaims, s.replays
-    from started s join flowfabric.route r on r.id = s.route;   -- in the order of the places given
+           s.namespace, s.flow_id, s.priority, s.created_at, coalesce(i.payload, s.payload),
+               case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
+           s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
+    from started s join flowfabric.route r on r.id = s.route
+    left join lateral flowfabric.inputs_of(s.partition, s.id) i on s.has_inputs;   -- in the order of the places given
 end;
 $$;

@@ -1,0 +1,120 @@
+"""The call that makes a whole graph, or adds a part to one, laid out as the arrays `flowfabric.grow_flow` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from asyncpg.pgproto import pgproto
+
+from flowfabric._postgres.create_call import Layout
+from flowfabric.errors import InvalidInput
+from flowfabric.graph import AllOf, NewNode, Quorum, check_graph
+from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
+
+_ARGS = 36
+SQL = f"select code, place, revision from flowfabric.grow_flow({', '.join(f'${n}' for n in range(1, _ARGS + 1))})"  # noqa: S608
+MAX_NODES = 100_000
+
+
+class GrowCall:
+    """One call: `args` for the statement, and the executions it makes, by the names of their nodes."""
+
+    def __init__(
+        self,
+        flow_id: UUID,
+        nodes: Sequence[NewNode],
+        partitions: int,
+        *,
+        is_new: bool,
+        kind: str = "",
+        namespace: str = "",
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        if isinstance(nodes, str | bytes) or not isinstance(nodes, Sequence):
+            raise InvalidInput(f"got {type(nodes).__name__}", field="nodes", allowed="a list of NewNode")
+        if not 1 <= len(nodes) <= MAX_NODES:
+            raise InvalidInput(f"{len(nodes)} nodes", field="nodes", allowed=f"1 to {MAX_NODES}")
+        check_graph(nodes)
+        partition = crc16(flow_id.bytes) % partitions
+        layout = Layout(partitions)
+        for place, node in enumerate(nodes):
+            if node.execution.idempotency_key is not None:
+                raise InvalidInput(
+                    "given for a node",
+                    field=f"nodes[{place}].execution.idempotency_key",
+                    allowed="none: the flow id makes the whole graph idempotent",
+                )
+            layout.add(msgspec.structs.replace(node.execution, flow_id=flow_id))
+        ids = layout.ids
+        if len(set(ids)) < len(ids):
+            raise InvalidInput(
+                "an execution id is given twice", field="nodes", allowed="an id of its own for each node"
+            )
+        self.nodes = {node.name: ExecutionId.of(partition, uuid) for node, uuid in zip(nodes, ids, strict=True)}
+        self._names = [node.name for node in nodes]
+        self.old: list[ExecutionId] = []
+        edges = self._edges(nodes, partition)
+        laid = layout.args()
+        (lanes, kinds, capabilities, routes, _, uuids, _, namespaces, creators, payloads, encodings, priorities) = laid[
+            :12
+        ]
+        (_, _, _, item_tags, policies, budgets, quotas, delays, delay_ms, deadlines, deadline_ms) = laid[12:]
+        if policies is not None and len(set(policies)) == 1:
+            policies = policies[:1]
+        joins = [(n, node.policy) for n, node in enumerate(nodes, 1) if not isinstance(node.policy, AllOf)]
+        self.args: list[Any] = [
+            partition, flow_id, is_new, kind, namespace, None if not tags else msgspec.json.encode(tags).decode(),
+            lanes, kinds, capabilities, routes, uuids, list(self._names),
+            namespaces, creators, payloads, encodings, priorities, item_tags, policies, budgets, quotas,
+            delays, delay_ms, deadlines, deadline_ms,
+            [one.uuid for one in self.old], *edges,
+            [n for n, _ in joins],
+            ["quorum" if isinstance(policy, Quorum) else "any_of" for _, policy in joins],
+            [policy.k if isinstance(policy, Quorum) else 1 for _, policy in joins],
+            [policy.on_satisfied == "cancel_remaining" for _, policy in joins if not isinstance(policy, AllOf)],
+        ]  # fmt: skip
+
+    def _edges(self, nodes: Sequence[NewNode], partition: int) -> list[Any]:
+        """The edges as columns: id, from, to, ref, passes; and how many lead to each node."""
+        numbers = {node.name: n for n, node in enumerate(nodes, 1)}
+        olds: dict[UUID, int] = {}
+        given: list[UUID | None] = []
+        froms: list[int] = []
+        tos: list[int] = []
+        refs: list[str | None] = []
+        passes: list[bool] = []
+        for n, node in enumerate(nodes, 1):
+            for edge in node.after:
+                if isinstance(edge.upstream, ExecutionId):
+                    if edge.upstream.partition != partition:
+                        raise InvalidInput(
+                            f"{edge.upstream} is not in the flow's partition",
+                            field=f"nodes[{n - 1}].after",
+                            allowed=f"{{fp:{partition}}}:...",
+                        )
+                    if edge.upstream.uuid not in olds:
+                        self.old.append(edge.upstream)
+                        olds[edge.upstream.uuid] = -len(self.old)
+                    froms.append(olds[edge.upstream.uuid])
+                else:
+                    froms.append(numbers[edge.upstream])
+                tos.append(n)
+                ref = edge.data_passing_ref
+                refs.append(check_text(ref, f"nodes[{n - 1}].after.data_passing_ref") if ref else None)
+                passes.append(bool(edge.passes_result))
+                given.append(
+                    None if edge.edge_id is None else parse_uuid(edge.edge_id, f"nodes[{n - 1}].after.edge_id")
+                )
+        minted = map(pgproto.UUID, mint_many(given.count(None)))
+        ids = [next(minted) if one is None else one for one in given]
+        if len(set(ids)) < len(ids):
+            raise InvalidInput("an edge id is given twice", field="nodes", allowed="an id of its own for each edge")
+        deps = [len(node.after) for node in nodes] if ids else None
+        return [ids, froms, tos, refs if any(refs) else None, passes, deps]
+
+    def name(self, place: int | None) -> str:
+        """The name of the node at a place the statement answered."""
+        return "" if place is None else self._names[place - 1]

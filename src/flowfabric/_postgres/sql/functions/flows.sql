@@ -1,0 +1,542 @@
+-- Flows: making them, adding members and edges, and the policies of their joins.
+--
+-- Lock order: the flow (for update where the graph grows, else shared), groups by downstream, executions by id.
+
+-- create_flow: Created, or exists when the id was used before.
+create or replace function flowfabric.create_flow(p_partition integer, p_flow uuid, p_kind text, p_namespace text)
+returns boolean
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_now timestamptz := flowfabric.now();
+begin
+    insert into flowfabric.flow (partition, flow_id, flow_kind, namespace, created_at, last_mutation_at)
+    values (p_partition, p_flow, p_kind, p_namespace, v_now, v_now)
+    on conflict do nothing;
+    return found;
+end;
+$$;
+
+-- open_flow: lock a flow that may still change; answers why it may not.
+create or replace function flowfabric.open_flow(p_partition integer, p_flow uuid, p_grows boolean) returns text
+language plpgsql as $$
+declare
+    v_state text;
+begin
+    if p_grows then
+        select f.state into v_state from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow
+        for no key update;
+    else
+        select f.state into v_state from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow for share;
+    end if;
+    return case when v_state is null then 'flow_not_found' when v_state <> 'open' then 'flow_already_terminal' end;
+end;
+$$;
+
+-- add_to_flow: make executions members, all or none
+--
+-- Locks    the flow, then the executions, by id.
+-- Answers  one row: ok, already_member (all of them were; number: the members now) or why not, with the place of the
+--          first execution in the way and, for execution_already_in_flow, the other flow.
+create or replace function flowfabric.add_to_flow(p_partition integer, p_flow uuid, p_id uuid[])
+returns table (code text, place integer, other uuid, members integer)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_new integer;
+begin
+    perform flowfabric.require_read_committed();
+    code := flowfabric.open_flow(p_partition, p_flow, true);
+    if code is null then
+        perform 1 from unnest(p_id) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id
+        order by e.id for no key update of e;
+        select case when e.id is null then 'execution_not_found' else 'execution_already_in_flow' end, u.ord::integer, e.flow_id
+        into code, place, other
+        from unnest(p_id) with ordinality as u (id, ord)
+        left join flowfabric.execution e on e.partition = p_partition and e.id = u.id
+        where e.id is null or e.flow_id <> p_flow
+        order by u.ord limit 1;
+    end if;
+    if code is null then
+        v_now := flowfabric.now();
+        update flowfabric.execution e set flow_id = p_flow, mutated_at = v_now
+        from (select distinct u.id from unnest(p_id) u (id)) n
+        where e.partition = p_partition and e.id = n.id and e.flow_id is null;
+        get diagnostics v_new = row_count;
+        code := case when v_new = 0 then 'already_member' else 'ok' end;
+        if v_new > 0 then
+            update flowfabric.flow f set node_count = f.node_count + v_new, last_mutation_at = v_now
+            where f.partition = p_partition and f.flow_id = p_flow;
+            insert into flowfabric.flow_touched values (p_partition, p_flow);
+            -- What ended before it became a member had nobody to tell; it has no edges yet either.
+            perform flowfabric.wake_workers();   -- a claim that came meanwhile passed them over
+        end if;
+        select f.node_count into members from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow;
+    end if;
+    return next;
+end;
+$$;
+
+-- reaches: whether there is a way from one member to another over the edges of its flow.
+create or replace function flowfabric.reaches(p_partition integer, p_flow uuid, p_from uuid, p_to uuid) returns boolean
+language plpgsql as $$
+begin
+    -- The two cases in which there is nothing to walk: a node at the end of the graph, or one at its beginning.
+    if not exists (select from flowfabric.edge d where d.partition = p_partition and d.upstream = p_from and d.flow_id = p_flow)
+       or not exists (select from flowfabric.edge d where d.partition = p_partition and d.downstream = p_to and d.flow_id = p_flow) then
+        return false;
+    end if;
+    return exists (
+        with recursive reached (id) as (
+            select p_from
+            union
+            select d.downstream from reached r
+            cross join lateral (select x.downstream from flowfabric.edge x
+                                where x.partition = p_partition and x.upstream = r.id and x.flow_id = p_flow offset 0) d
+        )
+        select from reached r where r.id = p_to);
+end;
+$$;
+
+-- has_cycle: whether edges, as pairs of node numbers from 1 to p_nodes, contain a cycle (Kahn; each edge once).
+create or replace function flowfabric.has_cycle(p_from integer[], p_to integer[], p_nodes integer) returns boolean
+language plpgsql immutable as $$
+declare
+    v_waits integer[] := array_fill(0, array[p_nodes]);    -- unseen edges into each node
+    v_first integer[] := array_fill(0, array[p_nodes]);    -- the first edge out of each node
+    v_next integer[] := array_fill(0, array[greatest(cardinality(p_from), 1)]);   -- the next edge of the same node
+    v_stack integer[] := array_fill(0, array[p_nodes]);
+    v_top integer := 0;
+    v_seen integer := 0;
+    v_node integer;
+    v_edge integer;
+begin
+    for i in 1 .. cardinality(p_from) loop
+        v_waits[p_to[i]] := v_waits[p_to[i]] + 1;
+        v_next[i] := v_first[p_from[i]];
+        v_first[p_from[i]] := i;
+    end loop;
+    for i in 1 .. p_nodes loop
+        if v_waits[i] = 0 then
+            v_top := v_top + 1; v_stack[v_top] := i;
+        end if;
+    end loop;
+    while v_top > 0 loop
+        v_node := v_stack[v_top]; v_top := v_top - 1; v_seen := v_seen + 1;
+        v_edge := v_first[v_node];
+        while v_edge > 0 loop
+            v_waits[p_to[v_edge]] := v_waits[p_to[v_edge]] - 1;
+            if v_waits[p_to[v_edge]] = 0 then
+                v_top := v_top + 1; v_stack[v_top] := p_to[v_edge];
+            end if;
+            v_edge := v_next[v_edge];
+        end loop;
+    end loop;
+    return v_seen < p_nodes;
+end;
+$$;
+
+-- closes_cycle: the place of the first of some new edges that closes a cycle with the stored ones and those before it.
+create or replace function flowfabric.closes_cycle(
+    p_partition integer, p_flow uuid, p_upstream uuid[], p_downstream uuid[]) returns integer
+language plpgsql as $$
+declare
+    v_from integer[]; v_to integer[]; v_old integer; v_nodes integer;
+    v_low integer := 1; v_high integer := cardinality(p_upstream); v_middle integer;
+begin
+    -- Every new cycle lies in what can be reached from the ends of the new edges.
+    with recursive reached (id) as (
+        select u.id from unnest(p_downstream) u (id)
+        union
+        select d.downstream from reached r
+        cross join lateral (select x.downstream from flowfabric.edge x
+                            where x.partition = p_partition and x.upstream = r.id and x.flow_id = p_flow offset 0) d
+    ), start (id) as (
+        select id from reached union select u.id from unnest(p_upstream) u (id)
+    ), numbered as materialized (
+        select s.id, row_number() over (order by s.id)::integer as no from start s
+    ), old as (
+        select a.no as f, b.no as t from numbered a
+        cross join lateral (select x.downstream from flowfabric.edge x
+                            where x.partition = p_partition and x.upstream = a.id and x.flow_id = p_flow offset 0) x
+        join numbered b on b.id = x.downstream
+    ), new as (
+        select a.no as f, b.no as t, n.ord from unnest(p_upstream, p_downstream) with ordinality as n (upstream, downstream, ord)
+        join numbered a on a.id = n.upstream join numbered b on b.id = n.downstream
+    )
+    select (select coalesce(array_agg(o.f), '{}') from old o) || (select array_agg(n.f order by n.ord) from new n),
+           (select coalesce(array_agg(o.t), '{}') from old o) || (select array_agg(n.t order by n.ord) from new n),
+           (select count(*) from old o), (select count(*) from numbered)
+    into v_from, v_to, v_old, v_nodes;
+    if not flowfabric.has_cycle(v_from, v_to, v_nodes) then
+        return null;
+    end if;
+    while v_low < v_high loop
+        v_middle := (v_low + v_high) / 2;
+        if flowfabric.has_cycle(v_from[:v_old + v_middle], v_to[:v_old + v_middle], v_nodes) then
+            v_high := v_middle;
+        else
+            v_low := v_middle + 1;
+        end if;
+    end loop;
+    return v_low;
+end;
+$$;
+
+-- stage_edges: put edges into the graph of a flow; they gate nothing until they are applied
+--
+-- Called with one edge, or with many and p_apply: then all or none are staged and applied.
+-- Locks    the flow; with p_apply also the groups, then all executions concerned, by id.
+-- Answers  one row: ok with the revision now; or why not, with the place of the first edge in the way.
+create or replace function flowfabric.stage_edges(
+    p_partition integer, p_flow uuid, p_edge uuid[], p_upstream uuid[], p_downstream uuid[], p_ref text[],
+    p_revision bigint, p_apply boolean)
+returns table (code text, place integer, revision bigint)
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_n integer := cardinality(p_edge);
+begin
+    perform flowfabric.require_read_committed();
+    code := flowfabric.open_flow(p_partition, p_flow, true);
+    select f.node_count + f.edge_count into revision from flowfabric.flow f
+    where f.partition = p_partition and f.flow_id = p_flow;
+    if code is null and revision <> p_revision then
+        code := 'stale_graph_revision';
+    end if;
+    if code is null then
+        select 'execution_not_in_flow', u.ord::integer into code, place
+        from unnest(p_upstream, p_downstream) with ordinality as u (upstream, downstream, ord)
+        left join flowfabric.execution a on a.partition = p_partition and a.id = u.upstream
+        left join flowfabric.execution b on b.partition = p_partition and b.id = u.downstream
+        where (a.flow_id = p_flow and b.flow_id = p_flow) is not true
+        order by u.ord limit 1;
+    end if;
+    if code is null then
+        if v_n = 1 then
+            place := case when flowfabric.reaches(p_partition, p_flow, p_downstream[1], p_upstream[1]) then 1 end;
+        else
+            place := flowfabric.closes_cycle(p_partition, p_flow, p_upstream, p_downstream);
+        end if;
+        code := case when place is not null then 'cycle_detected' end;
+    end if;
+    if code is null then
+        select 'dependency_already_exists', u.ord::integer into code, place
+        from (select e.*, row_number() over (partition by e.id order by e.ord) as nth
+              from unnest(p_edge) with ordinality as e (id, ord)) u
+        left join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+        where d.edge_id is not null or u.nth > 1
+        order by u.ord limit 1;
+    end if;
+    if code is null then
+        v_now := flowfabric.now();
+        insert into flowfabric.edge (partition, flow_id, edge_id, upstream, downstream, data_passing_ref, created_at)
+        select p_partition, p_flow, u.edge, u.upstream, u.downstream, u.ref, v_now
+        from unnest(p_edge, p_upstream, p_downstream, p_ref) as u (edge, upstream, downstream, ref);
+        update flowfabric.flow f set edge_count = f.edge_count + v_n, last_mutation_at = v_now
+        where f.partition = p_partition and f.flow_id = p_flow;
+        if p_apply then
+            perform flowfabric.apply_edges(p_partition, p_flow, p_edge);
+        end if;
+        code := 'ok'; place := null; revision := revision + v_n;
+    end if;
+    return next;
+end;
+$$;
+
+-- apply_edges: staged edges gate their downstreams from now on
+--
+-- Called under the lock of the flow, with staged edges of it.
+-- Locks    the groups by downstream, then upstreams and downstreams, by id: whatever ends one of them comes before (and
+--          is seen here) or after (and sees the edge).
+create or replace function flowfabric.apply_edges(p_partition integer, p_flow uuid, p_edge uuid[]) returns void
+language plpgsql as $$
+declare
+    v_now timestamptz;
+    v_edges uuid[]; v_downstreams uuid[]; v_outcomes text[];
+    v_groups uuid[]; v_last uuid[];
+    v_left integer[];
+begin
+    insert into flowfabric.edge_group (partition, flow_id, downstream)
+    select distinct p_partition, p_flow, d.downstream
+    from unnest(p_edge) u (id)
+    join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+    order by d.downstream
+    on conflict do nothing;
+    perform 1 from (
+        select distinct d.downstream from unnest(p_edge) u (id)
+        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id) n
+    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = n.downstream
+    order by g.downstream for update of g;
+    perform 1 from (
+        select d.upstream as id from unnest(p_edge) u (id)
+        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+        union
+        select d.downstream from unnest(p_edge) u (id)
+        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id) n
+    join flowfabric.execution e on e.partition = p_partition and e.id = n.id
+    order by e.id for no key update of e;
+    v_now := flowfabric.now();
+
+    -- How a run before the present one ended does not count.
+    update flowfabric.edge d set applied_at = v_now, from_run = up.replays
+    from unnest(p_edge) u (id), flowfabric.execution up
+    where d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+      and up.partition = p_partition and up.id = d.upstream;
+    -- A new edge opens a satisfied all_of again; other decisions stand.
+    update flowfabric.edge_group g
+    set n = g.n + c.n,
+        state = case when g.policy = 'all_of' and g.state = 'satisfied' then 'pending' else g.state end,
+        satisfied_at = case when g.policy = 'all_of' then null else g.satisfied_at end
+    from (select d.downstream, count(*)::integer as n from unnest(p_edge) u (id)
+          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+          group by d.downstream) c
+    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream;
+    -- Who waits for something that is still open is blocked before anything is resolved, so that it may be released.
+    select array_agg(g.downstream), array_agg(c.last) into v_groups, v_last
+    from (select d.downstream, max(d.edge_id::text)::uuid as last from unnest(p_edge) u (id)
+          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+          group by d.downstream) c
+    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream
+    where g.state = 'pending';
+    if v_groups is not null then
+        perform flowfabric.block_members(
+            array_agg(p_partition), array_agg(e.id),
+            array_agg(l.unsatisfied || ' dep(s) unresolved incl ' || u.last), v_now)
+        from unnest(v_groups, v_last) as u (downstream, last)
+        join flowfabric.execution e on e.partition = p_partition and e.id = u.downstream
+        cross join lateral (
+            select count(*) as unsatisfied from flowfabric.edge d
+            join flowfabric.execution up on up.partition = d.partition and up.id = d.upstream
+            where d.partition = p_partition and d.downstream = u.downstream and d.flow_id = p_flow
+              and d.applied_at is not null and d.outcome is null and up.completed_at is null) l
+        where e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
+          and e.blocking_reason is distinct from 'paused_by_flow_cancel'
+        having count(*) > 0;
+    end if;
+    -- Upstreams that have ended count at once.
+    select array_agg(d.edge_id order by up.completed_at, u.ord), array_agg(d.downstream order by up.completed_at, u.ord),
+           array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
+    into v_edges, v_downstreams, v_outcomes
+    from unnest(p_edge) with ordinality as u (id, ord)
+    join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+    join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream and up.completed_at is not null;
+    if v_edges is not null then
+        perform flowfabric.hold_routes((
+            select array_agg(e.route) from unnest(v_downstreams) u (id)
+            join flowfabric.execution e on e.partition = p_partition and e.id = u.id));
+        v_left := flowfabric.resolve_edges(
+            array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]), v_edges,
+            v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
+        if v_left <> '{}' then
+            perform flowfabric.corrupt('an edge group was not ours');
+        end if;
+    end if;
+    -- Late losers of a race that is over.
+    perform flowfabric.enqueue_siblings(array_agg(p_partition), array_agg(p_flow), array_agg(g.downstream), v_now)
+    from (select distinct d.downstream from unnest(p_edge) u (id)
+          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+          join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream and up.completed_at is null) c
+    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream
+         and g.state <> 'pending' and g.policy <> 'all_of' and g.cancel_rest
+    having count(*) > 0;
+    insert into flowfabric.flow_touched values (p_partition, p_flow);
+    perform flowfabric.wake_workers();   -- a claim that came meanwhile passed them over
+end;
+$$;
+
+-- apply_edge: a staged edge gates its downstream from now on
+--
+-- Answers  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
+create or replace function flowfabric.apply_edge(
+    p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_ref text)
+returns table (code text, unsatisfied integer, detail text)
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    d flowfabric.edge;
+    v_member uuid;
+begin
+    perform flowfabric.require_read_committed();
+    code := flowfabric.open_flow(p_partition, p_flow, false);
+    if code is null then
+        select x.* into d from flowfabric.edge x
+        where x.partition = p_partition and x.flow_id = p_flow and x.edge_id = p_edge for update;
+        if d.edge_id is null then
+            code := 'edge_not_found';
+        elsif (d.upstream, d.downstream) is distinct from (p_upstream, p_downstream)
+              or d.data_passing_ref is distinct from p_ref then
+            code := 'edge_differs';
+            detail := case when d.upstream <> p_upstream then 'upstream_execution_id'
+                           when d.downstream <> p_downstream then 'downstream_execution_id' else 'data_passing_ref' end;
+        else
+            select e.flow_id into v_member from flowfabric.execution e where e.partition = p_partition and e.id = d.downstream;
+            code := case when not found then 'execution_not_found' when v_member is null then 'execution_not_in_flow'
+                         when v_member <> p_flow then 'execution_already_in_flow'
+                         when d.applied_at is not null then 'already_applied' else 'ok' end;
+        end if;
+    end if;
+    if code = 'ok' then
+        perform flowfabric.apply_edges(p_partition, p_flow, array[p_edge]);
+    end if;
+    if code in ('ok', 'already_applied') then
+        select count(*) into unsatisfied from flowfabric.edge x
+        where x.partition = p_partition and x.downstream = d.downstream and x.flow_id = p_flow and x.applied_at is not null
+          and x.outcome is null;
+    end if;
+    return next;
+end;
+$$;
+
+-- set_group_policy: how the edges into an execution join; before the first of them is staged
+--
+-- Answers  set, already_set, or why not.
+create or replace function flowfabric.set_group_policy(
+    p_partition integer, p_flow uuid, p_downstream uuid, p_policy text, p_k integer, p_cancel_rest boolean) returns text
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_code text := flowfabric.open_flow(p_partition, p_flow, true);
+    g flowfabric.edge_group;
+begin
+    if v_code is not null then
+        return v_code;
+    end if;
+    if exists (select from flowfabric.edge d
+               where d.partition = p_partition and d.downstream = p_downstream and d.flow_id = p_flow) then
+        return 'edge_group_policy_already_fixed';
+    end if;
+    select x.* into g from flowfabric.edge_group x
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream for update;
+    if g.downstream is not null and (g.policy, g.cancel_rest) = (p_policy, p_cancel_rest) and g.k is not distinct from p_k then
+        return 'already_set';
+    end if;
+    insert into flowfabric.edge_group as x (partition, flow_id, downstream, policy, k, cancel_rest)
+    values (p_partition, p_flow, p_downstream, p_policy, p_k, p_cancel_rest)
+    on conflict (partition, flow_id, downstream) do update
+        set policy = excluded.policy, k = excluded.k, cancel_rest = excluded.cancel_rest;
+    return 'set';
+end;
+$$;
+
+-- grow_flow: a whole graph, or a part that is added to one: executions, edges into them, and how they join
+--
+-- Called with a graph that was checked: edges point at new executions only, and contain no cycle.
+-- Takes    p_new: the flow is made here. p_from: per edge the number of a new execution, or minus the number of an
+--          existing one in p_old; p_to: the number of a new one. p_deps: per new execution its edges (null: none has any).
+-- Locks    the flow, then the existing executions, by id.
+-- Answers  one row: ok, exists (the flow, or these executions, were made before) or why not, with a place.
+create or replace function flowfabric.grow_flow(
+    p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
+    p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],
+    p_namespace text[], p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[],
+    p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[],
+    p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
+    p_old uuid[], p_edge uuid[], p_from integer[], p_to integer[], p_ref text[], p_passes boolean[], p_deps integer[],
+    p_join_of integer[], p_join_policy text[], p_join_k integer[], p_join_cancel boolean[])
+returns table (code text, place integer, revision bigint)
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set jit = off as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_routes integer[];
+    v_partitions integer[] := array_fill(p_partition, array[cardinality(p_id)]);
+    v_flows uuid[] := array_fill(p_flow, array[cardinality(p_id)]);
+    v_edges uuid[]; v_downstreams uuid[]; v_outcomes text[];
+    v_made integer := 0;
+    v_high integer;
+begin
+    if cardinality(p_old) > 0 then
+        perform flowfabric.require_read_committed();
+    end if;
+    v_now := flowfabric.now();
+    if p_new then
+        insert into flowfabric.flow (partition, flow_id, flow_kind, namespace, tags, created_at, last_mutation_at)
+        values (p_partition, p_flow, p_kind, p_flow_namespace, coalesce(p_flow_tags::jsonb, '{}'), v_now, v_now)
+        on conflict do nothing;
+        code := case when not found then 'exists' end;
+    else
+        code := flowfabric.open_flow(p_partition, p_flow, true);
+    end if;
+    if code is null and not p_new then
+        select case when e.flow_id = p_flow then 'exists' else 'execution_already_in_flow' end, u.ord::integer into code, place
+        from unnest(p_id) with ordinality as u (id, ord)
+        join flowfabric.execution e on e.partition = p_partition and e.id = u.id order by u.ord limit 1;
+    end if;
+    if code is null and cardinality(p_old) > 0 then
+        perform 1 from unnest(p_old) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id
+        order by e.id for no key update of e;
+        select 'execution_not_in_flow', u.ord::integer into code, place
+        from unnest(p_old) with ordinality as u (id, ord)
+        left join flowfabric.execution e on e.partition = p_partition and e.id = u.id and e.flow_id = p_flow
+        where e.id is null order by u.ord limit 1;
+    end if;
+    if code is null then
+        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
+        if array_position(v_routes, null) is not null then
+            select 'lane_closed', min(u.ord)::integer into code, place
+            from unnest(p_route_no) with ordinality as u (no, ord) where v_routes[u.no] is null;
+        end if;
+    end if;
+    if code is null then
+        v_now := flowfabric.now();
+        perform flowfabric.hold_routes(v_routes);
+        -- In slices: to find the n-th text of an array takes n steps.
+        for v_low in 1 .. cardinality(p_id) by 500 loop
+            v_high := v_low + 499;
+            v_made := v_made + flowfabric.insert_executions(
+                v_routes, null, p_route_no[v_low:v_high], v_partitions[v_low:v_high], p_id[v_low:v_high],
+                p_namespace[v_low:v_high], p_creator[v_low:v_high], p_payload[v_low:v_high],
+                p_payload_encoding[v_low:v_high], p_priority[v_low:v_high], v_flows[v_low:v_high], null,
+                p_tags[v_low:v_high], case when cardinality(p_policy) = 1 then p_policy else p_policy[v_low:v_high] end,
+                p_budgets[v_low:v_high], p_quota[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
+                p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high]);
+        end loop;
+        if cardinality(p_edge) > 0 then
+            insert into flowfabric.edge
+                (partition, flow_id, edge_id, upstream, downstream, data_passing_ref, passes, created_at, applied_at, from_run)
+            select p_partition, p_flow, u.edge, case when u.f > 0 then p_id[u.f] else p_old[-u.f] end, p_id[u.t],
+                   u.ref, u.passes, v_now, v_now,
+                   case when u.f > 0 then 0 else (select e.replays from flowfabric.execution e
+                                                  where e.partition = p_partition and e.id = p_old[-u.f]) end
+            from unnest(p_edge, p_from, p_to, p_passes, p_ref) as u (edge, f, t, passes, ref);
+            update flowfabric.execution e set has_inputs = true
+            from (select distinct u.t from unnest(p_to, p_passes) as u (t, passes) where u.passes) n
+            where e.partition = p_partition and e.id = p_id[n.t];
+            insert into flowfabric.edge_group (partition, flow_id, downstream, policy, k, cancel_rest, n)
+            select p_partition, p_flow, p_id[u.ord], coalesce(j.policy, 'all_of'), j.k, coalesce(j.cancel, false), u.n
+            from unnest(p_deps) with ordinality as u (n, ord)
+            left join unnest(p_join_of, p_join_policy, p_join_k, p_join_cancel) as j (of, policy, k, cancel) on j.of = u.ord
+            where u.n > 0;
+        end if;
+        update flowfabric.flow f
+        set node_count = f.node_count + cardinality(p_id), edge_count = f.edge_count + cardinality(p_edge),
+            last_mutation_at = v_now
+        where f.partition = p_partition and f.flow_id = p_flow
+        returning f.node_count + f.edge_count into revision;
+        insert into flowfabric.flow_touched values (p_partition, p_flow);
+        perform flowfabric.settle_new(
+            v_routes, null, p_route_no, v_partitions, p_id, p_priority, p_tags,
+            p_delay_until is not null or p_delay_ms is not null,
+            p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
+        if cardinality(p_old) > 0 then
+            -- Upstreams that have ended count at once.
+            select array_agg(u.edge order by up.completed_at, u.ord), array_agg(p_id[u.t] order by up.completed_at, u.ord),
+                   array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
+            into v_edges, v_downstreams, v_outcomes
+            from unnest(p_edge, p_from, p_to) with ordinality as u (edge, f, t, ord)
+            join flowfabric.execution up on up.partition = p_partition and up.id = p_old[-u.f] and up.completed_at is not null
+            where u.f < 0;
+            if v_edges is not null then
+                perform flowfabric.resolve_edges(
+                    array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
+                    v_edges, v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
+            end if;
+            perform flowfabric.wake_workers();
+        end if;
+        code := 'ok';
+    end if;
+    return next;
+end;
+$$;
