@@ -27,6 +27,7 @@ from flowfabric import (
     contexts,
     contracts,
     errors,
+    graph,
     ids,
     middleware,
     models,
@@ -35,7 +36,7 @@ from flowfabric import (
     testing,
 )
 from flowfabric.bridges import callbacks
-from flowfabric.engine import hooks, reads
+from flowfabric.engine import flow_control, flow_reads, hooks, reads
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
@@ -162,6 +163,7 @@ def records_page() -> str:
         ("Policies", [policies]),
         ("Conditions", [conditions]),
         ("Records", [models, reads, hooks]),
+        ("Flows", [graph, flow_reads, flow_control]),
     ):
         lines += [f"## {title}", ""]
         for module in modules:

@@ -28,14 +28,26 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters
+from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
 from flowfabric.engine.reads import Place
-from flowfabric.ids import ExecutionId
+from flowfabric.graph import (
+    CancellationPolicy,
+    CancellationScheduled,
+    FlowCancelled,
+    FlowGraph,
+    FlowInfo,
+    FlowSnapshot,
+    FlowSummary,
+    PartiallyCancelled,
+)
+from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import (
     Accepted,
     Attempt,
@@ -98,6 +110,52 @@ class SyncRun(Generic[R_co]):
         return self.run.__reduce__()
 '''
 
+FLOW = '''
+
+class SyncFlowRun:
+    """One flow, as the sync client gives it. Pickled it becomes a `FlowRun`, for `client.flow(...)`."""
+
+    __slots__ = ("_portal", "run")
+
+    def __init__(self, portal: Portal, run: FlowRun) -> None:
+        self._portal = portal
+        self.run = run
+
+    @property
+    def flow_id(self) -> FlowId:
+        return self.run.flow_id
+
+    @property
+    def id(self) -> str:
+        """The flow's id, as plain text."""
+        return self.run.id
+
+    @property
+    def nodes(self) -> dict[str, ExecutionId]:
+        """The executions by the names of their nodes."""
+        return self.run.nodes
+
+    @property
+    def is_new(self) -> bool:
+        return self.run.is_new
+
+    def __getitem__(self, name: str) -> SyncRun[Any]:
+        """A handle on one node."""
+        return SyncRun(self._portal, self.run[name])
+
+    def __repr__(self) -> str:
+        return f"Sync{self.run!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncFlowRun) and other.run == self.run
+
+    def __hash__(self) -> int:
+        return hash(self.run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.run.__reduce__()
+'''
+
 MIDDLE = '''
 
 class Client:
@@ -133,6 +191,11 @@ class Client:
         """A handle from an id (or from a handle of another process or client)."""
         known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
         return SyncRun(self._portal, self._client.run(known, kind=kind))
+
+    def flow(self, flow_id: str | UUID | FlowRun | SyncFlowRun) -> SyncFlowRun:
+        """A handle on a flow from its id (or from a handle of another process or client)."""
+        known = flow_id.run if isinstance(flow_id, SyncFlowRun) else flow_id
+        return SyncFlowRun(self._portal, self._client.flow(known))
 '''
 
 
@@ -160,7 +223,7 @@ def call_of(node: ast.AsyncFunctionDef) -> str:
 def written(node: ast.AsyncFunctionDef, target: str) -> str:
     returns = ast.unparse(node.returns) if node.returns else "None"
     call = f"self._portal.call({target}.{node.name}({call_of(node)}))"
-    shown = re.sub(r"\bRun\[", "SyncRun[", returns)
+    shown = re.sub(r"\bRun\[", "SyncRun[", returns).replace("FlowRun", "SyncFlowRun")
     if returns.startswith("AsyncIterator["):
         body = f"yield from self._portal.iterate({target}.{node.name}({call_of(node)}))"
         shown = returns.removeprefix("Async")
@@ -168,6 +231,8 @@ def written(node: ast.AsyncFunctionDef, target: str) -> str:
         body = f"return [SyncRun(self._portal, run) for run in {call}]"
     elif returns.startswith("Run["):
         body = f"return SyncRun(self._portal, {call})"
+    elif returns == "FlowRun":
+        body = f"return SyncFlowRun(self._portal, {call})"
     else:
         body = call if returns == "None" else f"return {call}"
     head = f"    def {node.name}({ast.unparse(node.args)}) -> {shown}:"
@@ -182,6 +247,8 @@ def written(node: ast.AsyncFunctionDef, target: str) -> str:
 def text() -> str:
     parts = [HEAD]
     parts += [written(node, "self.run") for node in methods(CLIENT / "run.py", "Run")]
+    parts.append(FLOW)
+    parts += [written(node, "self.run") for node in methods(CLIENT / "flow_run.py", "FlowRun")]
     parts.append(MIDDLE)
     parts += [written(node, "self._client") for node in methods(CLIENT / "client.py", "AsyncClient")]
     ruff = Path(sys.executable).with_name("ruff")

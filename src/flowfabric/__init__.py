@@ -2,8 +2,8 @@
 
 from flowfabric._duties import Duties
 from flowfabric.app import App, Task
-from flowfabric.client import AsyncClient, Client, Run, Submission, SyncRun
-from flowfabric.conditions import OperatorOnly, TimeoutOnly, all_of, any_of, count_signals, from_sources, on
+from flowfabric.client import AsyncClient, Client, FlowRun, Run, Submission, SyncFlowRun, SyncRun
+from flowfabric.conditions import OperatorOnly, TimeoutOnly, count_signals, from_sources, on
 from flowfabric.contexts import Context, SyncContext, SyncWaitpoint, Waitpoint
 from flowfabric.contracts import Codec, Data, provided
 from flowfabric.engine import Engine
@@ -15,6 +15,7 @@ from flowfabric.errors import (
     Corruption,
     ExecutionNotActive,
     FlowFabricError,
+    FlowFailed,
     Interrupted,
     InvalidInput,
     LeaseLost,
@@ -36,6 +37,8 @@ from flowfabric.errors import (
     Unavailable,
     ValidationFailed,
 )
+from flowfabric.flow import Flow, Join, Node, SubFlow, all_of, any_of, quorum
+from flowfabric.graph import FlowGraph
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
     Accepted,
@@ -98,14 +101,20 @@ __all__ = [
     "FailureClass",
     "Fence",
     "Fixed",
+    "Flow",
     "FlowFabricError",
+    "FlowFailed",
+    "FlowGraph",
+    "FlowRun",
     "Handle",
     "Interrupted",
     "InvalidInput",
+    "Join",
     "LaneState",
     "LeaseLost",
     "NewExecution",
     "NoSignal",
+    "Node",
     "NotFound",
     "Operator",
     "OperatorOnly",
@@ -127,8 +136,10 @@ __all__ = [
     "StreamBackpressure",
     "StreamDisconnected",
     "StreamPolicy",
+    "SubFlow",
     "Submission",
     "SyncContext",
+    "SyncFlowRun",
     "SyncRun",
     "SyncWaitpoint",
     "Task",
@@ -150,4 +161,5 @@ __all__ = [
     "on",
     "parse_callback",
     "provided",
+    "quorum",
 ]

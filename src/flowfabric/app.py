@@ -17,7 +17,7 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
+from flowfabric.flow import Flow
 from flowfabric.ids import ExecutionId, check_text, mint_uuid
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
 from flowfabric.options import OptionNames, Options
@@ -283,6 +284,13 @@ class App:
                 f"got {type(maker).__name__}", field="maker", allowed=f"a {cls.__qualname__}, or a function"
             )
         self.provided[cls] = maker
+
+    # Flows
+
+    def flow(self, name: str, *, namespace: str | None = None, tags: Mapping[str, str] | None = None) -> Flow:
+        """A new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is."""
+        default = self.defaults.namespace
+        return Flow(self, name, namespace=namespace if namespace is not None else default or "", tags=tags)
 
     # Schedules
 

@@ -13,13 +13,15 @@ from uuid import UUID
 
 from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
+from flowfabric.flow import Flow, Host
+from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Claimed, HandleKind, OpenWait, WaitpointToken
 from flowfabric.options import Options
 from flowfabric.policies import Duration, RetryPolicy, duration
 from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest, callback_text
 
 if TYPE_CHECKING:
+    from flowfabric.client.flow_run import FlowRun
     from flowfabric.client.run import Run
     from flowfabric.client.submission import Submittable
 
@@ -61,6 +63,10 @@ class Scope(Protocol):
     async def progress(self, percent: int | None, message: str | None) -> None: ...
     async def heartbeat(self) -> None: ...
     async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]: ...
+    async def submit_flow(self, flow: Flow) -> FlowRun: ...
+    def flow_result_in_thread(self, run: FlowRun) -> dict[str, Any]: ...
+    @property
+    def host(self) -> Host: ...
     def step_in_thread(
         self,
         name: str,
@@ -88,6 +94,23 @@ class _Facts:
     @property
     def execution_id(self) -> ExecutionId:
         return self._scope.claimed.execution_id
+
+    @property
+    def flow_id(self) -> FlowId | None:
+        """The flow it is a node of."""
+        return self._scope.claimed.flow_id
+
+    def flow(self) -> Flow:
+        """The flow that this execution is a node of, to add nodes to: `add` them, then `submit`.
+
+        They may come after this node (`flow.here`) and after others (`flow.member(execution_id)`).
+        """
+        claimed = self._scope.claimed
+        if claimed.flow_id is None:
+            raise InvalidInput(
+                f"{claimed.execution_kind} was not submitted in a flow", field="ctx.flow", allowed="app.flow(name)"
+            )
+        return Flow(self._scope.host, claimed.execution_kind, grows=claimed.flow_id, here=claimed.execution_id)
 
     @property
     def kind(self) -> str:
@@ -436,6 +459,10 @@ class SyncContext(_Facts):
         """Submit another task, once, however often this handler is run again."""
         return Child(self._scope, self._scope.in_thread(self._scope.submit(task, args, kwargs)))
 
+    def submit_flow(self, flow: Flow) -> ChildFlow:
+        """Submit a flow, or the nodes added to this one's, once, however often this handler is run again."""
+        return ChildFlow(self._scope, self._scope.in_thread(self._scope.submit_flow(flow)))
+
 
 class SyncStepWith:
     """`ctx.step` with retries of its own."""
@@ -468,3 +495,17 @@ class Child(Generic[R]):
         """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
         result: R = self._scope.result_in_thread(self.run)
         return result
+
+
+class ChildFlow:
+    """A flow that a plain handler submitted."""
+
+    __slots__ = ("_scope", "run")
+
+    def __init__(self, scope: Scope, run: FlowRun) -> None:
+        self._scope = scope
+        self.run = run
+
+    def result(self) -> dict[str, Any]:
+        """The results of its nodes by name, waiting without a worker; `FlowFailed` when one of them failed."""
+        return self._scope.flow_result_in_thread(self.run)

@@ -18,7 +18,7 @@ import re
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Protocol, Self, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -407,6 +407,17 @@ class Signature:
         Binds as the call would, without the context. `InvalidInput` names the argument that is missing, not
         expected, given twice, or does not fit its annotation.
         """
+        given = self.bind(args, kwargs)
+        try:
+            data = ENCODER.encode(given)
+            if self._read(data) == given:
+                return data
+        except Exception:  # noqa: S110 - looked at again, at leisure
+            pass
+        return ENCODER.encode(self.check(given))
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name. `InvalidInput` when there are too many, or one is given twice."""
         given = dict(zip(self._positional, args, strict=False))
         if kwargs:
             if not given.keys().isdisjoint(kwargs):
@@ -414,13 +425,7 @@ class Signature:
             given.update(kwargs)
         if len(args) > len(self._positional):
             raise self._unbound(args, kwargs)
-        try:
-            data = ENCODER.encode(given)
-            if self._read(data) == given:
-                return data
-        except Exception:  # noqa: S110 - looked at again, at leisure
-            pass
-        return self._check(given)
+        return given
 
     def decode(self, data: bytes) -> dict[str, Any]:
         """The keyword arguments of the call; those not given are left to their defaults.
@@ -468,7 +473,8 @@ class Signature:
         twice = next(name for name in self._positional[: len(args)] if name in kwargs)
         return InvalidInput("is given twice, by position and by name", field=twice, allowed="once")
 
-    def _check(self, given: dict[str, Any]) -> bytes:
+    def check(self, given: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, msgspec.Raw]:
+        """The JSON of each argument; `InvalidInput` names what is wrong. Those in `later` will come by themselves."""
         for name in given:
             if name not in self._names:
                 raise InvalidInput(
@@ -476,11 +482,13 @@ class Signature:
                 )
         written: dict[str, msgspec.Raw] = {}
         for each in self.parameters:
+            if each.name in later:
+                continue
             if each.name in given:
                 written[each.name] = msgspec.Raw(each.type.check(given[each.name], each.name))
             elif each.required:
                 raise InvalidInput(f"is missing in the call of {self.name}", field=each.name, allowed=each.annotation)
-        return ENCODER.encode(written)
+        return written
 
     def _misread(self, data: bytes, error: Exception) -> CannotDecode:
         try:

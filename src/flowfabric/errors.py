@@ -36,7 +36,7 @@ from nowhere else. How a refusal travels from the database and how it is written
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
@@ -221,6 +221,7 @@ def redact(text: str) -> str:
     return _WORD_SECRET.sub(r"\g<keep>***", text)
 
 
+_SHOWN_NODES: Final = 5
 _E = TypeVar("_E", bound="FlowFabricError")
 
 
@@ -534,6 +535,45 @@ class Purged(TaskFailed):
 
     def _message(self) -> str:
         return f"execution {self.execution_id} was purged: {self.detail}"
+
+
+class FlowFailed(TaskFailed):
+    """A flow whose results were asked for ended otherwise: nodes failed, or it was cancelled.
+
+    `failures` are the exceptions of the nodes that failed, by name; `skipped` the names of those that could not run
+    because of them; `results` what the others returned.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        flow_id: object,
+        *,
+        failures: Mapping[str, TaskFailed],
+        skipped: Sequence[str] = (),
+        results: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self.flow_id = str(flow_id)
+        self.failures = dict(failures)
+        self.skipped = tuple(skipped)
+        self.results = dict(results or {})
+        self.reason = reason
+        named = [f"{name} {error.kind}: {_first_line(error)}".rstrip(": ") for name, error in self.failures.items()]
+        shown = "; ".join(named[:_SHOWN_NODES])
+        if len(named) > _SHOWN_NODES:
+            shown += f"; and {len(named) - _SHOWN_NODES} more"
+        if self.skipped:
+            shown += f"{'; ' if shown else ''}{len(self.skipped)} skipped"
+        super().__init__(kind, ": ".join(part for part in (reason if kind == "cancelled" else "", shown) if part))
+
+    def _message(self) -> str:
+        return f"flow {self.flow_id} {self.kind}: {self.detail}" if self.detail else f"flow {self.flow_id} {self.kind}"
+
+
+def _first_line(error: TaskFailed) -> str:
+    text = f"{error.error_type}: {error.message}" if error.error_type else error.message
+    return text.splitlines()[0][:200] if text else ""
 
 
 class StepFailed(FlowFabricError):

@@ -286,7 +286,7 @@ class PartiallyCancelled(Struct, frozen=True, kw_only=True):
     failed_member_execution_ids: tuple[ExecutionId, ...]
 
 
-def policy_from_json(value: Mapping[str, Any]) -> EdgeGroupPolicy:
+def policy_from_json(value: Mapping[str, Any], field: str = "policy") -> EdgeGroupPolicy:
     """A policy from its wire form: `{"kind": "all_of"}` and so on."""
     kind = value.get("kind")
     rest = value.get("on_satisfied", OnSatisfied.CANCEL_REMAINING)
@@ -294,10 +294,10 @@ def policy_from_json(value: Mapping[str, Any]) -> EdgeGroupPolicy:
         case "all_of":
             return AllOf()
         case "any_of":
-            return check_policy(AnyOf(rest))
+            return check_policy(AnyOf(rest), field)
         case "quorum":
-            return check_policy(Quorum(value.get("k"), rest))  # type: ignore[arg-type]
-    raise InvalidInput(f"got kind {kind!r}", field="policy", allowed="all_of, any_of, quorum")
+            return check_policy(Quorum(value.get("k"), rest), field)  # type: ignore[arg-type]
+    raise InvalidInput(f"got kind {kind!r}", field=field, allowed="all_of, any_of, quorum")
 
 
 def policy_to_json(policy: EdgeGroupPolicy) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def policy_to_json(policy: EdgeGroupPolicy) -> dict[str, Any]:
 def check_policy(value: object, field: str = "policy") -> EdgeGroupPolicy:
     """The policy, if it can be one."""
     if isinstance(value, Mapping):
-        return policy_from_json(value)
+        return policy_from_json(value, field)
     if type(value) not in (AllOf, AnyOf, Quorum):
         raise InvalidInput(
             f"got {type(value).__name__}",
@@ -379,6 +379,12 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
     for place, node in enumerate(nodes):
         if not isinstance(node, NewNode):
             raise InvalidInput(f"got {type(node).__name__}", field=f"nodes[{place}]", allowed="a NewNode")
+        if not isinstance(node.execution, NewExecution):
+            raise InvalidInput(
+                f"got {type(node.execution).__name__}", field=f"nodes[{place}].execution", allowed="a NewExecution"
+            )
+        if isinstance(node.after, str | bytes) or not isinstance(node.after, Sequence):
+            raise InvalidInput(f"got {type(node.after).__name__}", field=f"nodes[{place}].after", allowed="a list")
         name = check_text(node.name, f"nodes[{place}].name")
         if not name:
             raise InvalidInput("is empty", field=f"nodes[{place}].name", allowed="1 to 256 bytes")
@@ -393,8 +399,9 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
             if not isinstance(edge, NewEdge):
                 raise InvalidInput(f"got {type(edge).__name__}", field=f"nodes[{place}].after", allowed="NewEdge")
             if isinstance(edge.upstream, ExecutionId):
+                ExecutionId.parse(edge.upstream, f"nodes[{place}].after")
                 continue
-            upstream = places.get(edge.upstream)
+            upstream = places.get(edge.upstream) if isinstance(edge.upstream, str) else None
             if upstream is None:
                 raise InvalidInput(
                     f"{node.name!r} comes after {edge.upstream!r}, which is no node of this graph",

@@ -129,7 +129,7 @@ class CreateCall:
         for place, item in enumerate(items):
             try:
                 lay.add(item)
-            except _BadPolicy as bad:
+            except BadPolicy as bad:
                 self._refused[place] = bad.error
                 self._doubtful.append(place)
                 doubts.append(bad.identity)
@@ -261,8 +261,8 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
     return ids, args
 
 
-class _BadPolicy(Exception):
-    """Carries what `standing_executions` asks for from the layout to the call; never leaves this module."""
+class BadPolicy(Exception):
+    """Carries what `standing_executions` asks for from the layout to the call, which lets out `error` alone."""
 
     def __init__(self, error: FlowFabricError, identity: tuple[Any, ...]) -> None:
         super().__init__(error)
@@ -331,7 +331,7 @@ class Layout:
         flow = None if item.flow_id is None else parse_uuid(item.flow_id, "flow_id")
         partition, uuid = self._identity(item, namespace, key, flow)
         if bad_policy is not None:
-            raise _BadPolicy(bad_policy, (partition, uuid, namespace, key, flow, lane))
+            raise BadPolicy(bad_policy, (partition, uuid, namespace, key, flow, lane))
         capabilities = ",".join(derived.required_capabilities)
         route = self._routes.setdefault((lane, kind, capabilities), len(self._routes) + 1)
         self.ids.append(uuid)

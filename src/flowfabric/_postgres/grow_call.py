@@ -9,9 +9,9 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
-from flowfabric._postgres.create_call import Layout
-from flowfabric.errors import InvalidInput
-from flowfabric.graph import AllOf, NewNode, Quorum, check_graph
+from flowfabric._postgres.create_call import BadPolicy, Layout
+from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
+from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
 from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
 
 _ARGS = 36
@@ -47,7 +47,12 @@ class GrowCall:
                     field=f"nodes[{place}].execution.idempotency_key",
                     allowed="none: the flow id makes the whole graph idempotent",
                 )
-            layout.add(msgspec.structs.replace(node.execution, flow_id=flow_id))
+            try:
+                layout.add(msgspec.structs.replace(node.execution, flow_id=flow_id))
+            except BadPolicy as bad:
+                raise _named(bad.error, place) from bad.error
+            except ValidationFailed as error:
+                raise _named(error, place) from error
         ids = layout.ids
         if len(set(ids)) < len(ids):
             raise InvalidInput(
@@ -64,7 +69,9 @@ class GrowCall:
         (_, _, _, item_tags, policies, budgets, quotas, delays, delay_ms, deadlines, deadline_ms) = laid[12:]
         if policies is not None and len(set(policies)) == 1:
             policies = policies[:1]
-        joins = [(n, node.policy) for n, node in enumerate(nodes, 1) if not isinstance(node.policy, AllOf)]
+        joins = [
+            (n, check_policy(node.policy)) for n, node in enumerate(nodes, 1) if not isinstance(node.policy, AllOf)
+        ]
         self.args: list[Any] = [
             partition, flow_id, is_new, kind, namespace, None if not tags else msgspec.json.encode(tags).decode(),
             lanes, kinds, capabilities, routes, uuids, list(self._names),
@@ -118,3 +125,12 @@ class GrowCall:
     def name(self, place: int | None) -> str:
         """The name of the node at a place the statement answered."""
         return "" if place is None else self._names[place - 1]
+
+
+def _named(error: FlowFabricError, place: int) -> FlowFabricError:
+    """What is wrong with the execution of a node, with the node's place."""
+    where = f"nodes[{place}].execution"
+    if isinstance(error, InvalidInput):
+        field = where if error.field is None else f"{where}.{error.field}"
+        return InvalidInput(error.problem, field=field, allowed=error.allowed)
+    return ValidationFailed(error.kind, f"{where}: {error.detail}")

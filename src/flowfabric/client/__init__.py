@@ -1,8 +1,9 @@
 """Clients: submit work, look at it, wait for it, change it."""
 
 from flowfabric.client.client import AsyncClient
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
-from flowfabric.client.sync import Client, SyncRun
+from flowfabric.client.sync import Client, SyncFlowRun, SyncRun
 
-__all__ = ["AsyncClient", "Client", "Run", "Submission", "SyncRun"]
+__all__ = ["AsyncClient", "Client", "FlowRun", "Run", "Submission", "SyncFlowRun", "SyncRun"]

@@ -16,10 +16,11 @@ from collections.abc import (
 )
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from flowfabric.bridges.callbacks import Received, receive
 from flowfabric.client import current
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, check_task
@@ -28,7 +29,8 @@ from flowfabric.engine import Engine
 from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError
-from flowfabric.ids import ExecutionId, PartitionKey
+from flowfabric.graph import FlowInfo, NewNode
+from flowfabric.ids import ExecutionId, FlowId, PartitionKey, mint_uuid, parse_uuid
 from flowfabric.middleware import Middleware, chain_submit, overriding
 from flowfabric.models import (
     Accepted,
@@ -94,6 +96,26 @@ class Connector(Protocol):
     def tasks(self) -> Mapping[str, Submittable[Any]]: ...
 
     async def client(self) -> AsyncClient: ...
+
+
+class Graph(Protocol):
+    """A flow that was built: what `app.flow()` makes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def tags(self) -> Mapping[str, str]: ...
+
+    @property
+    def grows(self) -> FlowId | None: ...
+
+    def id_of(self, key: str) -> FlowId: ...
+
+    def build(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> list[NewNode]: ...
 
 
 class AsyncClient:
@@ -257,6 +279,40 @@ class AsyncClient:
 
         await _together([line() for _ in range(min(_LINES, len(batches)))])
         return [place for batch in made for place in batch]
+
+    async def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> FlowRun:
+        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
+        scope = current.scope_of(self._connector)
+        seed = None if scope is None else await scope.flow_seed(flow.name)
+        engine = self.engine
+        if flow.grows is not None:
+            made = await engine.extend_flow(flow.grows, flow.build(flow.grows, engine.flow_partitions, seed))
+        else:
+            if idempotency_key is not None:
+                flow_id = flow.id_of(idempotency_key)
+            else:
+                flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
+            made = await engine.submit_flow(
+                flow.build(flow_id, engine.flow_partitions, seed),
+                flow_kind=flow.name,
+                namespace=flow.namespace,
+                flow_id=flow_id,
+                tags=dict(flow.tags),
+            )
+        run = FlowRun(made.flow_id, nodes=made.nodes, connector=self._connector, is_new=not made.existed)
+        return await run.refresh() if made.existed else run
+
+    def flow(self, flow_id: str | UUID | FlowRun) -> FlowRun:
+        """A handle on a flow from its id (or from a handle of another process)."""
+        if isinstance(flow_id, FlowRun):
+            return FlowRun(flow_id.flow_id, nodes=flow_id.nodes, connector=self._connector, is_new=flow_id.is_new)
+        return FlowRun(FlowId(parse_uuid(flow_id, "flow_id")), connector=self._connector, is_new=False)
+
+    async def flows(
+        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[FlowInfo, str]:
+        """One page of flows, newest first; `name` is what `app.flow` was given."""
+        return await self.engine.find_flows(namespace=namespace, flow_kind=name, limit=limit, cursor=cursor)
 
     def _task(self, task: Submittable[Any] | str) -> Submittable[Any]:
         if not isinstance(task, str):

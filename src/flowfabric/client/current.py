@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
@@ -48,6 +49,10 @@ class DurableScope(Protocol):
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
         """How another execution ended, waiting for it without holding a worker; `TimedOut` when that takes too long."""
+        ...
+
+    async def flow_seed(self, name: str) -> UUID | None:
+        """What the ids of a flow submitted here come from, the same in every run of the handler; None inside a step."""
         ...
 
 

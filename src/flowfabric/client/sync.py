@@ -9,14 +9,26 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters
+from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
 from flowfabric.engine.reads import Place
-from flowfabric.ids import ExecutionId
+from flowfabric.graph import (
+    CancellationPolicy,
+    CancellationScheduled,
+    FlowCancelled,
+    FlowGraph,
+    FlowInfo,
+    FlowSnapshot,
+    FlowSummary,
+    PartiallyCancelled,
+)
+from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import (
     Accepted,
     Attempt,
@@ -152,6 +164,102 @@ class SyncRun(Generic[R_co]):
         self._portal.call(self.run.resume(delay))
 
 
+class SyncFlowRun:
+    """One flow, as the sync client gives it. Pickled it becomes a `FlowRun`, for `client.flow(...)`."""
+
+    __slots__ = ("_portal", "run")
+
+    def __init__(self, portal: Portal, run: FlowRun) -> None:
+        self._portal = portal
+        self.run = run
+
+    @property
+    def flow_id(self) -> FlowId:
+        return self.run.flow_id
+
+    @property
+    def id(self) -> str:
+        """The flow's id, as plain text."""
+        return self.run.id
+
+    @property
+    def nodes(self) -> dict[str, ExecutionId]:
+        """The executions by the names of their nodes."""
+        return self.run.nodes
+
+    @property
+    def is_new(self) -> bool:
+        return self.run.is_new
+
+    def __getitem__(self, name: str) -> SyncRun[Any]:
+        """A handle on one node."""
+        return SyncRun(self._portal, self.run[name])
+
+    def __repr__(self) -> str:
+        return f"Sync{self.run!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncFlowRun) and other.run == self.run
+
+    def __hash__(self) -> int:
+        return hash(self.run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.run.__reduce__()
+
+    def refresh(self) -> SyncFlowRun:
+        """Learn of nodes that were added since."""
+        return SyncFlowRun(self._portal, self._portal.call(self.run.refresh()))
+
+    def wait(self, timeout: Duration | None = None) -> None:
+        """Wait until every node has ended, those included that are added meanwhile. `TimedOut` when that takes longer.
+
+        Inside a task the wait is durable: it holds no worker.
+        """
+        self._portal.call(self.run.wait(timeout))
+
+    def live(self) -> list[ExecutionId]:
+        """Members that have not ended, those made last at the end: mostly what the others lead to."""
+        return self._portal.call(self.run.live())
+
+    def result(self, timeout: Duration | None = None) -> dict[str, Any]:
+        """The results of its nodes by name, once all have ended. `FlowFailed` says which node failed, and why.
+
+        Nodes that lost a race, or were skipped because of one, are not in it.
+        """
+        return self._portal.call(self.run.result(timeout))
+
+    def states(self) -> dict[str, State]:
+        """Where its nodes stand, by name."""
+        return self._portal.call(self.run.states())
+
+    def get(self) -> FlowSnapshot:
+        """Its header and joins; `NotFound` when it is not stored."""
+        return self._portal.call(self.run.get())
+
+    def graph(self) -> FlowGraph:
+        """Its nodes and edges, to be drawn: see `flowfabric.pictures`."""
+        return self._portal.call(self.run.graph())
+
+    def summary(self) -> FlowSummary:
+        """How many nodes are in which state, and what that makes of the flow."""
+        return self._portal.call(self.run.summary())
+
+    def cancel(
+        self,
+        reason: str = "cancelled by its submitter",
+        *,
+        policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
+        wait: bool = True,
+    ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
+        """Close it and cancel its nodes: all, those that do not run yet (`cancel_pending`), or none (`flow_only`)."""
+        return self._portal.call(self.run.cancel(reason, policy=policy, wait=wait))
+
+    def replay(self, reason: str | None = None) -> list[str]:
+        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes."""
+        return self._portal.call(self.run.replay(reason))
+
+
 class Client:
     """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
 
@@ -185,6 +293,11 @@ class Client:
         """A handle from an id (or from a handle of another process or client)."""
         known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
         return SyncRun(self._portal, self._client.run(known, kind=kind))
+
+    def flow(self, flow_id: str | UUID | FlowRun | SyncFlowRun) -> SyncFlowRun:
+        """A handle on a flow from its id (or from a handle of another process or client)."""
+        known = flow_id.run if isinstance(flow_id, SyncFlowRun) else flow_id
+        return SyncFlowRun(self._portal, self._client.flow(known))
 
     @overload
     def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> SyncRun[R]: ...
@@ -221,6 +334,18 @@ class Client:
             SyncRun(self._portal, run)
             for run in self._portal.call(self._client.submit_many(task, arguments, **options))
         ]
+
+    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
+        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
+        return SyncFlowRun(
+            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
+        )
+
+    def flows(
+        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[FlowInfo, str]:
+        """One page of flows, newest first; `name` is what `app.flow` was given."""
+        return self._portal.call(self._client.flows(namespace=namespace, name=name, limit=limit, cursor=cursor))
 
     def get(self, execution_id: str | ExecutionId) -> Execution:
         """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""

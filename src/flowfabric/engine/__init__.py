@@ -10,6 +10,7 @@ from flowfabric.engine.control import Control
 from flowfabric.engine.events import Events
 from flowfabric.engine.flow_control import FlowControl
 from flowfabric.engine.flow_reads import FlowReads
+from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.hooks import Hooks
 from flowfabric.engine.lanes import Lanes
@@ -25,7 +26,7 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Lifecycle, Steps, Suspensions, Tokens, FlowReads, FlowControl, Grants, Control, Reads, Lanes, Schedules, Events,
-    Hooks, Service,
+    Lifecycle, Steps, Suspensions, Tokens, Flows, FlowReads, FlowControl, Grants, Control, Reads, Lanes, Schedules,
+    Events, Hooks, Service,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

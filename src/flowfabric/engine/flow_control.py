@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.engine.calls import check_filter, check_int, moment, parse_execution
+from flowfabric.engine.calls import check_duration, check_filter, check_int, moment, parse_execution
 from flowfabric.engine.flows import FlowCalls
 from flowfabric.engine.hooks import Round
 from flowfabric.errors import (
@@ -149,7 +149,7 @@ class FlowControl(FlowCalls):
             check_int(edges, "edges", 1, 10_000),
             None if after is None else check_int(after, "after", 0, 2**63 - 1),
             None,
-            None if stale is None else stale // timedelta(milliseconds=1),
+            None if stale is None else check_duration(stale, "stale", least_ms=0),
             *check_filter(filter),
         )
         return Sweep(
@@ -216,7 +216,7 @@ class FlowControl(FlowCalls):
         """Look through edge groups for what the cascade should have done, and do it; answers where to go on."""
         row = await self._row(
             "select * from flowfabric.reconcile_edges($1, $2, $3, $4, $5, $6, $7)",
-            *((None, None, None) if after is None else (after.partition, after.flow_id, after.downstream)),
+            *((None, None, None) if after is None else _check_place(after)),
             check_int(limit, "limit", 1, 10_000),
             *check_filter(filter),
         )
@@ -238,7 +238,7 @@ class FlowControl(FlowCalls):
         `action` is `none`, `orphan`, `not_owed`, `busy`, `more` or `drained`.
         """
         group: tuple[int | None, UUID | None, UUID | None] = (None, None, None)
-        if flow_id is not None:
+        if flow_id is not None or downstream_execution_id is not None:
             flow = self._flow(flow_id)
             group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id").uuid)
         row = await self._row(
@@ -433,6 +433,13 @@ class FlowControl(FlowCalls):
             "select counted, more from flowfabric.project_touched($1)", check_int(limit, "limit", 1, 1_000_000)
         )
         return row["counted"], row["more"]
+
+
+def _check_place(value: object) -> tuple[int, UUID, UUID]:
+    if not isinstance(value, EdgePlace):
+        raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="the place an earlier pass gave")
+    partition = check_int(value.partition, "after.partition", 0, 65_535)
+    return partition, parse_uuid(value.flow_id, "after.flow_id"), parse_uuid(value.downstream, "after.downstream")
 
 
 def check_cancellation(value: object, field: str = "policy") -> CancellationPolicy:

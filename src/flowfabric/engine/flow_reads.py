@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from flowfabric._postgres import rows
-from flowfabric.engine.calls import check_limit, parse_execution, parse_partition
-from flowfabric.engine.flows import FlowCalls, Flows
+from flowfabric.engine.calls import check_limit, moment, parse_execution, parse_partition
+from flowfabric.engine.flows import FlowCalls
 from flowfabric.errors import Corruption, InvalidInput, NotFound, StateError
 from flowfabric.graph import (
     AllOf,
@@ -57,7 +57,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     result_encoding: str | None
 
 
-class FlowReads(Flows, FlowCalls):
+class FlowReads(FlowCalls):
     """describe_flow, list_flows, edges, members, tags, eligibility, summaries."""
 
     async def describe_flow(self, flow_id: FlowId) -> FlowSnapshot | None:
@@ -95,7 +95,7 @@ class FlowReads(Flows, FlowCalls):
         return FlowGraph(flow=snapshot, nodes=nodes, edges=tuple(await self._edges_of(flow)))
 
     async def list_flow_members(self, flow_id: FlowId, *, results: bool = False) -> list[Member]:
-        """The members of a flow in the order they were made, if asked for with their results; empty for an unknown one."""
+        """The members of a flow in the order they were made, with their results if asked; empty for an unknown one."""
         _, uuid = self._flow(flow_id)
         found = await self._fetch(_MEMBERS, uuid, bool(results), repeatable=True)
         return [
@@ -198,15 +198,15 @@ class FlowReads(Flows, FlowCalls):
 
     async def set_flow_tag(self, flow_id: FlowId, key: str, value: str) -> None:
         """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
-        await self.set_flow_tags(flow_id, {key: value})
+        check_tag_key(key)
+        await self.set_flow_tags(flow_id, {key: check_text(value, "value", None)})
 
     async def set_flow_tags(self, flow_id: FlowId, tags: dict[str, str]) -> int:
         """Set several tags, all or none; answers how many."""
         if not isinstance(tags, dict) or not tags:
             raise InvalidInput("no tags", field="tags", allowed="at least one")
         for key, value in tags.items():
-            check_tag_key(key)
-            check_text(value, f"tags[{key!r}]", None)
+            check_text(value, f"tags[{check_tag_key(key, 'tags key')!r}]", None)
         flow = self._flow(flow_id)
         row = await self._row(
             "select flowfabric.set_flow_tags($1, $2, $3) as found",
@@ -366,6 +366,6 @@ def _info(row: asyncpg.Record) -> FlowInfo:
 def _parse_cursor(value: object) -> tuple[datetime, UUID]:
     try:
         at, _, uuid = str(value).rpartition("/")
-        return datetime.fromisoformat(at).astimezone(UTC), UUID(uuid)
-    except ValueError:
+        return moment(datetime.fromisoformat(at), "cursor"), parse_uuid(uuid, "cursor")
+    except (ValueError, InvalidInput):
         raise InvalidInput("cannot be read", field="cursor", allowed="the cursor an earlier page gave") from None

@@ -73,6 +73,42 @@ class FlowCalls(Calls):
             return StateError(code, f"flow {flow[1]} takes no changes any more")
         return None
 
+    @staticmethod
+    def _uuid(flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
+        """Its uuid, or that of no execution when it lies in another partition and so cannot be a member."""
+        return execution_id.uuid if execution_id.partition == flow[0] else UUID(int=0)
+
+    async def _edges_of(
+        self,
+        flow: tuple[int, UUID],
+        *,
+        upstream: UUID | None = None,
+        downstream: UUID | None = None,
+        edge: UUID | None = None,
+    ) -> list[EdgeSnapshot]:
+        found = await self._fetch(
+            "select edge_id, upstream, downstream, data_passing_ref, applied_at, created_at"
+            " from flowfabric.read_edges($1, $2, $3, $4, $5)",
+            *flow,
+            upstream,
+            downstream,
+            edge,
+            repeatable=True,
+        )
+        partition, flow_id = flow[0], FlowId(flow[1])
+        return [
+            EdgeSnapshot(
+                edge_id=row["edge_id"],
+                flow_id=flow_id,
+                upstream_execution_id=ExecutionId.of(partition, row["upstream"]),
+                downstream_execution_id=ExecutionId.of(partition, row["downstream"]),
+                data_passing_ref=row["data_passing_ref"],
+                edge_state="pending" if row["applied_at"] is None else "applied",
+                created_at=row["created_at"],
+            )
+            for row in found
+        ]
+
 
 class Flows(FlowCalls):
     """submit_flow, extend_flow, create_flow, add members, stage and apply edges, set policies."""
@@ -275,11 +311,6 @@ class Flows(FlowCalls):
         ref = None if ref is None else check_text(ref, f"{where}data_passing_ref") or None
         return edge_id, self._uuid(flow, upstream), self._uuid(flow, downstream), ref
 
-    @staticmethod
-    def _uuid(flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
-        """Its uuid, or that of no execution when it lies in another partition and so cannot be a member."""
-        return execution_id.uuid if execution_id.partition == flow[0] else UUID(int=0)
-
     async def apply_dependency_to_child(
         self,
         flow_id: FlowId,
@@ -352,34 +383,3 @@ class Flows(FlowCalls):
                 f"{code}: dependencies already staged", field="policy", allowed="a policy before the first edge"
             )
         return "Set" if code == "set" else "AlreadySet"
-
-    async def _edges_of(
-        self,
-        flow: tuple[int, UUID],
-        *,
-        upstream: UUID | None = None,
-        downstream: UUID | None = None,
-        edge: UUID | None = None,
-    ) -> list[EdgeSnapshot]:
-        found = await self._fetch(
-            "select edge_id, upstream, downstream, data_passing_ref, applied_at, created_at"
-            " from flowfabric.read_edges($1, $2, $3, $4, $5)",
-            *flow,
-            upstream,
-            downstream,
-            edge,
-            repeatable=True,
-        )
-        partition, flow_id = flow[0], FlowId(flow[1])
-        return [
-            EdgeSnapshot(
-                edge_id=row["edge_id"],
-                flow_id=flow_id,
-                upstream_execution_id=ExecutionId.of(partition, row["upstream"]),
-                downstream_execution_id=ExecutionId.of(partition, row["downstream"]),
-                data_passing_ref=row["data_passing_ref"],
-                edge_state="pending" if row["applied_at"] is None else "applied",
-                created_at=row["created_at"],
-            )
-            for row in found
-        ]

@@ -36,14 +36,14 @@ _PRESENT = [
     "rotate_waitpoint_hmac_secret_all",
     "seed_waitpoint_hmac_secret",
     "list_pending_waitpoints",
-]
-_LATER = [
-    "budget_admin",
-    "quota_admin",
     "cancel_flow_header",
     "cancel_flow_wait_timeout",
     "cancel_flow_wait_indefinite",
     "ack_cancel_member",
+]
+_LATER = [
+    "budget_admin",
+    "quota_admin",
     "claim_for_worker",
     "subscribe_lease_history",
     "subscribe_completion",

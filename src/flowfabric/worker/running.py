@@ -22,12 +22,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID, uuid5
 
 import msgspec
 
 from flowfabric.client import current
 from flowfabric.client.client import new_submission
 from flowfabric.client.failure import parse_failure, result_of
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.contracts import CannotDecode, ValueType
@@ -56,6 +58,7 @@ from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task
+    from flowfabric.flow import Flow, Host
     from flowfabric.worker.runtime import Runtime
 
 R = TypeVar("R")
@@ -502,6 +505,21 @@ class Running:
     async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]:
         return await self.worker.client.send(new_submission(task, args, kwargs))
 
+    @property
+    def host(self) -> Host:
+        return self.worker.app
+
+    async def submit_flow(self, flow: Flow) -> FlowRun:
+        return await self.worker.client.submit_flow(flow)
+
+    def flow_result_in_thread(self, run: FlowRun) -> dict[str, Any]:
+        """The results of a flow for a plain handler, which is unwound while it waits."""
+        if not _in_step.get() and (live := self.in_thread(run.live())):
+            self.wants_park = Wait(None, live[-1])
+            raise Interrupted("waits for a flow")
+        found: dict[str, Any] = self.in_thread(run.result())
+        return found
+
     async def submit_durably(
         self,
         submission: Submission,
@@ -538,6 +556,14 @@ class Running:
             raise
         is_new = isinstance(made or verdict, Created)
         return Run(verdict.execution_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
+
+    async def flow_seed(self, name: str) -> UUID | None:
+        """What the ids of a flow submitted here come from, the same in every run of the handler; None inside a step."""
+        await self._check()
+        if _in_step.get():
+            return None
+        n, _ = (await self.memory()).next(f"flow {name}", "submit")
+        return uuid5(self.handle.uuid, f"{name}\0{n}")
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
         """How another execution ended.

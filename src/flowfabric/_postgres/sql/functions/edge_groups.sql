@@ -195,6 +195,7 @@ begin
         update flowfabric.execution e
         set state = case when e.delay_until > p_now then 'delayed' when e.resume_pending then 'resumable' else 'waiting' end,
             blocking_reason = case when e.delay_until > p_now and e.pending = 'retry' then 'waiting_for_retry_backoff'
+                                   when e.delay_until > p_now and e.resume_pending then 'waiting_for_resume_delay'
                                    when e.delay_until > p_now then 'waiting_for_delay' else 'waiting_for_worker' end,
             blocking_detail = case when e.delay_until > p_now then 'delayed until '
                 || to_char(e.delay_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,

@@ -41,7 +41,8 @@ begin
         if targets > 0 then
             insert into flowfabric.cancel_backlog
                 (partition, flow_id, requested_at, requester, reason, cancellation_policy, grace_until)
-            values (p_partition, p_flow, v_now, p_requester, p_reason, p_policy, v_now + flowfabric.ms(p_grace_ms));
+            values (p_partition, p_flow, v_now, p_requester, p_reason, p_policy,
+                    least(v_now + flowfabric.ms(p_grace_ms), flowfabric.far_date()));   -- what clients can read
             insert into flowfabric.cancel_member (partition, id, flow_id)
             select p_partition, u.id, p_flow from unnest(v_targets) u (id);
             -- Reclaimable by anybody until now.

@@ -104,47 +104,50 @@ language sql stable security definer set search_path = flowfabric, pg_temp as $$
         where e.partition = p_partition and e.id = p_id), 'not_found')
 $$;
 
--- project_flows: count the members of flows anew; answers how many summaries were written.
-create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
-declare
-    v_now timestamptz := flowfabric.now();
-    v_n integer;
-begin
-    insert into flowfabric.flow_summary as s
-        (partition, flow_id, state, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,
-         rate_limited, waiting_children, updated_at)
-    select c.partition, c.flow_id,
-           case when c.live = 0 and c.state = 'cancelled' then 'cancelled'
+-- count_members: the summary of a flow as its members are now; no row when it has none.
+create or replace function flowfabric.count_members(f flowfabric.flow) returns setof flowfabric.flow_summary
+language sql volatile as $$
+    select f.partition, f.flow_id,
+           case when c.live = 0 and f.state = 'cancelled' then 'cancelled'
                 when c.live = 0 and (c.failed > 0 or c.expired > 0 or c.stopped > 0) then 'failed'
                 when c.live = 0 then 'completed'
                 when c.active > 0 then 'running'
                 when c.suspended + c.delayed + c.rate_limited + c.waiting_children > 0 then 'blocked'
                 else 'open' end,
            c.completed, c.failed, c.cancelled, c.expired, c.skipped, c.active, c.suspended, c.waiting, c.delayed,
-           c.rate_limited, c.waiting_children, v_now
+           c.rate_limited, c.waiting_children, flowfabric.now()
     from (
-        select f.partition, f.flow_id, f.state, m.*
-        from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
-        join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow
-        cross join lateral (
-            select count(*) as total, count(*) filter (where e.completed_at is null) as live,
-                   count(*) filter (where e.state = 'completed') as completed,
-                   count(*) filter (where e.state = 'failed') as failed,
-                   count(*) filter (where e.state = 'cancelled') as cancelled,
-                   count(*) filter (where e.state = 'cancelled' and coalesce(e.cancellation_reason, '') not in
-                       ('sibling_quorum_satisfied', 'sibling_quorum_impossible')) as stopped,
-                   count(*) filter (where e.state = 'expired') as expired,
-                   count(*) filter (where e.state = 'skipped') as skipped,
-                   count(*) filter (where e.state = 'active') as active,
-                   count(*) filter (where e.state = 'suspended') as suspended,
-                   count(*) filter (where e.state in ('waiting', 'resumable')) as waiting,
-                   count(*) filter (where e.state = 'delayed') as delayed,
-                   count(*) filter (where e.state = 'rate_limited') as rate_limited,
-                   count(*) filter (where e.state = 'waiting_children') as waiting_children
-            from flowfabric.execution e where e.flow_id = f.flow_id offset 0) m
-        where m.total > 0
-    ) c
+        select count(*) as total, count(*) filter (where e.completed_at is null) as live,
+               count(*) filter (where e.state = 'completed')::integer as completed,
+               count(*) filter (where e.state = 'failed')::integer as failed,
+               count(*) filter (where e.state = 'cancelled')::integer as cancelled,
+               count(*) filter (where e.state = 'cancelled' and coalesce(e.cancellation_reason, '') not in
+                   ('sibling_quorum_satisfied', 'sibling_quorum_impossible')) as stopped,
+               count(*) filter (where e.state = 'expired')::integer as expired,
+               count(*) filter (where e.state = 'skipped')::integer as skipped,
+               count(*) filter (where e.state = 'active')::integer as active,
+               count(*) filter (where e.state = 'suspended')::integer as suspended,
+               count(*) filter (where e.state in ('waiting', 'resumable'))::integer as waiting,
+               count(*) filter (where e.state = 'delayed')::integer as delayed,
+               count(*) filter (where e.state = 'rate_limited')::integer as rate_limited,
+               count(*) filter (where e.state = 'waiting_children')::integer as waiting_children
+        from flowfabric.execution e where e.flow_id = f.flow_id) c
+    where c.total > 0
+$$;
+
+-- project_flows: count the members of flows anew; answers how many summaries were written.
+create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_n integer;
+begin
+    insert into flowfabric.flow_summary as s
+        (partition, flow_id, state, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,
+         rate_limited, waiting_children, updated_at)
+    select c.*
+    from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
+    join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow
+    cross join lateral flowfabric.count_members(f) c
     order by c.partition, c.flow_id
     on conflict (partition, flow_id) do update
         set state = excluded.state, completed = excluded.completed, failed = excluded.failed,

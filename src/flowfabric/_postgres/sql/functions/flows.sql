@@ -460,9 +460,11 @@ begin
         code := flowfabric.open_flow(p_partition, p_flow, true);
     end if;
     if code is null and not p_new then
-        select case when e.flow_id = p_flow then 'exists' else 'execution_already_in_flow' end, u.ord::integer into code, place
+        -- All of them made here before: a repeated call. Some, or elsewhere: something else.
+        select case when count(*) = cardinality(p_id) and bool_and(e.flow_id = p_flow) then 'exists'
+                    when count(*) > 0 then 'execution_already_in_flow' end, min(u.ord)::integer into code, place
         from unnest(p_id) with ordinality as u (id, ord)
-        join flowfabric.execution e on e.partition = p_partition and e.id = u.id order by u.ord limit 1;
+        join flowfabric.execution e on e.partition = p_partition and e.id = u.id;
     end if;
     if code is null and cardinality(p_old) > 0 then
         perform 1 from unnest(p_old) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id

@@ -331,6 +331,7 @@ language plpgsql as $$
 declare
     v_until timestamptz := case when p_delay_ms > 0 then p_now + flowfabric.ms(p_delay_ms) end;
     v_route integer; v_rank integer; v_created timestamptz; v_deadline timestamptz;
+    v_flow uuid;
     v_floor boolean; v_wakes boolean;
 begin
     update flowfabric.execution e
@@ -340,9 +341,17 @@ begin
         blocking_detail = 'resumes at ' || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
         transitioned_at = p_now, mutated_at = p_now
     where e.partition = p_partition and e.id = p_id
-    returning e.route, 9000 - e.priority, e.created_at, e.deadline_at into v_route, v_rank, v_created, v_deadline;
+    returning e.route, 9000 - e.priority, e.created_at, e.deadline_at, e.flow_id
+    into v_route, v_rank, v_created, v_deadline, v_flow;
     if v_until is not null then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+        if v_flow is not null then
+            perform flowfabric.gate(array[p_partition], array[p_id]);
+        end if;
+        return;
+    end if;
+    if v_flow is not null then
+        perform flowfabric.make_ready(array[p_partition], array[p_id], null);
         return;
     end if;
     -- As make_ready does, for one.

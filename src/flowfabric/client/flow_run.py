@@ -1,0 +1,242 @@
+"""A handle on one flow: wait for its nodes, look at it, cancel it, revive it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from flowfabric.client import current
+from flowfabric.client.failure import result_of, task_failed
+from flowfabric.client.run import Run, connectors
+from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
+from flowfabric.graph import (
+    CancellationPolicy,
+    CancellationScheduled,
+    FlowCancelled,
+    FlowGraph,
+    FlowSnapshot,
+    FlowSummary,
+    PartiallyCancelled,
+)
+from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.models import Outcome
+from flowfabric.policies import Duration, duration
+from flowfabric.state import State
+
+if TYPE_CHECKING:
+    from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.engine.flow_reads import Member
+
+_RACE = frozenset(("sibling_quorum_satisfied", "sibling_quorum_impossible"))
+_LOOKED_AT = 50  # members that are waited for at a time
+_UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.EXPIRED, State.SKIPPED)
+
+
+class FlowRun:
+    """One flow as it was submitted. Survives pickling; `client.flow(id)` makes one from an id.
+
+    `nodes` are the executions by the names of their nodes; `run["name"]` is a handle on one of them. Of a flow found by
+    its id they are known once `refresh` was called, which `result` does.
+    """
+
+    __slots__ = ("_connector", "flow_id", "is_new", "nodes")
+
+    def __init__(
+        self,
+        flow_id: FlowId,
+        *,
+        nodes: Mapping[str, ExecutionId] | None = None,
+        connector: Connector | None,
+        is_new: bool = True,
+    ) -> None:
+        self.flow_id = flow_id
+        self.nodes: dict[str, ExecutionId] = dict(nodes or {})
+        self.is_new = is_new
+        self._connector = connector
+
+    @property
+    def id(self) -> str:
+        """The flow's id, as plain text."""
+        return str(self.flow_id)
+
+    def __repr__(self) -> str:
+        return f"FlowRun({self.id!r}, {len(self.nodes)} nodes)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FlowRun) and other.flow_id == self.flow_id
+
+    def __hash__(self) -> int:
+        return hash(self.flow_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        app = self._connector
+        names = (None, None) if app is None else (app.key, app.name)
+        return _revive, (self.id, {name: str(one) for name, one in self.nodes.items()}, self.is_new, *names)
+
+    def __getitem__(self, name: str) -> Run[Any]:
+        """A handle on one node, by name or by what `flow.add` gave."""
+        wanted = str(getattr(name, "name", name))
+        if wanted not in self.nodes:
+            raise NotFound(
+                "node", wanted, detail=f"flow {self.flow_id} has {', '.join(list(self.nodes)[:10]) or 'none'}"
+            )
+        return Run(self.nodes[wanted], kind=None, connector=self._app())
+
+    def _app(self) -> Connector:
+        if self._connector is None:
+            raise InvalidInput(
+                "this handle came from another process and it is not clear which app here it belongs to",
+                field="run",
+                allowed="client.flow(run)",
+            )
+        return self._connector
+
+    async def _client(self) -> AsyncClient:
+        return await self._app().client()
+
+    async def _members(self, *, results: bool = False) -> list[Member]:
+        members = await (await self._client()).engine.list_flow_members(self.flow_id, results=results)
+        if not members:
+            raise NotFound("flow", self.flow_id)
+        self.nodes = {named(member): member.execution_id for member in members}
+        return members
+
+    async def refresh(self) -> FlowRun:
+        """Learn of nodes that were added since."""
+        await self._members()
+        return self
+
+    async def wait(self, timeout: Duration | None = None) -> None:
+        """Wait until every node has ended, those included that are added meanwhile. `TimedOut` when that takes longer.
+
+        Inside a task the wait is durable: it holds no worker.
+        """
+        span = None if timeout is None else duration(timeout, "timeout")
+        if span is not None and span < timedelta(0):
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="no time or more")
+        late = TimedOut("flow", round((span or timedelta()).total_seconds() * 1000))
+        if (scope := current.scope_of(self._app())) is not None:
+            while live := await self.live():
+                await scope.outcome_of(live[-1], span)
+            return
+        client = await self._client()
+        try:
+            async with asyncio.timeout(None if span is None else max(span.total_seconds(), 0.001)):
+                while live := await self.live():
+                    await asyncio.gather(*(client.outcomes.wait(one) for one in live[-_LOOKED_AT:]))
+        except TimeoutError:
+            raise late from None
+
+    async def live(self) -> list[ExecutionId]:
+        """Members that have not ended, those made last at the end: mostly what the others lead to."""
+        return [member.execution_id for member in await self._members() if not member.state.is_terminal]
+
+    async def result(self, timeout: Duration | None = None) -> dict[str, Any]:
+        """The results of its nodes by name, once all have ended. `FlowFailed` says which node failed, and why.
+
+        Nodes that lost a race, or were skipped because of one, are not in it.
+        """
+        await self.wait(timeout)
+        members = await self._members(results=True)
+        results: dict[str, Any] = {}
+        failures: dict[str, TaskFailed] = {}
+        client = await self._client()
+        for member in members:
+            outcome = Outcome(
+                state=member.state,
+                result=member.result,
+                result_encoding=member.result_encoding,
+                failure_reason=member.failure_reason,
+                failure_category=member.failure_category,
+                cancellation_reason=member.cancellation_reason,
+            )
+            if member.state is State.COMPLETED:
+                results[named(member)] = result_of(
+                    member.execution_id, outcome, client.result_type(member.execution_kind), client.codecs
+                )
+            elif member.state is not State.SKIPPED and member.cancellation_reason not in _RACE:
+                failures[named(member)] = task_failed(member.execution_id, outcome)
+        header = await client.engine.describe_flow(self.flow_id)
+        is_cancelled = header is not None and header.public_flow_state == "cancelled"
+        if failures or is_cancelled:
+            skipped = [named(member) for member in members if member.state is State.SKIPPED]
+            raise FlowFailed(
+                "cancelled" if is_cancelled else "failed",
+                self.flow_id,
+                failures=failures,
+                skipped=skipped,
+                results=results,
+                reason=None if header is None else header.cancel_reason,
+            )
+        return results
+
+    async def states(self) -> dict[str, State]:
+        """Where its nodes stand, by name."""
+        return {named(member): member.state for member in await self._members()}
+
+    async def get(self) -> FlowSnapshot:
+        """Its header and joins; `NotFound` when it is not stored."""
+        found = await (await self._client()).engine.describe_flow(self.flow_id)
+        if found is None:
+            raise NotFound("flow", self.flow_id)
+        return found
+
+    async def graph(self) -> FlowGraph:
+        """Its nodes and edges, to be drawn: see `flowfabric.pictures`."""
+        found = await (await self._client()).engine.read_flow_graph(self.flow_id)
+        if found is None:
+            raise NotFound("flow", self.flow_id)
+        return found
+
+    async def summary(self) -> FlowSummary:
+        """How many nodes are in which state, and what that makes of the flow."""
+        engine = (await self._client()).engine
+        await engine.project_flow_summary(self.flow_id)
+        found = await engine.read_flow_summary(self.flow_id)
+        if found is None:
+            raise NotFound("flow", self.flow_id)
+        return found
+
+    async def cancel(
+        self,
+        reason: str = "cancelled by its submitter",
+        *,
+        policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
+        wait: bool = True,
+    ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
+        """Close it and cancel its nodes: all, those that do not run yet (`cancel_pending`), or none (`flow_only`)."""
+        engine = (await self._client()).engine
+        return await engine.cancel_flow(self.flow_id, policy=policy, reason=reason, wait=wait)
+
+    async def replay(self, reason: str | None = None) -> list[str]:
+        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes."""
+        client = await self._client()
+        members = [
+            member
+            for member in await self._members()
+            if member.state in _UNSUCCESSFUL and member.cancellation_reason not in _RACE
+        ]
+        for place in range(0, len(members), 500):
+            for answer in await client.engine.replay_many(
+                [member.execution_id for member in members[place : place + 500]], reason=reason
+            ):
+                if isinstance(answer, Exception):
+                    raise answer
+        return [named(member) for member in members]
+
+
+def named(member: Member) -> str:
+    """The name of a node; members that were added one by one go by their id."""
+    return member.name or str(member.execution_id)
+
+
+def _revive(flow_id: str, nodes: dict[str, str], is_new: bool, key: str | None, name: str | None) -> FlowRun:
+    app = None if key is None else connectors.get(key)
+    if app is None and key is not None:
+        known: list[Any] = [one for one in connectors.values() if one.name == name]
+        app = known[-1] if len({one.address for one in known}) == 1 else None
+    found = {node: ExecutionId.parse(one) for node, one in nodes.items()}
+    return FlowRun(FlowId(UUID(flow_id)), nodes=found, connector=app, is_new=is_new)

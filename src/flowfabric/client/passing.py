@@ -1,0 +1,74 @@
+"""Arguments that are results of other nodes of a flow: how they are written down, and filled in when the node starts.
+
+A payload with such arguments is `{"given": {name: value}, "wanted": {name: place}}`. A place says where a value comes
+from: `["value", v]`, `["node", uuid]`, `["list", places]`, `["dict", {key: place}]`, `["first", uuids]` or
+`["all", uuids]`.
+What did not succeed is left out of lists and dicts, and is null where a single value is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from flowfabric._json_types import ENCODER
+from flowfabric.contracts import CannotDecode, Codecs
+from flowfabric.models import Passed
+from flowfabric.state import State
+
+_ABSENT: Final = object()
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class Stored(msgspec.Struct):
+    """A payload with places."""
+
+    given: dict[str, msgspec.Raw]
+    wanted: dict[str, Any]
+
+
+def write(given: Mapping[str, msgspec.Raw], wanted: Mapping[str, Any]) -> bytes:
+    """The payload of a node."""
+    return ENCODER.encode(Stored(dict(given), dict(wanted)))
+
+
+def fill(data: bytes, inputs: Mapping[UUID, Passed], codecs: Codecs) -> bytes:
+    """The arguments of the call as one JSON object, with what upstreams passed in its place."""
+    try:
+        stored = msgspec.json.decode(data, type=Stored)
+    except msgspec.MsgspecError:
+        raise CannotDecode("not the arguments of a node", what="arguments") from None
+    arguments: dict[str, Any] = dict(stored.given)
+    for name, place in stored.wanted.items():
+        value = _value(place, inputs, codecs)
+        arguments[name] = _NULL if value is _ABSENT else value
+    return ENCODER.encode(arguments)
+
+
+def _value(place: Any, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
+    match place:
+        case ["value", value]:
+            return value
+        case ["node", str(uuid)]:
+            return _result(inputs.get(UUID(uuid)), codecs)
+        case ["list", list(places)]:
+            return [value for one in places if (value := _value(one, inputs, codecs)) is not _ABSENT]
+        case ["dict", dict(places)]:
+            found = ((key, _value(one, inputs, codecs)) for key, one in places.items())
+            return {key: value for key, value in found if value is not _ABSENT}
+        case ["all", list(uuids)]:
+            results = (_result(inputs.get(UUID(one)), codecs) for one in uuids)
+            return [value for value in results if value is not _ABSENT]
+        case ["first", list(uuids)]:
+            results = (_result(inputs.get(UUID(one)), codecs) for one in uuids)
+            return next((value for value in results if value is not _ABSENT), _ABSENT)
+    raise CannotDecode("names a place that is not known", what="arguments")
+
+
+def _result(passed: Passed | None, codecs: Codecs) -> Any:
+    if passed is None or passed.state is not State.COMPLETED:
+        return _ABSENT
+    return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding))

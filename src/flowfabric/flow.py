@@ -1,0 +1,457 @@
+"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say what a node comes after.
+
+    flow = app.flow("race")
+    answers = [flow.add(ask, model) for model in models]
+    flow.add(judge, ff.quorum(2, answers, cancel_rest=True))
+    run = await flow.submit()
+    results = await run.result()
+
+A flow is built here and stored as a whole when it is submitted. What is wrong with it is said where it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from uuid import UUID, uuid5
+
+import msgspec
+
+from flowfabric import conditions
+from flowfabric._json_types import ENCODER
+from flowfabric.client import passing
+from flowfabric.client.client import new_submission
+from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.submission import Submission, Submittable
+from flowfabric.errors import InvalidInput
+from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
+from flowfabric.ids import ExecutionId, FlowId, check_key, check_tags, check_text, crc16, mint_uuid
+
+if TYPE_CHECKING:
+    from flowfabric.client.client import AsyncClient
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+_KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
+
+
+class Host(Protocol):
+    """Where a flow is submitted: an app."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def client(self) -> AsyncClient: ...
+
+
+class Node(Generic[R_co]):
+    """One task of a flow. As an argument of another node it stands for its result."""
+
+    __slots__ = ("_task", "execution_id", "flow", "name")
+
+    def __init__(
+        self, flow: Flow, name: str, task: Submittable[R_co] | None, execution_id: ExecutionId | None = None
+    ) -> None:
+        self.flow = flow
+        self.name = name
+        self._task = task
+        self.execution_id = execution_id  # of a member that exists
+
+    def __repr__(self) -> str:
+        return f"<node {self.name} of {self.flow.name}>"
+
+    def __bool__(self) -> bool:
+        raise InvalidInput("is a node, whose result is not known yet", field=self.name, allowed="an argument of a node")
+
+    __iter__ = None  # a node is one thing; `flow.map` makes many
+
+
+class Join:
+    """Several nodes, and how many of them have to succeed. As an argument it stands for their results.
+
+    For `all_of` and `quorum` that is the list of the results of those that succeeded, for `any_of` one result.
+    """
+
+    __slots__ = ("nodes", "policy")
+
+    def __init__(self, nodes: Sequence[Node[Any]], policy: EdgeGroupPolicy) -> None:
+        self.nodes = tuple(nodes)
+        self.policy = policy
+
+    def __repr__(self) -> str:
+        return f"Join({', '.join(node.name for node in self.nodes)}: {self.policy})"
+
+
+After = Node[Any] | Join | Iterable[Node[Any]]
+
+
+@overload
+def all_of(*things: Node[Any] | Iterable[Node[Any]]) -> Join: ...
+@overload
+def all_of(*things: conditions.Condition | str) -> conditions.AllOf: ...
+def all_of(*things: Any) -> Any:
+    """All of these: nodes of a flow, or conditions of a wait (a text stands for one signal on that key)."""
+    nodes = _nodes(things, "all_of")
+    return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
+
+
+@overload
+def any_of(*things: Node[Any] | Iterable[Node[Any]], cancel_rest: bool = False) -> Join: ...
+@overload
+def any_of(*things: str, n: int = 1, name: str | None = None) -> conditions.Count: ...
+def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool = False) -> Any:
+    """Any of these: nodes of a flow, of which one has to succeed, or keys of a wait, of which `n` have to be signalled.
+
+    `cancel_rest` cancels the other nodes once one has succeeded.
+    """
+    nodes = _nodes(things, "any_of")
+    return conditions.any_of(*things, n=n, name=name) if nodes is None else Join(nodes, AnyOf(_rest(cancel_rest)))
+
+
+def quorum(k: int, *nodes: Node[Any] | Iterable[Node[Any]], cancel_rest: bool = False) -> Join:
+    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once that is impossible."""
+    found = _nodes(nodes, "quorum") or []
+    if type(k) is not int or not 1 <= k <= len(found):
+        raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=f"1 to {len(found)}")
+    return Join(found, Quorum(k, _rest(cancel_rest)))
+
+
+def _rest(cancel_rest: bool) -> OnSatisfied:
+    return OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
+
+
+def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
+    """The nodes among things that may be nodes, lists of them, or sub-flows; None when there are none at all."""
+    found: list[Node[Any]] = []
+    other: object = None
+    for thing in things:
+        if isinstance(thing, Node):
+            found.append(thing)
+        elif isinstance(thing, SubFlow):
+            found += thing.ends
+        elif isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping):
+            for one in thing:
+                if not isinstance(one, Node):
+                    raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
+                found.append(one)
+        else:
+            other = thing
+    if other is not None and found:
+        raise InvalidInput(f"got nodes and {type(other).__name__}", field=what, allowed="either nodes or conditions")
+    return found if other is None and (found or what == "quorum") else None
+
+
+class SubFlow(Mapping[str, "Node[Any]"]):
+    """The nodes of a flow that was put into another, by their names there. Stands for its last nodes in `after`."""
+
+    def __init__(self, nodes: dict[str, Node[Any]], ends: list[Node[Any]]) -> None:
+        self._nodes = nodes
+        self.ends = ends
+
+    def __getitem__(self, name: str) -> Node[Any]:
+        return self._nodes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class _Entry:
+    """A node that is to be made: what it runs, with what, after what."""
+
+    __slots__ = ("given", "join", "node", "submission", "wanted")
+
+    def __init__(self, node: Node[Any], submission: Submission, join: Join | None) -> None:
+        self.node = node
+        self.submission = submission
+        self.join = join
+        signature = submission.task.signature
+        bound = signature.bind(submission.args, submission.kwargs)
+        self.wanted = {name: value for name, value in bound.items() if any(True for _ in _references(value))}
+        # A wrong argument fails here. What comes from other nodes is checked when it is there.
+        plain = {name: value for name, value in bound.items() if name not in self.wanted}
+        self.given = signature.check(plain, self.wanted)
+
+
+class Flow:
+    """A graph of tasks, submitted as a whole: `app.flow("name")`. In a running task `ctx.flow()` adds to its own."""
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        *,
+        namespace: str = "",
+        tags: Mapping[str, str] | None = None,
+        grows: FlowId | None = None,
+        here: ExecutionId | None = None,
+    ) -> None:
+        self._host = host
+        self.name = check_text(name, "name")
+        self.namespace = check_text(namespace, "namespace")
+        self.tags = check_tags(tags)
+        self.grows = grows
+        self._entries: dict[str, _Entry] = {}
+        self._counts: dict[str, int] = {}
+        self._old: dict[str, Node[Any]] = {}
+        self._here: Node[Any] | None = None if here is None else Node(self, "here", None, here)
+
+    def __repr__(self) -> str:
+        return f"<flow {self.name}: {len(self._entries)} nodes>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nodes(self) -> dict[str, Node[Any]]:
+        """What was added, by name."""
+        return {name: entry.node for name, entry in self._entries.items()}
+
+    @property
+    def here(self) -> Node[Any]:
+        """Of a flow that a running task adds to: the task itself."""
+        if self._here is None:
+            raise InvalidInput("is no running task's", field="here", allowed="a flow from ctx.flow()")
+        return self._here
+
+    def member(self, execution_id: str | ExecutionId, name: str = "") -> Node[Any]:
+        """An execution that is a node of the flow already, for new nodes to come after or take the result of."""
+        if self.grows is None:
+            raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
+        found = ExecutionId.parse(execution_id)
+        return self._old.setdefault(str(found), Node(self, name or str(found), None, found))
+
+    def add(
+        self,
+        task: Submittable[R],
+        /,
+        *args: Any,
+        after: After | SubFlow | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]:
+        """Add a task with these arguments, which may be nodes (or lists, dicts and joins of them): their results.
+
+        It comes after those nodes, all of which have to succeed, and after `after`. `name` is how it is called in the
+        flow; the task's name by default, numbered where it is not the first. Keywords that name an option and no
+        parameter of the task are options, as in `submit`.
+        """
+        submission = new_submission(task, args, kwargs)
+        if submission.options.idempotency_key:
+            raise InvalidInput("given for a node", field="idempotency_key", allowed="flow.submit(idempotency_key=...)")
+        node: Node[R] = Node(self, self._name(name, submission.task.name), task)
+        entry = _Entry(node, submission, None)
+        entry.join = self._join(entry, after)
+        self._entries[node.name] = entry
+        return node
+
+    def map(
+        self,
+        task: Submittable[R],
+        items: Iterable[Any],
+        /,
+        *,
+        after: After | SubFlow | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> list[Node[R]]:
+        """Add a task once per item: a tuple is its arguments, anything else (a node too) its one argument."""
+        if isinstance(items, Node | str | bytes) or not isinstance(items, Iterable):
+            raise InvalidInput(
+                f"got {type(items).__name__}",
+                field="items",
+                allowed="a list; what a node returns is not known yet: add nodes from inside a task, with ctx.flow()",
+            )
+        title = name or task.name
+        return [
+            self.add(
+                task, *(item if isinstance(item, tuple) else (item,)), after=after, name=self._next(title), **kwargs
+            )
+            for item in items
+        ]
+
+    def include(self, other: Flow, *, after: After | SubFlow | None = None, name: str | None = None) -> SubFlow:
+        """Put a copy of another flow into this one, its nodes called `name.node`; its first ones come after `after`."""
+        if not isinstance(other, Flow) or other is self or other.grows is not None:
+            raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
+        title = self._next(name or other.name)
+        made: dict[str, Node[Any]] = {}
+        ends = dict.fromkeys(other._entries)
+        for entry in other._entries.values():
+            if entry.join is not None:
+                for upstream in entry.join.nodes:
+                    ends.pop(upstream.name, None)
+
+        def here(value: Any) -> Any:
+            match value:
+                case Node():
+                    return made[value.name]
+                case Join():
+                    return Join([made[node.name] for node in value.nodes], value.policy)
+                case list() | tuple():
+                    return type(value)(here(one) for one in value) if any(True for _ in _references(value)) else value
+                case dict():
+                    return {key: here(one) for key, one in value.items()}
+                case _:
+                    return value
+
+        for inner, entry in other._entries.items():
+            submission = entry.submission.replace(
+                args=tuple(here(one) for one in entry.submission.args),
+                kwargs={key: here(one) for key, one in entry.submission.kwargs.items()},
+            )
+            node: Node[Any] = Node(self, self._name(f"{title}.{inner}", inner), entry.submission.task)
+            copy = _Entry(node, submission, None)
+            copy.join = here(entry.join) if entry.join is not None else self._join(copy, after)
+            self._entries[node.name] = copy
+            made[inner] = node
+        return SubFlow(made, [made[one] for one in ends])
+
+    def _next(self, title: str) -> str:
+        """The title, numbered unless it is the first of its kind."""
+        count = self._counts.get(title, 0)
+        while True:
+            count += 1
+            found = title if count == 1 else f"{title}-{count}"
+            if found not in self._entries:
+                self._counts[title] = count
+                return found
+
+    def _name(self, given: str | None, title: str) -> str:
+        if given is None:
+            return self._next(title)
+        if not check_text(given, "name"):
+            raise InvalidInput("is empty", field="name", allowed="1 to 256 bytes")
+        if given in self._entries:
+            raise InvalidInput(f"{given!r} is a node already", field="name", allowed="a name of its own")
+        return given
+
+    def _join(self, entry: _Entry, after: After | SubFlow | None) -> Join | None:
+        """What a node comes after: the nodes in its arguments, and what is given."""
+        used = list(dict.fromkeys(node for value in entry.wanted.values() for node in _references(value)))
+        joins = [one for value in entry.wanted.values() for one in _joins(value)]
+        if isinstance(after, Join):
+            joins.append(after)
+        elif after is not None:
+            used += _nodes([after], "after") or [_not_a_node(after)]
+        odd = [one for one in joins if not isinstance(one.policy, AllOf)]
+        if not odd:
+            nodes = list(dict.fromkeys([*used, *(node for one in joins for node in one.nodes)]))
+            chosen = Join(nodes, AllOf()) if nodes else None
+        else:
+            chosen = Join(list(dict.fromkeys(odd[0].nodes)), odd[0].policy)
+            outside = {*used, *(node for one in joins for node in one.nodes)} - set(chosen.nodes)
+            if outside or any(one.policy != chosen.policy for one in odd):
+                raise InvalidInput(
+                    f"{entry.node.name} comes after {odd[0]} and also after others",
+                    field="after",
+                    allowed="one any_of or quorum for a node, and nothing beside it",
+                )
+        for node in () if chosen is None else chosen.nodes:
+            if node.flow is not self:
+                raise InvalidInput(f"{node!r} belongs to another flow", field="after", allowed=f"nodes of {self!r}")
+            if node.execution_id is None and node.name not in self._entries:
+                raise InvalidInput(f"{node!r} was not added", field="after", allowed="what `add` gave")
+        return chosen
+
+    def build(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> list[NewNode]:
+        """The nodes as the engine takes them. With a `seed` the same flow gives the same ids."""
+        home = crc16(flow_id.bytes) % partitions
+        ids = {name: mint_uuid() if seed is None else uuid5(seed, name) for name in self._entries}
+
+        def uuid_of(node: Node[Any]) -> UUID:
+            return ids[node.name] if node.execution_id is None else node.execution_id.uuid
+
+        nodes = []
+        for name, entry in self._entries.items():
+            submission = entry.submission
+            task = submission.task
+            if entry.wanted:
+                places = {key: _place(value, uuid_of) for key, value in entry.wanted.items()}
+                plain = passing.write(entry.given, places)
+            else:
+                plain = ENCODER.encode(entry.given)
+            payload, encoding = task.codecs.seal(plain)
+            item = submission.options.item(task.name, payload, encoding)
+            needed = {node for value in entry.wanted.values() for node in _references(value)}
+            nodes.append(
+                NewNode(
+                    name=name,
+                    execution=msgspec.structs.replace(item, execution_id=ExecutionId.of(home, ids[name])),
+                    after=[
+                        NewEdge(
+                            upstream=node.name if node.execution_id is None else node.execution_id,
+                            passes_result=node in needed,
+                        )
+                        for node in (() if entry.join is None else entry.join.nodes)
+                    ],
+                    policy=AllOf() if entry.join is None else entry.join.policy,
+                )
+            )
+        return nodes
+
+    async def submit(self, *, idempotency_key: str | None = None) -> FlowRun:
+        """Store the whole flow in one call. With a key that was used before, the flow that stands is answered.
+
+        Inside a running task it is submitted once, however often that runs. A flow that grows adds its nodes.
+        """
+        key = None if idempotency_key is None else check_key(idempotency_key)
+        if key is not None and self.grows is not None:
+            raise InvalidInput("given for a flow that grows", field="idempotency_key", allowed="none: it is made once")
+        client = await self._host.client()
+        return await client.submit_flow(self, idempotency_key=key)
+
+    def id_of(self, key: str) -> FlowId:
+        """The id of the flow that stands for an idempotency key."""
+        return FlowId(uuid5(_KEYS, f"{self.namespace}\0{self.name}\0{key}"))
+
+
+def _not_a_node(value: object) -> Node[Any]:
+    raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="nodes, all_of, any_of or quorum of nodes")
+
+
+def _references(value: Any) -> Iterator[Node[Any]]:
+    """The nodes in an argument."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, Join):
+        yield from value.nodes
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _references(one)
+    elif isinstance(value, SubFlow):
+        raise InvalidInput("a flow is no argument", field="arguments", allowed='one of its nodes: sub["name"]')
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _references(one)
+
+
+def _joins(value: Any) -> Iterator[Join]:
+    if isinstance(value, Join):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _joins(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _joins(one)
+
+
+def _place(value: Any, uuid_of: Any) -> list[Any]:
+    """An argument as `passing` writes it down."""
+    match value:
+        case Node():
+            return ["node", str(uuid_of(value))]
+        case Join():
+            kind = "first" if isinstance(value.policy, AnyOf) else "all"
+            return [kind, [str(uuid_of(node)) for node in value.nodes]]
+        case list() | tuple() if any(True for _ in _references(value)):
+            return ["list", [_place(one, uuid_of) for one in value]]
+        case dict() if any(True for _ in _references(value)):
+            if not all(isinstance(key, str) for key in value):
+                raise InvalidInput("a dict with nodes", field="arguments", allowed="text keys")
+            return ["dict", {key: _place(one, uuid_of) for key, one in value.items()}]
+        case _:
+            return ["value", value]
