@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import tasks
+from benchmarks import flows, tasks
 from benchmarks.engine import DrainPinned, DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs
 from benchmarks.floor import Floor, RawCreateMany, RawVerbs
 from benchmarks.harness import (
@@ -78,6 +78,29 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             ],
             sizes.repetitions,
         ),
+        *flow_groups(server, sizes),
+    ]
+
+
+def flow_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Flows beside the same tasks without edges, and beside the bare rows."""
+
+    def plain(name: str, jobs: int) -> WorkersDrain:
+        return WorkersDrain(server, name, tasks.noops(sizes), jobs)
+
+    linear = flows.drain(server, "flow.linear10", sizes, 10, flows.chain, sizes.flows)
+    fan = flows.drain(server, "flow.fan1000", sizes, 1_002, flows.fan, sizes.fans)
+    large = flows.drain(server, "flow.nodes10k", sizes, sizes.graph_nodes, flows.layers(sizes.graph_nodes // 10), 1)
+    small = flows.drain(server, "flow.nodes100", sizes, 100, flows.layers(10), sizes.graph_nodes // 100)
+    return [
+        Group([flows.FlowsPerSecond(linear), plain("flow.plain10", sizes.flows * 10)], sizes.repetitions),
+        Group(
+            [flows.PerNode(fan), flows.PerNode(plain("flow.plain1000", sizes.fans * 1_002))],
+            sizes.repetitions,
+        ),
+        Group([flows.SubmitGraph(server, sizes), flows.RawGraph(server, sizes)], sizes.repetitions),
+        Group([flows.CancelFlow(server, sizes)], sizes.repetitions),
+        Group([flows.PerNode(large), flows.PerNode(small)], sizes.repetitions),
     ]
 
 

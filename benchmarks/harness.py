@@ -34,6 +34,10 @@ class Sizes:
     step_runs: int = 2_000
     slow_step_runs: int = 300
     waits: int = 300
+    flows: int = 2_000
+    fans: int = 20
+    graph_nodes: int = 10_000
+    cancels: int = 30
     payload_bytes: int = 200
     connections: int = 2
     stored: int = 1_000_000
@@ -47,6 +51,8 @@ class Sizes:
             f"{self.jobs:,} jobs of {self.payload_bytes} bytes ({self.slow_jobs:,} for slow peers), "
             f"{self.connections} connections, {self.single_calls:,} single calls, {self.stored:,} stored, "
             f"{self.step_runs:,} runs of 5 steps ({self.slow_step_runs:,} for slow peers), {self.waits:,} waits, "
+            f"{self.flows:,} flows of 10 nodes, {self.fans} of 1,002, {self.graph_nodes:,} nodes in a call, "
+            f"{self.cancels} cancelled flows of 1,000, "
             f"{self.pinned_jobs:,} jobs in {self.held_seconds} s of held transaction, "
             f"medians of {self.repetitions} ({self.long_repetitions} where it takes long)"
         )
@@ -59,6 +65,9 @@ QUICK = Sizes(
     step_runs=1_000,
     slow_step_runs=100,
     waits=100,
+    flows=500,
+    fans=5,
+    cancels=10,
     stored=50_000,
     pinned_jobs=20_000,
     held_seconds=10,

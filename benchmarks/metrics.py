@@ -77,4 +77,10 @@ METRICS = (
         "jobs/s",
         _at_least(0.9),
     ),
+    Metric("flow.linear10.per_second", "flow.linear10.flows", "one", "flows/s", _at_least(400.0)),
+    Metric("flow.linear10.of_plain", "flow.linear10", "flow.plain10", "nodes/s", _at_least(0.4)),
+    Metric("flow.fan1000.over_plain", "flow.fan1000.us", "flow.plain1000.us", "µs/node", _at_most(2.5)),
+    Metric("flow.submit10k.over_raw", "flow.submit10k", "raw.submit10k", "ms", _at_most(4.0)),
+    Metric("flow.cancel1000.ms", "flow.cancel1000", "reference.cancel1000", "ms (p99)", _at_most(1.0)),
+    Metric("flow.cost10k_over_100", "flow.nodes10k.us", "flow.nodes100.us", "µs/node", _at_most(1.3)),
 )
