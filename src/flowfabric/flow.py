@@ -22,7 +22,7 @@ from flowfabric._json_types import ENCODER
 from flowfabric.client import passing
 from flowfabric.client.client import new_submission
 from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.submission import Submission, Submittable
+from flowfabric.client.submission import Submission, Submittable, check_task
 from flowfabric.errors import InvalidInput
 from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
 from flowfabric.ids import ExecutionId, FlowId, check_key, check_tags, check_text, crc16, mint_uuid
@@ -47,14 +47,14 @@ class Host(Protocol):
 class Node(Generic[R_co]):
     """One task of a flow. As an argument of another node it stands for its result."""
 
-    __slots__ = ("_task", "execution_id", "flow", "name")
+    __slots__ = ("execution_id", "flow", "name", "task")
 
     def __init__(
         self, flow: Flow, name: str, task: Submittable[R_co] | None, execution_id: ExecutionId | None = None
     ) -> None:
         self.flow = flow
         self.name = name
-        self._task = task
+        self.task = task  # None where it is not known
         self.execution_id = execution_id  # of a member that exists
 
     def __repr__(self) -> str:
@@ -82,65 +82,6 @@ class Join:
         return f"Join({', '.join(node.name for node in self.nodes)}: {self.policy})"
 
 
-After = Node[Any] | Join | Iterable[Node[Any]]
-
-
-@overload
-def all_of(*things: Node[Any] | Iterable[Node[Any]]) -> Join: ...
-@overload
-def all_of(*things: conditions.Condition | str) -> conditions.AllOf: ...
-def all_of(*things: Any) -> Any:
-    """All of these: nodes of a flow, or conditions of a wait (a text stands for one signal on that key)."""
-    nodes = _nodes(things, "all_of")
-    return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
-
-
-@overload
-def any_of(*things: Node[Any] | Iterable[Node[Any]], cancel_rest: bool = False) -> Join: ...
-@overload
-def any_of(*things: str, n: int = 1, name: str | None = None) -> conditions.Count: ...
-def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool = False) -> Any:
-    """Any of these: nodes of a flow, of which one has to succeed, or keys of a wait, of which `n` have to be signalled.
-
-    `cancel_rest` cancels the other nodes once one has succeeded.
-    """
-    nodes = _nodes(things, "any_of")
-    return conditions.any_of(*things, n=n, name=name) if nodes is None else Join(nodes, AnyOf(_rest(cancel_rest)))
-
-
-def quorum(k: int, *nodes: Node[Any] | Iterable[Node[Any]], cancel_rest: bool = False) -> Join:
-    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once that is impossible."""
-    found = _nodes(nodes, "quorum") or []
-    if type(k) is not int or not 1 <= k <= len(found):
-        raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=f"1 to {len(found)}")
-    return Join(found, Quorum(k, _rest(cancel_rest)))
-
-
-def _rest(cancel_rest: bool) -> OnSatisfied:
-    return OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
-
-
-def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
-    """The nodes among things that may be nodes, lists of them, or sub-flows; None when there are none at all."""
-    found: list[Node[Any]] = []
-    other: object = None
-    for thing in things:
-        if isinstance(thing, Node):
-            found.append(thing)
-        elif isinstance(thing, SubFlow):
-            found += thing.ends
-        elif isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping):
-            for one in thing:
-                if not isinstance(one, Node):
-                    raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
-                found.append(one)
-        else:
-            other = thing
-    if other is not None and found:
-        raise InvalidInput(f"got nodes and {type(other).__name__}", field=what, allowed="either nodes or conditions")
-    return found if other is None and (found or what == "quorum") else None
-
-
 class SubFlow(Mapping[str, "Node[Any]"]):
     """The nodes of a flow that was put into another, by their names there. Stands for its last nodes in `after`."""
 
@@ -158,6 +99,86 @@ class SubFlow(Mapping[str, "Node[Any]"]):
         return len(self._nodes)
 
 
+Nodes = Node[Any] | SubFlow | Iterable[Node[Any] | SubFlow]
+After = Nodes | Join
+
+
+@overload
+def all_of(*things: Nodes) -> Join: ...
+@overload
+def all_of(*things: conditions.Condition | str) -> conditions.AllOf: ...
+def all_of(*things: Any) -> Any:
+    """All of these: nodes of a flow, or conditions of a wait (a text stands for one signal on that key)."""
+    nodes = _nodes(things, "all_of")
+    return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
+
+
+@overload
+def any_of(*things: Nodes, cancel_rest: bool = False) -> Join: ...
+@overload
+def any_of(*things: str, n: int = 1, name: str | None = None) -> conditions.Count: ...
+def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool = False) -> Any:
+    """Any of these: nodes of a flow, of which one has to succeed, or keys of a wait, of which `n` have to be signalled.
+
+    `cancel_rest` cancels the other nodes once one has succeeded.
+    """
+    nodes = _nodes(things, "any_of")
+    if nodes is None:
+        if cancel_rest:
+            raise InvalidInput("given for keys of a wait", field="cancel_rest", allowed="with nodes of a flow")
+        return conditions.any_of(*things, n=n, name=name)
+    if n != 1 or name is not None:
+        field, allowed = ("n", f"ff.quorum({n!r}, ...)") if n != 1 else ("name", "flow.add(..., name=...)")
+        raise InvalidInput("given for nodes", field=field, allowed=allowed)
+    if not nodes:
+        raise InvalidInput("got no nodes", field="any_of", allowed="one node or more")
+    return Join(nodes, AnyOf(_rest(cancel_rest)))
+
+
+def quorum(k: int, *nodes: Nodes, cancel_rest: bool = False) -> Join:
+    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once that is impossible."""
+    found = _nodes(nodes, "quorum") if nodes else []
+    if found is None:
+        other = next(one for one in nodes if not isinstance(one, Node))
+        raise InvalidInput(
+            f"got {type(other).__name__}",
+            field="quorum",
+            allowed="nodes of a flow; for keys of a wait any_of(..., n=k)",
+        )
+    if type(k) is not int or not 1 <= k <= len(found):
+        allowed = f"1 to {len(found)}" if found else "nodes of a flow after it"
+        raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=allowed)
+    return Join(found, Quorum(k, _rest(cancel_rest)))
+
+
+def _rest(cancel_rest: bool) -> OnSatisfied:
+    return OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
+
+
+def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
+    """The nodes, each once, among things that may be nodes, sub-flows and lists of them; None when it is not those."""
+    found: dict[Node[Any], None] = {}
+    others: list[object] = []
+    is_for_flows = False
+    for thing in things:
+        is_list = isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping)
+        is_for_flows = is_for_flows or is_list or isinstance(thing, Node | SubFlow)
+        for one in thing if is_list else (thing,):
+            if isinstance(one, Node):
+                found[one] = None
+            elif isinstance(one, SubFlow):
+                found.update(dict.fromkeys(one.ends))
+            elif isinstance(one, Join):
+                raise InvalidInput(f"got {one} among others", field=what, allowed="nodes; a join stands alone")
+            elif is_list:
+                raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
+            else:
+                others.append(one)
+    if others and is_for_flows:
+        raise InvalidInput(f"got nodes and {type(others[0]).__name__}", field=what, allowed="nodes alone")
+    return list(found) if is_for_flows else None
+
+
 class _Entry:
     """A node that is to be made: what it runs, with what, after what."""
 
@@ -168,7 +189,7 @@ class _Entry:
         self.submission = submission
         self.join = join
         signature = submission.task.signature
-        bound = signature.bind(submission.args, submission.kwargs)
+        bound = {name: _joined(value) for name, value in signature.bind(submission.args, submission.kwargs).items()}
         self.wanted = {name: value for name, value in bound.items() if any(True for _ in _references(value))}
         # A wrong argument fails here. What comes from other nodes is checked when it is there.
         plain = {name: value for name, value in bound.items() if name not in self.wanted}
@@ -195,8 +216,9 @@ class Flow:
         self.grows = grows
         self._entries: dict[str, _Entry] = {}
         self._counts: dict[str, int] = {}
-        self._old: dict[str, Node[Any]] = {}
         self._here: Node[Any] | None = None if here is None else Node(self, "here", None, here)
+        self._old: dict[str, Node[Any]] = {} if self._here is None else {str(here): self._here}
+        self._is_built = False
 
     def __repr__(self) -> str:
         return f"<flow {self.name}: {len(self._entries)} nodes>"
@@ -228,7 +250,7 @@ class Flow:
         task: Submittable[R],
         /,
         *args: Any,
-        after: After | SubFlow | None = None,
+        after: After | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> Node[R]:
@@ -236,14 +258,33 @@ class Flow:
 
         It comes after those nodes, all of which have to succeed, and after `after`. `name` is how it is called in the
         flow; the task's name by default, numbered where it is not the first. Keywords that name an option and no
-        parameter of the task are options, as in `submit`.
+        parameter of the task are options, as in `submit`. Where the task has a parameter `name` or `after` that is not
+        given by position, the keyword is that argument.
         """
+        check_task(task)
+        free = [each.name for each in task.signature.parameters if each.is_keyword_only]
+        free += [each.name for each in task.signature.parameters if not each.is_keyword_only][len(args) :]
+        if after is not None and "after" in free:
+            kwargs["after"], after = after, None
+        if name is not None and "name" in free:
+            kwargs["name"], name = name, None
+        return self._add(task, args, kwargs, after, name)
+
+    def _add(
+        self,
+        task: Submittable[R],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        after: After | None,
+        name: str | None,
+    ) -> Node[R]:
         submission = new_submission(task, args, kwargs)
         if submission.options.idempotency_key:
             raise InvalidInput("given for a node", field="idempotency_key", allowed="flow.submit(idempotency_key=...)")
-        node: Node[R] = Node(self, self._name(name, submission.task.name), task)
+        node: Node[R] = Node(self, name or task.name, task)
         entry = _Entry(node, submission, None)
         entry.join = self._join(entry, after)
+        node.name = self._name(name, task.name)  # last: a node that was refused takes no number
         self._entries[node.name] = entry
         return node
 
@@ -253,30 +294,39 @@ class Flow:
         items: Iterable[Any],
         /,
         *,
-        after: After | SubFlow | None = None,
+        after: After | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> list[Node[R]]:
         """Add a task once per item: a tuple is its arguments, anything else (a node too) its one argument."""
-        if isinstance(items, Node | str | bytes) or not isinstance(items, Iterable):
+        check_task(task)
+        if isinstance(items, Node | str | bytes | SubFlow) or not isinstance(items, Iterable):
             raise InvalidInput(
                 f"got {type(items).__name__}",
                 field="items",
                 allowed="a list; what a node returns is not known yet: add nodes from inside a task, with ctx.flow()",
             )
-        title = name or task.name
-        return [
-            self.add(
-                task, *(item if isinstance(item, tuple) else (item,)), after=after, name=self._next(title), **kwargs
-            )
-            for item in items
-        ]
+        title = task.name if name is None else _title(name)
+        after = _kept(after)
+        made: list[Node[R]] = []
+        for place, item in enumerate(items):
+            args = item if isinstance(item, tuple) else (item,)
+            try:
+                made.append(self._add(task, args, kwargs, after, self._next(title)))
+            except InvalidInput as error:
+                if error.field is None or error.field in ("after", *kwargs):
+                    raise
+                raise InvalidInput(
+                    error.problem, field=f"items[{place}].{error.field}", allowed=error.allowed
+                ) from None
+        return made
 
-    def include(self, other: Flow, *, after: After | SubFlow | None = None, name: str | None = None) -> SubFlow:
+    def include(self, other: Flow, *, after: After | None = None, name: str | None = None) -> SubFlow:
         """Put a copy of another flow into this one, its nodes called `name.node`; its first ones come after `after`."""
         if not isinstance(other, Flow) or other is self or other.grows is not None:
             raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
-        title = self._next(name or other.name)
+        title = self._next(_title(other.name if name is None else name))
+        after = _kept(after)
         made: dict[str, Node[Any]] = {}
         ends = dict.fromkeys(other._entries)
         for entry in other._entries.values():
@@ -290,9 +340,9 @@ class Flow:
                     return made[value.name]
                 case Join():
                     return Join([made[node.name] for node in value.nodes], value.policy)
-                case list() | tuple():
-                    return type(value)(here(one) for one in value) if any(True for _ in _references(value)) else value
-                case dict():
+                case list() | tuple() if any(True for _ in _references(value)):
+                    return [here(one) for one in value]
+                case dict() if any(True for _ in _references(value)):
                     return {key: here(one) for key, one in value.items()}
                 case _:
                     return value
@@ -322,26 +372,28 @@ class Flow:
     def _name(self, given: str | None, title: str) -> str:
         if given is None:
             return self._next(title)
-        if not check_text(given, "name"):
-            raise InvalidInput("is empty", field="name", allowed="1 to 256 bytes")
-        if given in self._entries:
+        if _title(given) in self._entries:
             raise InvalidInput(f"{given!r} is a node already", field="name", allowed="a name of its own")
         return given
 
-    def _join(self, entry: _Entry, after: After | SubFlow | None) -> Join | None:
+    def _join(self, entry: _Entry, after: After | None) -> Join | None:
         """What a node comes after: the nodes in its arguments, and what is given."""
         used = list(dict.fromkeys(node for value in entry.wanted.values() for node in _references(value)))
         joins = [one for value in entry.wanted.values() for one in _joins(value)]
         if isinstance(after, Join):
             joins.append(after)
         elif after is not None:
-            used += _nodes([after], "after") or [_not_a_node(after)]
+            found = _nodes([after], "after")
+            if found is None:
+                allowed = "nodes, all_of, any_of or quorum of nodes"
+                raise InvalidInput(f"got {type(after).__name__}", field="after", allowed=allowed)
+            used += found
         odd = [one for one in joins if not isinstance(one.policy, AllOf)]
         if not odd:
             nodes = list(dict.fromkeys([*used, *(node for one in joins for node in one.nodes)]))
             chosen = Join(nodes, AllOf()) if nodes else None
         else:
-            chosen = Join(list(dict.fromkeys(odd[0].nodes)), odd[0].policy)
+            chosen = odd[0]
             outside = {*used, *(node for one in joins for node in one.nodes)} - set(chosen.nodes)
             if outside or any(one.policy != chosen.policy for one in odd):
                 raise InvalidInput(
@@ -358,6 +410,14 @@ class Flow:
 
     def build(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> list[NewNode]:
         """The nodes as the engine takes them. With a `seed` the same flow gives the same ids."""
+        if self.grows is not None:
+            if self._is_built:
+                raise InvalidInput(
+                    "its nodes were added already",
+                    field="flow",
+                    allowed="another ctx.flow() for more; flow.member(run.nodes[name]) is a node of the first there",
+                )
+            self._is_built = True
         home = crc16(flow_id.bytes) % partitions
         ids = {name: mint_uuid() if seed is None else uuid5(seed, name) for name in self._entries}
 
@@ -408,8 +468,20 @@ class Flow:
         return FlowId(uuid5(_KEYS, f"{self.namespace}\0{self.name}\0{key}"))
 
 
-def _not_a_node(value: object) -> Node[Any]:
-    raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="nodes, all_of, any_of or quorum of nodes")
+def _title(name: str) -> str:
+    if not check_text(name, "name"):
+        raise InvalidInput("is empty", field="name", allowed="1 to 256 bytes")
+    return name
+
+
+def _kept(after: After | None) -> After | None:
+    """The same, for more than one node: what can be gone through once only is kept as a list."""
+    return after if after is None or isinstance(after, Node | Join | Mapping | str) else list(after)
+
+
+def _joined(value: Any) -> Any:
+    """The argument; a join of no nodes is an empty list."""
+    return [] if isinstance(value, Join) and not value.nodes else value
 
 
 def _references(value: Any) -> Iterator[Node[Any]]:
@@ -424,8 +496,13 @@ def _references(value: Any) -> Iterator[Node[Any]]:
     elif isinstance(value, SubFlow):
         raise InvalidInput("a flow is no argument", field="arguments", allowed='one of its nodes: sub["name"]')
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _references(one)
+        for key, one in value.items():
+            for node in _references(one):
+                if not isinstance(key, str):
+                    raise InvalidInput(f"{node!r} at {key!r}", field="arguments", allowed="dicts with text keys")
+                yield node
+    elif isinstance(value, set | frozenset) and any(isinstance(one, Node | Join) for one in value):
+        raise InvalidInput("nodes in a set, which has no order", field="arguments", allowed="a list of nodes")
 
 
 def _joins(value: Any) -> Iterator[Join]:
@@ -450,8 +527,6 @@ def _place(value: Any, uuid_of: Any) -> list[Any]:
         case list() | tuple() if any(True for _ in _references(value)):
             return ["list", [_place(one, uuid_of) for one in value]]
         case dict() if any(True for _ in _references(value)):
-            if not all(isinstance(key, str) for key in value):
-                raise InvalidInput("a dict with nodes", field="arguments", allowed="text keys")
             return ["dict", {key: _place(one, uuid_of) for key, one in value.items()}]
         case _:
             return ["value", value]

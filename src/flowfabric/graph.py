@@ -445,3 +445,53 @@ def _cycle(nodes: Sequence[NewNode], places: dict[str, int], waits: list[int]) -
             if not isinstance(edge.upstream, ExecutionId) and waits[places[edge.upstream]]
         )
     return [nodes[place].name for place in [place, *reversed(way[seen[place] :])]]
+
+
+# What can be run again.
+
+
+RACE_LOST = "sibling_quorum_satisfied"
+_UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.EXPIRED, State.SKIPPED)
+
+
+def replayable(graph: FlowGraph) -> list[FlowNode]:
+    """What did not succeed and what was skipped because of it: the members that run if all of them are replayed.
+
+    Neither who lost a race that somebody else won, nor who was skipped because of that: nothing would release them.
+    """
+    upstreams: dict[ExecutionId, list[ExecutionId]] = {node.execution_id: [] for node in graph.nodes}
+    downstreams: dict[ExecutionId, list[ExecutionId]] = {node.execution_id: [] for node in graph.nodes}
+    for edge in graph.edges:
+        one, other = edge.upstream_execution_id, edge.downstream_execution_id
+        if edge.edge_state == "applied" and one in downstreams and other in upstreams:
+            upstreams[other].append(one)
+            downstreams[one].append(other)
+    released = {
+        group.downstream_execution_id for group in graph.flow.edge_groups if group.group_state is GroupState.SATISFIED
+    }
+    nodes = {node.execution_id: node for node in graph.nodes}
+    missing = {one: len(found) for one, found in upstreams.items()}
+    order = [one for one, count in missing.items() if not count]
+    chosen: set[ExecutionId] = set()
+    succeeding: set[ExecutionId] = set()  # have succeeded, or may
+    for one in order:
+        node = nodes[one]
+        if node.state not in _UNSUCCESSFUL:
+            succeeding.add(one)
+        elif node.cancellation_reason != RACE_LOST:
+            count = sum(up in succeeding for up in upstreams[one])
+            match node.policy:
+                case AnyOf():
+                    wanted = 1
+                case Quorum(k):
+                    wanted = k
+                case _:
+                    wanted = len(upstreams[one])
+            if one in released or not upstreams[one] or count >= wanted:
+                chosen.add(one)
+                succeeding.add(one)
+        for down in downstreams[one]:
+            missing[down] -= 1
+            if not missing[down]:
+                order.append(down)
+    return [node for node in graph.nodes if node.execution_id in chosen]

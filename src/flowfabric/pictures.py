@@ -188,7 +188,7 @@ def _label(group: Sequence[FlowNode], ids: dict[ExecutionId, str]) -> str:
     return _shorten(name) if name else f"{_shorten(_one_line(first.execution_kind))} {ids[first.execution_id]}"
 
 
-def _join(policy: EdgeGroupPolicy | None, edges: int) -> str:
+def join_words(policy: EdgeGroupPolicy | None, edges: int) -> str:
     """What a join asks of so many edges, where it is not all of them."""
     if not edges:
         return ""
@@ -239,7 +239,7 @@ def _draw(graph: FlowGraph, fold: int | None) -> _Drawing:
             label,
             tuple(group),
             tuple(sorted(Counter(node.state for node in group).items(), key=lambda pair: _RANK[pair[0]])),
-            _join(group[0].policy, into[group[0].execution_id]),
+            join_words(group[0].policy, into[group[0].execution_id]),
         )
         for label, group in zip(_labels(groups, _short_ids(nodes)), groups, strict=True)
     ]

@@ -62,6 +62,8 @@ class GrowCall:
         self._names = [node.name for node in nodes]
         self.old: list[ExecutionId] = []
         edges = self._edges(nodes, partition)
+        self.edges: list[UUID] = edges[0]
+        self.is_new = is_new
         laid = layout.args()
         (lanes, kinds, capabilities, routes, _, uuids, _, namespaces, creators, payloads, encodings, priorities) = laid[
             :12

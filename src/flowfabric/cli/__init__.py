@@ -19,6 +19,7 @@ from flowfabric.cli import (
     doctor,
     erase,
     failures,
+    flow,
     keys,
     lanes,
     ls,
@@ -66,6 +67,7 @@ app.command("show", rich_help_panel=_LOOK)(show.show)
 app.command("waits", rich_help_panel=_LOOK)(waits.waits)
 app.command("failures", rich_help_panel=_LOOK)(failures.failures)
 app.command("top", rich_help_panel=_LOOK)(top.top)
+app.add_typer(flow.app, name="flow", rich_help_panel=_LOOK)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)
 app.command("priority", rich_help_panel=_CHANGE)(control.priority)

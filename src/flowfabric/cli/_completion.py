@@ -36,6 +36,24 @@ def schedules(ctx: Any, incomplete: str) -> list[str]:
     return _ask(ctx, incomplete, names)
 
 
+def flows(ctx: Any, incomplete: str) -> list[str]:
+    """The ids of flows that begin so, of the newest."""
+
+    async def ids(engine: Engine) -> list[str]:
+        return [str(one.flow_id) for one in (await engine.find_flows(limit=1000)).items]
+
+    return _ask(ctx, incomplete, ids)
+
+
+def flow_names(ctx: Any, incomplete: str) -> list[str]:
+    """The names of flows that begin so, of the newest."""
+
+    async def names(engine: Engine) -> list[str]:
+        return list(dict.fromkeys(one.flow_kind for one in (await engine.find_flows(limit=1000)).items))
+
+    return _ask(ctx, incomplete, names)
+
+
 def waiting(ctx: Any, incomplete: str) -> list[str]:
     """The executions that wait for a signal, by the uuids in their ids."""
 

@@ -9,15 +9,14 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from uuid import UUID
 
 from flowfabric import settings
 from flowfabric.cli._output import printable
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
-from flowfabric.ids import ExecutionId, parse_uuid, partition_of
+from flowfabric.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from flowfabric.engine import Engine
 
 _Answer = TypeVar("_Answer")
@@ -25,6 +24,8 @@ _CONNECTIONS = 8
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # More partitions than this are not looked through for an id that does not name its own.
 _MOST_PARTITIONS = 4096
+# More flows than this are not named, nor looked for in a partition, where an id means several.
+_NAMED = 4
 _SECRETS = ("password", "sslpassword")
 
 
@@ -95,7 +96,7 @@ async def resolve(engine: Engine, text: str) -> ExecutionId:
     if _UUID.fullmatch(given):
         found = await _locate(engine, parse_uuid(given))
         if found is None:
-            raise NotFound("execution", given, detail="`flowfabric ls` lists what there is")
+            raise await _not_an_execution(engine, given, parse_uuid(given))
         return found
     if re.fullmatch(r"[0-9a-fA-F]{4,}[0-9a-fA-F-]*", given):
         raise InvalidInput(
@@ -107,9 +108,16 @@ async def resolve(engine: Engine, text: str) -> ExecutionId:
 async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
     """The error for an id that nothing bears, naming the one with the same uuid if there is one."""
     near = await _locate(engine, execution_id.uuid)
-    return NotFound(
-        "execution", execution_id, detail=f"did you mean {near}?" if near else "`flowfabric ls` lists what there is"
-    )
+    if near is None:
+        return await _not_an_execution(engine, execution_id, execution_id.uuid)
+    return NotFound("execution", execution_id, detail=f"did you mean {near}?")
+
+
+async def _not_an_execution(engine: Engine, named: str, uuid: UUID) -> NotFound:
+    hint = "`flowfabric ls` lists what there is"
+    if await _flows_from(engine, uuid.hex):
+        hint = f"it is a flow: `flowfabric flow show {uuid}`"
+    return NotFound("execution", named, detail=hint)
 
 
 async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
@@ -123,6 +131,50 @@ async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
     others = [ExecutionId.of(partition, uuid) for partition in range(count)]
     states = await asyncio.gather(*(engine.read_execution_state(other) for other in others))
     return next((other for other, state in zip(others, states, strict=True) if state is not None), None)
+
+
+async def resolve_flow(engine: Engine, text: str) -> FlowId:
+    """The flow that an id names: the whole id, or enough of its beginning. `NotFound` says what is near."""
+    given = text.strip().lower()
+    if given.startswith("{"):
+        raise await _not_a_flow(engine, given, ExecutionId.parse(given, "ID").uuid)
+    digits = given.replace("-", "")
+    if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
+        raise InvalidInput(
+            f"got {text!r}", field="ID", allowed="the id of a flow as `flowfabric flow ls` shows it, or its beginning"
+        )
+    found = await _flows_from(engine, digits)
+    if not found:
+        raise await _not_a_flow(engine, given, UUID(digits) if len(digits) == 32 else None)
+    if len(found) > 1:
+        some = ", ".join(map(str, found[:3])) + (", ..." if len(found) > 3 else "")
+        raise InvalidInput(f"more than one flow begins with {given}: {some}", field="ID", allowed="more of the id")
+    return found[0]
+
+
+async def _flows_from(engine: Engine, digits: str) -> list[FlowId]:
+    """Flows whose ids begin with these digits: all, or the first few of many."""
+    least, count = UUID(digits.ljust(32, "0")), engine.flow_partitions
+    if len(digits) == 32:
+        places: Iterable[int] = [partition_of(least.bytes, count)]
+    elif count > _MOST_PARTITIONS:
+        raise InvalidInput("a part of the id does not say where to look", field="ID", allowed="the whole id")
+    else:
+        places = range(count)
+    after = FlowId(UUID(int=least.int - 1)) if least.int else None
+    pages = await asyncio.gather(
+        *(engine.list_flows(PartitionKey("fp", place), cursor=after, limit=_NAMED) for place in places)
+    )
+    return sorted(one.flow_id for page in pages for one in page.items if one.flow_id.hex.startswith(digits))
+
+
+async def _not_a_flow(engine: Engine, given: str, uuid: UUID | None) -> NotFound:
+    hint = "`flowfabric flow ls` lists what there is"
+    member = None if uuid is None else await _locate(engine, uuid)
+    if member is not None:
+        flow_id = await engine.resolve_execution_flow_id(member)
+        hint = "it is an execution, of no flow" if flow_id is None else f"it is an execution, of the flow {flow_id}"
+    return NotFound("flow", given, detail=hint)
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -21,6 +21,8 @@ from uuid import UUID
 
 import msgspec
 
+from flowfabric.graph import AllOf, AnyOf, Quorum, policy_to_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -39,7 +41,15 @@ _STYLES = {
     "cancelled": "yellow",
     "skipped": "yellow",
     "active": "cyan",
+    "running": "cyan",
+    "resumable": "cyan",
     "suspended": "magenta",
+    "blocked": "magenta",
+    "waiting": "blue",
+    "open": "blue",
+    "delayed": "blue",
+    "rate_limited": "blue",
+    "waiting_children": "bright_black",
     "paused": "yellow",
     "draining": "yellow",
     "disabled": "red",
@@ -75,16 +85,14 @@ def _json_text(value: Any, indent: int | None = None) -> str:
     plain = to_json(value)
     text = json.dumps(plain, ensure_ascii=False, indent=indent)
     text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(plain, indent=indent)
-    return text
+    return text if can_show(text) else json.dumps(plain, indent=indent)
 
 
 def to_json(value: Any) -> Any:
     """Any value of ours as JSON: times in ISO 8601, durations in seconds under a name that says so."""
     match value:
+        case AllOf() | AnyOf() | Quorum():
+            return policy_to_json(value)
         case msgspec.Struct():
             return {
                 name + ("_seconds" if _is_duration(field) else ""): to_json(getattr(value, name))
@@ -276,6 +284,33 @@ def styled(before: str, word: str) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     console().print(Text(before).append(word, style=style))
+
+
+def coloured(pieces: Iterable[tuple[str, str | None]]) -> None:
+    """A line of pieces, each with the word whose colour it has, if any. It is neither folded nor cut."""
+    if sys.stdout.isatty():
+        console().print(rich_line(pieces), soft_wrap=True)
+    else:
+        print("".join(text for text, _ in pieces))
+
+
+def rich_line(pieces: Iterable[tuple[str, str | None]]) -> Any:
+    """The same for a terminal, as a part of something larger."""
+    from rich.text import Text  # noqa: PLC0415
+
+    made = Text(no_wrap=True, overflow="crop")
+    for text, word in pieces:
+        made.append(text, style=_STYLES.get(word or "", ""))
+    return made
+
+
+def can_show(text: str) -> bool:
+    """Whether the output has these characters."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def heading(text: str) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowfabric.cli import _output
-from flowfabric.cli._database import ask, unknown_lane
+from flowfabric.cli import _completion, _output
+from flowfabric.cli._database import ask, resolve_flow, unknown_lane
 from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ def ls(
     tag: Tag = None,
     since: Since = None,
     until: Until = None,
+    flow: Annotated[
+        str | None,
+        typer.Option(
+            "--flow",
+            "-f",
+            metavar="ID",
+            help="Only members of this flow: its id, or enough of its beginning.",
+            autocompletion=_completion.flows,
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
     cursor: Annotated[
         str | None,
@@ -37,11 +48,14 @@ def ls(
     dsn: Dsn = None,
 ) -> None:
     """List executions, newest first. Every filter given must match; values of one filter are alternatives."""
-    wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
+    chosen = Filter.of(state, lane, kind, namespace, tag, since, until)
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
 
+        wanted = chosen
+        if flow is not None:
+            wanted = Filter({**chosen.arguments, "flow_id": await resolve_flow(engine, flow)})
         start = None if cursor is None else Place.decode(cursor)
         if everything:
             await _all(engine, wanted, start, as_json=json, quiet=quiet)

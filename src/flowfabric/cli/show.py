@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
+from flowfabric.graph import EdgeGroupPolicy, GroupState
+from flowfabric.ids import FlowId
+from flowfabric.state import State
 
 if TYPE_CHECKING:
     from flowfabric.contracts import Codecs
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 _SIGNALS = 100  # for people: the newest
+_UPSTREAMS = 10  # for people: the first
 
 
 def show(
@@ -60,6 +65,7 @@ def show(
             raise await missing(engine, target)
         seen = _Seen(
             execution=found,
+            membership=await _membership(engine, found),
             attempts=await engine.list_attempts(target),
             steps=await engine.read_steps([target], all_generations=True),
             suspension=await engine.read_suspension(target),
@@ -79,6 +85,52 @@ def show(
     ask(dsn, work)
 
 
+class Upstream(Struct, frozen=True):
+    """A member that another one comes after, and that has not succeeded."""
+
+    execution_id: str
+    node: str
+    state: State
+
+
+class Membership(Struct, frozen=True, kw_only=True):
+    """Where an execution stands in its flow. `waits_for` is empty once it waits for no other member."""
+
+    flow_id: FlowId
+    name: str
+    node: str
+    policy: EdgeGroupPolicy | None
+    dependencies: int
+    waits_for: tuple[Upstream, ...]
+
+
+async def _membership(engine: Engine, found: Execution) -> Membership | None:
+    """Its flow and node, and the upstreams that keep it waiting."""
+    flow = None if found.flow_id is None else await engine.describe_flow(found.flow_id)
+    if flow is None:
+        return None
+    members = {one.execution_id: one for one in await engine.list_flow_members(flow.flow_id)}
+    group = next((one for one in flow.edge_groups if one.downstream_execution_id == found.execution_id), None)
+    waits_for: list[Upstream] = []
+    if group is not None and group.group_state is GroupState.PENDING and not found.public_state.is_terminal:
+        edges = await engine.list_edges(flow.flow_id, incoming=found.execution_id)
+        above = {edge.upstream_execution_id for edge in edges if edge.edge_state == "applied"}
+        waits_for += [
+            Upstream(one, member.name, member.state)
+            for one, member in members.items()
+            if one in above and member.state is not State.COMPLETED
+        ]
+    own = members.get(found.execution_id)
+    return Membership(
+        flow_id=flow.flow_id,
+        name=flow.flow_kind,
+        node="" if own is None else own.name,
+        policy=None if group is None else group.policy,
+        dependencies=0 if group is None else group.total_deps,
+        waits_for=tuple(waits_for),
+    )
+
+
 async def _signals(engine: Engine, target: ExecutionId, most: int | None) -> deque[RecordedSignal]:
     found: deque[RecordedSignal] = deque(maxlen=most)
     after: int | None = 0
@@ -94,6 +146,7 @@ class _Seen:
     """What was read about the execution, as far as it was asked for."""
 
     execution: Execution
+    membership: Membership | None
     attempts: list[Attempt]
     steps: list[Step]
     suspension: Suspension | None
@@ -125,6 +178,7 @@ def _as_json(seen: _Seen) -> dict[str, Any]:
         received.append(fields)
     document: dict[str, Any] = {
         "execution": seen.execution,
+        "flow": seen.membership,
         "attempts": seen.attempts,
         "steps": remembered,
         "suspension": seen.suspension,
@@ -142,7 +196,7 @@ def _as_json(seen: _Seen) -> dict[str, Any]:
 
 def _show(seen: _Seen) -> None:
     found = seen.execution
-    _show_facts(found)
+    _show_facts(found, seen.membership)
     _show_wait(seen)
     if found.failure_reason:
         _output.heading(f"Failure ({found.failure_category or 'no category'})")
@@ -180,7 +234,7 @@ def _show(seen: _Seen) -> None:
         )
 
 
-def _show_facts(found: Execution) -> None:
+def _show_facts(found: Execution, membership: Membership | None) -> None:
     lease = found.current_lease or found.lost_lease
     reason = found.blocking_reason.value if found.blocking_reason else None
     if reason and found.blocking_detail:
@@ -195,7 +249,9 @@ def _show_facts(found: Execution) -> None:
             ("because", reason),
             ("lane", found.lane_id),
             ("namespace", found.namespace),
-            ("flow", found.flow_id),
+            ("flow", found.flow_id if membership is None else f"{found.flow_id} {membership.name}".rstrip()),
+            ("node", membership and membership.node),
+            ("waits for", membership and _upstreams(membership)),
             ("priority", found.priority or None),
             ("key", found.idempotency_key),
             ("by", found.creator_identity),
@@ -217,6 +273,18 @@ def _show_facts(found: Execution) -> None:
             ("reason", found.cancellation_reason),
         ]
     )
+
+
+def _upstreams(membership: Membership) -> str:
+    """The members that it waits for, in a line."""
+    from flowfabric.pictures import join_words  # noqa: PLC0415
+
+    names = [f"{one.node or one.execution_id} ({one.state})" for one in membership.waits_for[:_UPSTREAMS]]
+    if not names:
+        return ""
+    more = len(membership.waits_for) - len(names)
+    join = join_words(membership.policy, membership.dependencies)
+    return f"{join + ': ' if join else ''}{', '.join(names)}" + (f" and {more:,} more" if more else "")
 
 
 def _show_wait(seen: _Seen) -> None:
@@ -303,7 +371,7 @@ def _show_steps(seen: _Seen) -> None:
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"
         elif step.kind == "submit":
-            value = str(step.child_id)
+            value = "" if step.child_id is None else str(step.child_id)  # none of a flow
         elif step.kind in ("now", "sleep"):
             value = _output.when(step.at)
         elif not seen.payloads:

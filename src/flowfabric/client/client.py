@@ -286,7 +286,10 @@ class AsyncClient:
         seed = None if scope is None else await scope.flow_seed(flow.name)
         engine = self.engine
         if flow.grows is not None:
-            made = await engine.extend_flow(flow.grows, flow.build(flow.grows, engine.flow_partitions, seed))
+            nodes = flow.build(flow.grows, engine.flow_partitions, seed)
+            if not nodes:
+                return self.flow(flow.grows)
+            made = await engine.extend_flow(flow.grows, nodes)
         else:
             if idempotency_key is not None:
                 flow_id = flow.id_of(idempotency_key)
@@ -299,8 +302,10 @@ class AsyncClient:
                 flow_id=flow_id,
                 tags=dict(flow.tags),
             )
-        run = FlowRun(made.flow_id, nodes=made.nodes, connector=self._connector, is_new=not made.existed)
-        return await run.refresh() if made.existed else run
+        # What an earlier run of this handler has made is as new to this one.
+        is_new = not made.existed or (seed is not None and idempotency_key is None)
+        run = FlowRun(made.flow_id, nodes=made.nodes, connector=self._connector, is_new=is_new)
+        return run if is_new else await run.refresh()
 
     def flow(self, flow_id: str | UUID | FlowRun) -> FlowRun:
         """A handle on a flow from its id (or from a handle of another process)."""

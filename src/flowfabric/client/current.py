@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from flowfabric.ids import ExecutionId
+from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Outcome
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class DurableScope(Protocol):
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
         """How another execution ended, waiting for it without holding a worker; `TimedOut` when that takes too long."""
+        ...
+
+    async def end_of_flow(
+        self, flow_id: FlowId, live: Callable[[], Awaitable[list[ExecutionId]]], timeout: timedelta | None = None
+    ) -> None:
+        """Wait until none of a flow's members is `live`, without holding a worker; `TimedOut` when it takes too long."""
         ...
 
     async def flow_seed(self, name: str) -> UUID | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
 
 from flowfabric.client import current
@@ -17,9 +18,11 @@ from flowfabric.graph import (
     CancellationScheduled,
     FlowCancelled,
     FlowGraph,
+    FlowNode,
     FlowSnapshot,
     FlowSummary,
     PartiallyCancelled,
+    replayable,
 )
 from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Outcome
@@ -28,11 +31,23 @@ from flowfabric.state import State
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.client.submission import Submittable
     from flowfabric.engine.flow_reads import Member
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 _RACE = frozenset(("sibling_quorum_satisfied", "sibling_quorum_impossible"))
 _LOOKED_AT = 50  # members that are waited for at a time
-_UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.EXPIRED, State.SKIPPED)
+
+
+class Named(Protocol[R_co]):
+    """A node of a flow that was built: what `flow.add` gives."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def task(self) -> Submittable[R_co] | None: ...
 
 
 class FlowRun:
@@ -76,9 +91,13 @@ class FlowRun:
         names = (None, None) if app is None else (app.key, app.name)
         return _revive, (self.id, {name: str(one) for name, one in self.nodes.items()}, self.is_new, *names)
 
-    def __getitem__(self, name: str) -> Run[Any]:
+    @overload
+    def __getitem__(self, node: str) -> Run[Any]: ...
+    @overload
+    def __getitem__(self, node: Named[R]) -> Run[R]: ...
+    def __getitem__(self, node: str | Named[Any]) -> Run[Any]:
         """A handle on one node, by name or by what `flow.add` gave."""
-        wanted = str(getattr(name, "name", name))
+        wanted = node if isinstance(node, str) else node.name
         if wanted not in self.nodes:
             raise NotFound(
                 "node", wanted, detail=f"flow {self.flow_id} has {', '.join(list(self.nodes)[:10]) or 'none'}"
@@ -97,12 +116,28 @@ class FlowRun:
     async def _client(self) -> AsyncClient:
         return await self._app().client()
 
-    async def _members(self, *, results: bool = False) -> list[Member]:
+    async def _members(self, *, results: bool = False) -> list[tuple[str, Member]]:
+        """Its members by name: those of this handle first, in its order, then the others as they were made."""
         members = await (await self._client()).engine.list_flow_members(self.flow_id, results=results)
         if not members:
             raise NotFound("flow", self.flow_id)
-        self.nodes = {named(member): member.execution_id for member in members}
-        return members
+        # As this handle calls them; nodes that several tasks have added under the same name are numbered.
+        names = {execution_id: name for name, execution_id in self.nodes.items()}
+        order = {execution_id: place for place, execution_id in enumerate(names)}
+        taken = {names[member.execution_id] for member in members if member.execution_id in names}
+        found: list[tuple[str, Member]] = []
+        counts: dict[str, int] = {}
+        for member in members:
+            title = named(member)
+            name = names.get(member.execution_id) or title
+            while member.execution_id not in names and name in taken:
+                counts[title] = counts.get(title, 1) + 1
+                name = f"{title}-{counts[title]}"
+            taken.add(name)
+            found.append((name, member))
+        found.sort(key=lambda one: order.get(one[1].execution_id, len(order)))
+        self.nodes = {name: member.execution_id for name, member in found}
+        return found
 
     async def refresh(self) -> FlowRun:
         """Learn of nodes that were added since."""
@@ -117,34 +152,38 @@ class FlowRun:
         span = None if timeout is None else duration(timeout, "timeout")
         if span is not None and span < timedelta(0):
             raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="no time or more")
-        late = TimedOut("flow", round((span or timedelta()).total_seconds() * 1000))
         if (scope := current.scope_of(self._app())) is not None:
-            while live := await self.live():
-                await scope.outcome_of(live[-1], span)
+            await scope.end_of_flow(self.flow_id, self.live, span)
             return
         client = await self._client()
+        begun = time.monotonic()
+        live = await self.live()  # looked for once, however short the time is
         try:
-            async with asyncio.timeout(None if span is None else max(span.total_seconds(), 0.001)):
-                while live := await self.live():
+            async with asyncio.timeout(None if span is None else begun + span.total_seconds() - time.monotonic()):
+                while live:
                     await asyncio.gather(*(client.outcomes.wait(one) for one in live[-_LOOKED_AT:]))
+                    live = await self.live()
         except TimeoutError:
-            raise late from None
+            raise TimedOut("flow", round((span or timedelta()).total_seconds() * 1000)) from None
 
     async def live(self) -> list[ExecutionId]:
         """Members that have not ended, those made last at the end: mostly what the others lead to."""
-        return [member.execution_id for member in await self._members() if not member.state.is_terminal]
+        return [member.execution_id for _, member in await self._members() if not member.state.is_terminal]
 
     async def result(self, timeout: Duration | None = None) -> dict[str, Any]:
         """The results of its nodes by name, once all have ended. `FlowFailed` says which node failed, and why.
 
         Nodes that lost a race, or were skipped because of one, are not in it.
         """
-        await self.wait(timeout)
-        members = await self._members(results=True)
+        while True:
+            await self.wait(timeout)
+            members = await self._members(results=True)
+            if all(member.state.is_terminal for _, member in members):
+                break
         results: dict[str, Any] = {}
         failures: dict[str, TaskFailed] = {}
         client = await self._client()
-        for member in members:
+        for name, member in members:
             outcome = Outcome(
                 state=member.state,
                 result=member.result,
@@ -154,15 +193,15 @@ class FlowRun:
                 cancellation_reason=member.cancellation_reason,
             )
             if member.state is State.COMPLETED:
-                results[named(member)] = result_of(
+                results[name] = result_of(
                     member.execution_id, outcome, client.result_type(member.execution_kind), client.codecs
                 )
             elif member.state is not State.SKIPPED and member.cancellation_reason not in _RACE:
-                failures[named(member)] = task_failed(member.execution_id, outcome)
+                failures[name] = task_failed(member.execution_id, outcome)
         header = await client.engine.describe_flow(self.flow_id)
         is_cancelled = header is not None and header.public_flow_state == "cancelled"
         if failures or is_cancelled:
-            skipped = [named(member) for member in members if member.state is State.SKIPPED]
+            skipped = [name for name, member in members if member.state is State.SKIPPED]
             raise FlowFailed(
                 "cancelled" if is_cancelled else "failed",
                 self.flow_id,
@@ -175,7 +214,7 @@ class FlowRun:
 
     async def states(self) -> dict[str, State]:
         """Where its nodes stand, by name."""
-        return {named(member): member.state for member in await self._members()}
+        return {name: member.state for name, member in await self._members()}
 
     async def get(self) -> FlowSnapshot:
         """Its header and joins; `NotFound` when it is not stored."""
@@ -212,23 +251,23 @@ class FlowRun:
         return await engine.cancel_flow(self.flow_id, policy=policy, reason=reason, wait=wait)
 
     async def replay(self, reason: str | None = None) -> list[str]:
-        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes."""
+        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes.
+
+        Nodes that lost a race, or were skipped because of one, stay as they are.
+        """
         client = await self._client()
-        members = [
-            member
-            for member in await self._members()
-            if member.state in _UNSUCCESSFUL and member.cancellation_reason not in _RACE
-        ]
+        members = replayable(await self.graph())
         for place in range(0, len(members), 500):
             for answer in await client.engine.replay_many(
                 [member.execution_id for member in members[place : place + 500]], reason=reason
             ):
                 if isinstance(answer, Exception):
                     raise answer
-        return [named(member) for member in members]
+        names = {execution_id: name for name, execution_id in (await self.refresh()).nodes.items()}
+        return [names[member.execution_id] for member in members]
 
 
-def named(member: Member) -> str:
+def named(member: Member | FlowNode) -> str:
     """The name of a node; members that were added one by one go by their id."""
     return member.name or str(member.execution_id)
 

@@ -166,15 +166,37 @@ class Flows(FlowCalls):
                 repeated = True
                 row = await self._row(grow_call.SQL, *call.args, repeatable=True)
         code, place = row["code"], row["place"]
-        if code in ("ok", "exists"):
-            return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes, existed=code == "exists" and not repeated)
+        if code == "ok" or (code == "exists" and repeated):
+            return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes)
+        if code == "exists":
+            return FlowSubmitted(
+                flow_id=FlowId(flow_id), nodes=await self._standing(flow_id, call, connection), existed=True
+            )
         if closed := self._closed(code, self._flow(flow_id)):
             raise closed
         if code == "execution_not_in_flow":
             raise StateError(code, f"{call.old[place - 1]} is no member of flow {flow_id}")
         if code == "lane_closed":
             raise StateError(code, f"the lane of node {call.name(place)!r} takes no new executions")
+        if code == "dependency_already_exists":
+            edge_id = call.edges[place - 1]
+            raise Conflict(code, f"edge {edge_id} is in the graph", existing=edge_id)
         raise Conflict(code, f"the execution of node {call.name(place)!r} exists outside flow {flow_id}")
+
+    async def _standing(
+        self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None
+    ) -> dict[str, ExecutionId]:
+        """The nodes that an earlier call made: of a flow all of them, of an extension those it names."""
+        members = "select partition, id, node from flowfabric.read_members($1, false) where node is not null"
+        if connection is not None:
+            found = await connection.fetch(members, flow_id)
+        else:
+            found = await self._fetch(members, flow_id, repeatable=True)
+        return {
+            row["node"]: ExecutionId.of(row["partition"], row["id"])
+            for row in found
+            if call.is_new or row["node"] in call.nodes
+        }
 
     async def create_flow(
         self, flow_id: FlowId | None = None, *, flow_kind: str = "", namespace: str = ""
@@ -328,15 +350,14 @@ class Flows(FlowCalls):
         edge_uuid = parse_uuid(edge_id, "edge_id")
         upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
         downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
-        if dependency_kind != _KIND:
-            raise ValidationFailed("invalid_dependency", f"dependency_kind: got {dependency_kind!r}, allowed: {_KIND}")
         ref = None if data_passing_ref is None else check_text(data_passing_ref, "data_passing_ref") or None
         row = await self._row(
-            "select code, unsatisfied, detail from flowfabric.apply_edge($1, $2, $3, $4, $5, $6)",
+            "select code, unsatisfied, detail from flowfabric.apply_edge($1, $2, $3, $4, $5, $6, $7)",
             *flow,
             edge_uuid,
             self._uuid(flow, upstream),
             self._uuid(flow, downstream),
+            dependency_kind == _KIND,
             ref,
         )
         code = row["code"]

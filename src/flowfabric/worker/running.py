@@ -18,11 +18,11 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import msgspec
 
@@ -47,7 +47,7 @@ from flowfabric.errors import (
     StepsChanged,
     TimedOut,
 )
-from flowfabric.ids import ExecutionId
+from flowfabric.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, OpenWait, Outcome, Step
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
 from flowfabric.signals import Raise, WaitRequest
@@ -515,6 +515,7 @@ class Running:
     def flow_result_in_thread(self, run: FlowRun) -> dict[str, Any]:
         """The results of a flow for a plain handler, which is unwound while it waits."""
         if not _in_step.get() and (live := self.in_thread(run.live())):
+            self._check_not_in(live)
             self.wants_park = Wait(None, live[-1])
             raise Interrupted("waits for a flow")
         found: dict[str, Any] = self.in_thread(run.result())
@@ -562,8 +563,38 @@ class Running:
         await self._check()
         if _in_step.get():
             return None
-        n, _ = (await self.memory()).next(f"flow {name}", "submit")
-        return uuid5(self.handle.uuid, f"{name}\0{n}")
+        step = f"flow {name}"
+        n, known = (await self.memory()).next(step, "submit")
+        if known is not None and known.result is not None:
+            return UUID(bytes=known.result)
+        seed = mint_uuid()
+        await self._record(NewStep(name=step, n=n, kind="submit", result=seed.bytes))
+        return seed
+
+    async def end_of_flow(
+        self, flow_id: FlowId, live: Callable[[], Awaitable[list[ExecutionId]]], timeout: timedelta | None = None
+    ) -> None:
+        """Wait until none of a flow's members is `live`. That it took too long is remembered for this run."""
+        await self._check()
+        name = f"flow {flow_id}"
+        n, known = (await self.memory()).next(name, "result")
+        late = TimedOut("flow", round((timeout or timedelta()).total_seconds() * 1000))
+        if known is not None:
+            raise late
+        until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
+        while left := await live():
+            self._check_not_in(left)
+            if until is not None and self.parking.is_over(until):
+                text, _ = encode_error(late, sealed=False)
+                await self._record(NewStep(name=name, n=n, kind="result", error=text))
+                raise late
+            await self.parking.wait(Wait(until, left[-1]))
+
+    def _check_not_in(self, members: Sequence[ExecutionId]) -> None:
+        if self.claimed.execution_id in members:
+            raise InvalidInput(
+                "a node cannot wait for the end of its own flow", field="run", allowed="another flow, or single nodes"
+            )
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
         """How another execution ended.

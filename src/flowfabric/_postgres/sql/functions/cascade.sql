@@ -15,6 +15,7 @@ declare
     v_left integer[] := '{}';
     v_last integer;          -- the last end whose edges were looked at, when the limit was reached
     v_next uuid;
+    v_no integer; v_place integer;
 begin
     select array_agg(c.ord), array_agg(c.partition), array_agg(c.flow_id), array_agg(c.edge_id),
            array_agg(c.downstream), array_agg(c.outcome), array_agg(c.event)
@@ -42,19 +43,24 @@ begin
         v_event := v_event[:p_limit];
     end if;
     v_left := flowfabric.resolve_edges(v_partition, v_flow, v_edge, v_downstream, v_outcome, v_event, p_now);
-    with seen as (
-        select c.ord, count(*)::integer as n from unnest(v_ord) c (ord) group by c.ord
-    ), missed as (
-        select v_ord[l.place] as ord, count(*)::integer as n, min(v_downstream[l.place]::text)::uuid as first
-        from unnest(v_left) l (place) group by 1
-    )
-    select array_agg(coalesce(s.n, 0) - coalesce(m.n, 0) order by o.ord),
-           array_agg(m.ord is null and (v_last is null or o.ord < v_last) order by o.ord),
-           array_agg(coalesce(m.first, case when o.ord = v_last then v_next end) order by o.ord)
-    into resolved, done, next
-    from generate_subscripts(p_id, 1) o (ord)
-    left join seen s on s.ord = o.ord
-    left join missed m on m.ord = o.ord;
+    resolved := array_fill(0, array[cardinality(p_id)]);
+    done := array_fill(true, array[cardinality(p_id)]);
+    next := array_fill(null::uuid, array[cardinality(p_id)]);
+    foreach v_no in array v_ord loop
+        resolved[v_no] := resolved[v_no] + 1;
+    end loop;
+    for i in coalesce(v_last, cardinality(p_id) + 1) .. cardinality(p_id) loop
+        done[i] := false;
+    end loop;
+    if v_last is not null then
+        next[v_last] := v_next;
+    end if;
+    foreach v_place in array v_left loop
+        v_no := v_ord[v_place];
+        resolved[v_no] := resolved[v_no] - 1;
+        done[v_no] := false;
+        next[v_no] := least(next[v_no], v_downstream[v_place]);
+    end loop;
 end;
 $$;
 
@@ -104,7 +110,8 @@ create or replace function flowfabric.dispatch_cascades(
     p_namespace text, p_tag_key text, p_tag_value text)
 returns table (seen integer, finished integer, resolved integer, failed integer, message text, more boolean, last_event bigint)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off
 set synchronous_commit = off as $$   -- nothing is lost: what was not written is found pending again
 #variable_conflict use_column
 declare
@@ -195,7 +202,9 @@ $$;
 -- Answers  satisfied, impossible, already_resolved, edge_not_found, not_applied.
 create or replace function flowfabric.resolve_dependency(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_outcome text) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
     d flowfabric.edge;
 begin
@@ -224,7 +233,9 @@ $$;
 -- Locks    the group, then the execution.
 -- Answers  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.
 create or replace function flowfabric.promote_blocked(p_partition integer, p_id uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
     e flowfabric.execution;
     v_state text;
@@ -262,7 +273,8 @@ create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (scanned integer, reconciled integer, partition integer, flow_id uuid, downstream uuid)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();

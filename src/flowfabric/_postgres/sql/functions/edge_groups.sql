@@ -29,10 +29,14 @@ returns integer[]
 language plpgsql as $$
 declare
     v_g integer[];                 -- per edge: the number of its group
+    v_n integer;                   -- how many groups
     v_held boolean[];              -- per group: ours, and to be worked on
-    v_routes integer[]; v_closed integer[];
-    v_group_tids tid[]; v_tids tid[]; v_pending boolean[]; v_owed boolean[];
-    v_partitions integer[]; v_flows uuid[]; v_ids uuid[];
+    v_pending boolean[]; v_group_tids tid[]; v_partitions integer[]; v_flows uuid[]; v_ids uuid[];
+    -- What was locked, in the order it was found.
+    v_found integer[]; v_found_tids tid[]; v_found_routes integer[]; v_found_pending boolean[]; v_found_waits boolean[];
+    v_found_partitions integer[]; v_found_flows uuid[]; v_found_ids uuid[];
+    v_closed integer[];
+    v_no integer;
     v_satisfied integer[]; v_impossible integer[]; v_races integer[];
     v_refs boolean;
     v_left integer[];
@@ -41,34 +45,39 @@ begin
     select array_agg(n.g order by n.ord) into v_g
     from (select u.ord, dense_rank() over (order by u.partition, u.downstream, u.flow)::integer as g
           from unnest(p_partition, p_flow, p_downstream) with ordinality as u (partition, flow, downstream, ord)) n;
+    v_n := (select max(g) from unnest(v_g) g);
+    v_held := array_fill(false, array[v_n]); v_pending := v_held;
+    v_group_tids := array_fill('(0,0)'::tid, array[v_n]);
+    v_partitions := array_fill(0, array[v_n]);
+    v_ids := array_fill('00000000-0000-0000-0000-000000000000'::uuid, array[v_n]); v_flows := v_ids;
     with wanted as (
         select distinct on (u.g) u.g, u.partition, u.flow, u.downstream
         from unnest(v_g, p_partition, p_flow, p_downstream) as u (g, partition, flow, downstream) order by u.g
     ), held as materialized (
-        select w.g, g.ctid as group_tid, x.ctid as tid, x.route, g.state = 'pending' as pending,
-               x.state = 'waiting_children' as waits, x.partition, g.flow_id, x.id
+        select w.g, g.ctid as tid, x.route, g.state = 'pending' as pending, x.state = 'waiting_children' as waits,
+               w.partition, w.flow, w.downstream
         from wanted w
         join flowfabric.edge_group g on g.partition = w.partition and g.flow_id = w.flow and g.downstream = w.downstream
         join flowfabric.execution x on x.partition = w.partition and x.id = w.downstream
         for update of g skip locked for no key update of x skip locked
     )
-    select array_agg(h.g is not null order by w.g), array_agg(coalesce(h.group_tid, '(0,0)') order by w.g),
-           array_agg(coalesce(h.tid, '(0,0)') order by w.g), array_agg(coalesce(h.pending, false) order by w.g),
-           array_agg(distinct h.route) filter (where h.waits),
-           array_agg(w.partition order by w.g), array_agg(w.flow order by w.g), array_agg(w.downstream order by w.g)
-    into v_held, v_group_tids, v_tids, v_pending, v_routes, v_partitions, v_flows, v_ids
-    from wanted w left join held h on h.g = w.g;
+    select array_agg(h.g), array_agg(h.tid), array_agg(h.route), array_agg(h.pending), array_agg(h.waits),
+           array_agg(h.partition), array_agg(h.flow), array_agg(h.downstream)
+    into v_found, v_found_tids, v_found_routes, v_found_pending, v_found_waits, v_found_partitions, v_found_flows, v_found_ids
+    from held h;
     -- Whoever is released is inserted into the ready rows of its route; that must not wait either.
-    if v_routes is not null then
-        select array_agg(r) into v_closed from unnest(v_routes) r
-        where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r);
-        if v_closed is not null then
-            select array_agg(u.held and not coalesce(x.route = any (v_closed) and x.state = 'waiting_children', false) order by u.g)
-            into v_held
-            from unnest(v_held, v_tids) with ordinality as u (held, tid, g)
-            left join flowfabric.execution x on x.ctid = u.tid;
-        end if;
-    end if;
+    select array_agg(r.route) into v_closed
+    from (select distinct u.route from unnest(v_found_routes, v_found_waits) as u (route, waits) where u.waits) r
+    where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route);
+    for i in 1 .. coalesce(cardinality(v_found), 0) loop
+        v_no := v_found[i];
+        v_held[v_no] := v_closed is null or not v_found_waits[i] or v_found_routes[i] <> all (v_closed);
+        v_pending[v_no] := v_found_pending[i];
+        v_group_tids[v_no] := v_found_tids[i];
+        v_partitions[v_no] := v_found_partitions[i];
+        v_flows[v_no] := v_found_flows[i];
+        v_ids[v_no] := v_found_ids[i];
+    end loop;
     if true = any (v_held) then
         with resolved as (
             update flowfabric.edge d
@@ -113,7 +122,7 @@ begin
         end if;
         if v_races is not null then
             perform flowfabric.enqueue_siblings(
-                array_agg(v_partitions[g]), array_agg(v_flows[g]), array_agg(v_ids[g]), p_now) from unnest(v_races) g;
+                array_agg(v_partitions[g]), array_agg(v_flows[g]), array_agg(v_ids[g]), null, p_now) from unnest(v_races) g;
         end if;
         if v_impossible is not null then
             perform flowfabric.skip_members(
@@ -315,9 +324,9 @@ $$;
 
 -- enqueue_siblings: upstreams of decided groups that have not ended are to be cancelled.
 --
--- Called under the locks of the groups.
+-- Called under the locks of the groups. p_edge: only upstreams of these edges; null: all.
 create or replace function flowfabric.enqueue_siblings(
-    p_partition integer[], p_flow uuid[], p_downstream uuid[], p_now timestamptz) returns void
+    p_partition integer[], p_flow uuid[], p_downstream uuid[], p_edge uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
     insert into flowfabric.sibling_cancel as s (partition, flow_id, downstream, siblings, enqueued_at)
@@ -328,7 +337,7 @@ begin
         from flowfabric.edge d
         join flowfabric.execution x on x.partition = d.partition and x.id = d.upstream and x.completed_at is null
         where d.partition = u.partition and d.downstream = u.downstream and d.flow_id = u.flow
-          and d.applied_at is not null) l
+          and d.applied_at is not null and (p_edge is null or d.edge_id = any (p_edge))) l
     on conflict (partition, flow_id, downstream) do update
         set siblings = (select array_agg(distinct x) from unnest(s.siblings || excluded.siblings) x);
     update flowfabric.edge_group g

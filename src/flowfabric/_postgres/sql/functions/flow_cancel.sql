@@ -8,7 +8,9 @@
 create or replace function flowfabric.cancel_flow_header(
     p_partition integer, p_flow uuid, p_reason text, p_policy text, p_grace_ms bigint, p_requester text)
 returns table (code text, policy text, reason text, members uuid[], targets integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -93,7 +95,8 @@ create or replace function flowfabric.cancel_members(
     p_partition integer, p_flow uuid, p_limit integer, p_after uuid)
 returns table (handled integer, failed uuid[], message text, remaining integer, last uuid, busy boolean)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -115,9 +118,10 @@ begin
     from (select x.id from flowfabric.cancel_member x where x.partition = p_partition and x.flow_id = p_flow
             and x.id > coalesce(p_after, '00000000-0000-0000-0000-000000000000'::uuid)
           order by x.id limit p_limit) m;
-    with held as materialized (
-        select e.id from unnest(v_owed) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id
-        order by e.id for no key update of e skip locked)
+    with held as materialized (   -- in the order of the ids
+        select e.id from unnest(v_owed) u (id)
+        cross join lateral (select x.id from flowfabric.execution x where x.partition = p_partition and x.id = u.id
+                            offset 0 for no key update skip locked) e)
     select array_agg(h.id) into v_held from held h;
     v_now := flowfabric.now();
     begin
@@ -135,9 +139,13 @@ begin
             end;
         end loop;
     end;
-    delete from flowfabric.cancel_member m using unnest(v_owed) u (id)
-    where m.partition = p_partition and m.id = u.id
-      and not exists (select from flowfabric.execution e where e.partition = p_partition and e.id = u.id and e.completed_at is null);
+    delete from flowfabric.cancel_member m using (
+        select x.tid from unnest(v_owed) u (id)
+        cross join lateral (
+            select y.ctid as tid from flowfabric.cancel_member y where y.partition = p_partition and y.id = u.id
+              and not exists (select from flowfabric.execution e
+                              where e.partition = p_partition and e.id = u.id and e.completed_at is null) offset 0) x) done
+    where m.ctid = done.tid;
     get diagnostics handled = row_count;
     select count(*) into remaining from (
         select from flowfabric.cancel_member m where m.partition = p_partition and m.flow_id = p_flow limit 10000) m;
@@ -157,7 +165,8 @@ begin
         array_agg(e.partition), array_agg(e.id), null, 'cancelled', 'ended_cancelled', 'cancelled', null, null, null, null,
         coalesce(nullif(p_reason, ''), 'flow_cancelled'), 'operator_override', 'cancelled', 'operator', false, p_now)
     from unnest(p_id) u (id)
-    join flowfabric.execution e on e.partition = p_partition and e.id = u.id and e.completed_at is null
+    cross join lateral (select x.partition, x.id from flowfabric.execution x
+                        where x.partition = p_partition and x.id = u.id and x.completed_at is null offset 0) e
     having count(*) > 0;
 end;
 $$;
@@ -203,7 +212,8 @@ create or replace function flowfabric.cancel_siblings(
 returns table (action text, partition integer, flow_id uuid, downstream uuid, reason text, cancelled integer,
                already_terminal integer, missing integer, enqueued_at timestamptz)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -241,16 +251,17 @@ begin
     if action is null then
         v_chunk := s.siblings[:p_limit];
         with held as materialized (
-            select e.id, e.completed_at is not null as ended from unnest(v_chunk) u (id)
-            join flowfabric.execution e on e.partition = s.partition and e.id = u.id
-            order by e.id for no key update of e skip locked)
+            select e.id, e.ended from (select v.id from unnest(v_chunk) v (id) order by v.id) u
+            cross join lateral (select x.id, x.completed_at is not null as ended from flowfabric.execution x
+                                where x.partition = s.partition and x.id = u.id offset 0 for no key update skip locked) e)
         select array_agg(h.id), array_agg(h.id) filter (where not h.ended) into v_held, v_live from held h;
         v_now := flowfabric.now();
         perform flowfabric.end_members(s.partition, v_live, g.cancel_siblings_reason, v_now);
         cancelled := coalesce(cardinality(v_live), 0);
         already_terminal := coalesce(cardinality(v_held), 0) - cancelled;
         select array_agg(u.id) into v_done from unnest(v_chunk) u (id)
-        where u.id = any (v_held)
+        left join unnest(v_held) h (id) on h.id = u.id
+        where h.id is not null
            or not exists (select from flowfabric.execution e where e.partition = s.partition and e.id = u.id);
         missing := coalesce(cardinality(v_done), 0) - coalesce(cardinality(v_held), 0);
         if coalesce(cardinality(v_done), 0) < cardinality(s.siblings) then
@@ -282,11 +293,12 @@ declare
     v_entry boolean;
     v_pending boolean;
 begin
+    -- The group first, as whoever adds to the entry does.
+    select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
+    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
     delete from flowfabric.sibling_cancel x
     where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream;
     v_entry := found;
-    select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
-    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
     if v_pending is null then
         return 'drained_sans_group';
     end if;

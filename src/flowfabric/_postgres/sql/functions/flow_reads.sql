@@ -141,6 +141,10 @@ language plpgsql security definer set search_path = flowfabric, pg_temp as $$
 declare
     v_n integer;
 begin
+    -- Against being forgotten meanwhile, which would leave the summary behind.
+    perform 1 from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
+    join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow
+    order by f.partition, f.flow_id for key share of f;
     insert into flowfabric.flow_summary as s
         (partition, flow_id, state, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,
          rate_limited, waiting_children, updated_at)
@@ -203,7 +207,7 @@ $$;
 
 -- delete_flow: forget a flow and its members, when all of them have ended
 --
--- Locks    the flow, then its members, by id.
+-- Locks    the flow, then its groups and its members, by id.
 -- Answers  ok, flow_not_found, or flow_not_terminal.
 create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql security definer set search_path = flowfabric, pg_temp as $$
@@ -212,20 +216,28 @@ begin
     if not found then
         return 'flow_not_found';
     end if;
+    perform 1 from flowfabric.edge_group g where g.partition = p_partition and g.flow_id = p_flow order by g.downstream for update;
     perform 1 from flowfabric.execution e where e.flow_id = p_flow order by e.id for update;
     return flowfabric.forget_flow(p_partition, p_flow);
 end;
 $$;
 
--- forget_flow: what delete_flow does, without waiting: busy when somebody has the flow or a member in hand.
+-- forget_flow: what delete_flow does, without waiting: busy when somebody has the flow, a group or a member in hand.
 create or replace function flowfabric.forget_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql as $$
 declare
     v_ids uuid[];
     v_live boolean;
+    v_groups integer;
 begin
     perform 1 from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow for update skip locked;
     if not found then
+        return 'busy';
+    end if;
+    with held as materialized (
+        select from flowfabric.edge_group g where g.partition = p_partition and g.flow_id = p_flow for update skip locked)
+    select count(*) into v_groups from held h;
+    if v_groups < (select count(*) from flowfabric.edge_group g where g.partition = p_partition and g.flow_id = p_flow) then
         return 'busy';
     end if;
     with held as materialized (
@@ -255,9 +267,10 @@ begin
     where g.partition = u.partition and g.flow_id = u.flow;
     delete from flowfabric.sibling_cancel s using unnest(p_partition, p_flow) as u (partition, flow)
     where s.partition = u.partition and s.flow_id = u.flow;
-    delete from flowfabric.cancel_member c using unnest(p_partition, p_flow) as u (partition, flow)
-    where c.partition = u.partition and c.flow_id = u.flow;
+    -- The backlog first, as whoever acknowledges members does.
     delete from flowfabric.cancel_backlog c using unnest(p_partition, p_flow) as u (partition, flow)
+    where c.partition = u.partition and c.flow_id = u.flow;
+    delete from flowfabric.cancel_member c using unnest(p_partition, p_flow) as u (partition, flow)
     where c.partition = u.partition and c.flow_id = u.flow;
     delete from flowfabric.flow_summary s using unnest(p_partition, p_flow) as u (partition, flow)
     where s.partition = u.partition and s.flow_id = u.flow;

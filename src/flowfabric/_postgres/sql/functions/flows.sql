@@ -32,6 +32,16 @@ begin
 end;
 $$;
 
+-- lock_members: lock executions of one partition, by id.
+create or replace function flowfabric.lock_members(p_partition integer, p_id uuid[]) returns void
+language plpgsql as $$
+begin
+    perform 1 from (select distinct u.id from unnest(p_id) u (id) order by u.id) n
+    cross join lateral (select 1 from flowfabric.execution x where x.partition = p_partition and x.id = n.id
+                        offset 0 for no key update) e;
+end;
+$$;
+
 -- add_to_flow: make executions members, all or none
 --
 -- Locks    the flow, then the executions, by id.
@@ -39,7 +49,9 @@ $$;
 --          first execution in the way and, for execution_already_in_flow, the other flow.
 create or replace function flowfabric.add_to_flow(p_partition integer, p_flow uuid, p_id uuid[])
 returns table (code text, place integer, other uuid, members integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -48,20 +60,21 @@ begin
     perform flowfabric.require_read_committed();
     code := flowfabric.open_flow(p_partition, p_flow, true);
     if code is null then
-        perform 1 from unnest(p_id) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id
-        order by e.id for no key update of e;
+        perform flowfabric.lock_members(p_partition, p_id);
         select case when e.id is null then 'execution_not_found' else 'execution_already_in_flow' end, u.ord::integer, e.flow_id
         into code, place, other
         from unnest(p_id) with ordinality as u (id, ord)
-        left join flowfabric.execution e on e.partition = p_partition and e.id = u.id
+        left join lateral (select x.* from flowfabric.execution x where x.partition = p_partition and x.id = u.id offset 0) e on true
         where e.id is null or e.flow_id <> p_flow
         order by u.ord limit 1;
     end if;
     if code is null then
         v_now := flowfabric.now();
         update flowfabric.execution e set flow_id = p_flow, mutated_at = v_now
-        from (select distinct u.id from unnest(p_id) u (id)) n
-        where e.partition = p_partition and e.id = n.id and e.flow_id is null;
+        from (select distinct x.tid from unnest(p_id) u (id)
+              cross join lateral (select y.ctid as tid from flowfabric.execution y
+                                  where y.partition = p_partition and y.id = u.id and y.flow_id is null offset 0) x) n
+        where e.ctid = n.tid;
         get diagnostics v_new = row_count;
         code := case when v_new = 0 then 'already_member' else 'ok' end;
         if v_new > 0 then
@@ -193,7 +206,8 @@ create or replace function flowfabric.stage_edges(
     p_revision bigint, p_apply boolean)
 returns table (code text, place integer, revision bigint)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -209,8 +223,8 @@ begin
     if code is null then
         select 'execution_not_in_flow', u.ord::integer into code, place
         from unnest(p_upstream, p_downstream) with ordinality as u (upstream, downstream, ord)
-        left join flowfabric.execution a on a.partition = p_partition and a.id = u.upstream
-        left join flowfabric.execution b on b.partition = p_partition and b.id = u.downstream
+        left join lateral (select x.* from flowfabric.execution x where x.partition = p_partition and x.id = u.upstream offset 0) a on true
+        left join lateral (select x.* from flowfabric.execution x where x.partition = p_partition and x.id = u.downstream offset 0) b on true
         where (a.flow_id = p_flow and b.flow_id = p_flow) is not true
         order by u.ord limit 1;
     end if;
@@ -226,7 +240,8 @@ begin
         select 'dependency_already_exists', u.ord::integer into code, place
         from (select e.*, row_number() over (partition by e.id order by e.ord) as nth
               from unnest(p_edge) with ordinality as e (id, ord)) u
-        left join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+        left join lateral (select x.* from flowfabric.edge x
+                           where x.partition = p_partition and x.flow_id = p_flow and x.edge_id = u.id offset 0) d on true
         where d.edge_id is not null or u.nth > 1
         order by u.ord limit 1;
     end if;
@@ -255,93 +270,94 @@ create or replace function flowfabric.apply_edges(p_partition integer, p_flow uu
 language plpgsql as $$
 declare
     v_now timestamptz;
-    v_edges uuid[]; v_downstreams uuid[]; v_outcomes text[];
-    v_groups uuid[]; v_last uuid[];
-    v_left integer[];
+    v_tids tid[]; v_up uuid[]; v_down uuid[];                             -- per edge
+    v_runs integer[]; v_outcomes text[]; v_ended timestamptz[];           -- per edge, of its upstream
+    v_groups uuid[]; v_group_tids tid[];
+    v_edges uuid[]; v_downstreams uuid[]; v_ends text[];
+    v_late uuid[];
 begin
+    select array_agg(d.tid order by u.ord), array_agg(d.upstream order by u.ord), array_agg(d.downstream order by u.ord)
+    into v_tids, v_up, v_down
+    from unnest(p_edge) with ordinality as u (id, ord)
+    cross join lateral (select x.ctid as tid, x.upstream, x.downstream from flowfabric.edge x
+                        where x.partition = p_partition and x.flow_id = p_flow and x.edge_id = u.id offset 0) d;
     insert into flowfabric.edge_group (partition, flow_id, downstream)
-    select distinct p_partition, p_flow, d.downstream
-    from unnest(p_edge) u (id)
-    join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-    order by d.downstream
+    select distinct p_partition, p_flow, u.id from unnest(v_down) u (id) order by u.id
     on conflict do nothing;
-    perform 1 from (
-        select distinct d.downstream from unnest(p_edge) u (id)
-        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id) n
-    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = n.downstream
-    order by g.downstream for update of g;
-    perform 1 from (
-        select d.upstream as id from unnest(p_edge) u (id)
-        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-        union
-        select d.downstream from unnest(p_edge) u (id)
-        join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id) n
-    join flowfabric.execution e on e.partition = p_partition and e.id = n.id
-    order by e.id for no key update of e;
+    with held as materialized (
+        select n.id, g.tid from (select distinct u.id from unnest(v_down) u (id) order by u.id) n
+        cross join lateral (select x.ctid as tid from flowfabric.edge_group x where x.partition = p_partition
+                            and x.flow_id = p_flow and x.downstream = n.id offset 0 for update) g
+    )
+    select array_agg(h.id), array_agg(h.tid) into v_groups, v_group_tids from held h;
+    perform flowfabric.lock_members(p_partition, v_up || v_down);
     v_now := flowfabric.now();
 
+    select array_agg(up.replays order by u.ord),
+           array_agg(case when up.completed_at is not null then flowfabric.outcome_of(up.state) end order by u.ord),
+           array_agg(up.completed_at order by u.ord)
+    into v_runs, v_outcomes, v_ended
+    from unnest(v_up) with ordinality as u (id, ord)
+    cross join lateral (select x.replays, x.state, x.completed_at from flowfabric.execution x
+                        where x.partition = p_partition and x.id = u.id offset 0) up;
     -- How a run before the present one ended does not count.
-    update flowfabric.edge d set applied_at = v_now, from_run = up.replays
-    from unnest(p_edge) u (id), flowfabric.execution up
-    where d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-      and up.partition = p_partition and up.id = d.upstream;
-    -- A new edge opens a satisfied all_of again; other decisions stand.
-    update flowfabric.edge_group g
-    set n = g.n + c.n,
-        state = case when g.policy = 'all_of' and g.state = 'satisfied' then 'pending' else g.state end,
-        satisfied_at = case when g.policy = 'all_of' then null else g.satisfied_at end
-    from (select d.downstream, count(*)::integer as n from unnest(p_edge) u (id)
-          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-          group by d.downstream) c
-    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream;
-    -- Who waits for something that is still open is blocked before anything is resolved, so that it may be released.
-    select array_agg(g.downstream), array_agg(c.last) into v_groups, v_last
-    from (select d.downstream, max(d.edge_id::text)::uuid as last from unnest(p_edge) u (id)
-          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-          group by d.downstream) c
-    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream
-    where g.state = 'pending';
-    if v_groups is not null then
-        perform flowfabric.block_members(
-            array_agg(p_partition), array_agg(e.id),
-            array_agg(l.unsatisfied || ' dep(s) unresolved incl ' || u.last), v_now)
-        from unnest(v_groups, v_last) as u (downstream, last)
-        join flowfabric.execution e on e.partition = p_partition and e.id = u.downstream
-        cross join lateral (
-            select count(*) as unsatisfied from flowfabric.edge d
-            join flowfabric.execution up on up.partition = d.partition and up.id = d.upstream
-            where d.partition = p_partition and d.downstream = u.downstream and d.flow_id = p_flow
-              and d.applied_at is not null and d.outcome is null and up.completed_at is null) l
-        where e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
-          and e.blocking_reason is distinct from 'paused_by_flow_cancel'
-        having count(*) > 0;
+    update flowfabric.edge d set applied_at = v_now, from_run = u.run
+    from unnest(v_tids, v_runs) as u (tid, run) where d.ctid = u.tid;
+    -- A new edge opens a satisfied all_of again; other decisions stand. Who waits for something that is still open is
+    -- blocked before anything is resolved, so that it may be released.
+    with counted as (
+        select c.id, u.tid, c.n, c.live, c.last
+        from (select e.down as id, count(*)::integer as n, count(*) filter (where e.outcome is null) as live,
+                     max(e.edge::text) as last
+              from unnest(p_edge, v_down, v_outcomes) as e (edge, down, outcome) group by e.down) c
+        join unnest(v_groups, v_group_tids) as u (id, tid) on u.id = c.id
+    ), opened as (
+        update flowfabric.edge_group g
+        set n = g.n + c.n,
+            state = case when g.policy = 'all_of' and g.state = 'satisfied' then 'pending' else g.state end,
+            satisfied_at = case when g.policy = 'all_of' then null else g.satisfied_at end
+        from counted c where g.ctid = c.tid
+        returning g.downstream, g.state, c.last,
+                  g.n - g.succeeded - g.failed - g.skipped - c.n + c.live as unsatisfied
+    )
+    select array_agg(e.id), array_agg(o.unsatisfied || ' dep(s) unresolved incl ' || o.last)
+    into v_edges, v_ends
+    from opened o
+    cross join lateral (select x.id, x.state, x.blocking_reason from flowfabric.execution x
+                        where x.partition = p_partition and x.id = o.downstream offset 0) e
+    where o.state = 'pending'
+      and e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
+      and e.blocking_reason is distinct from 'paused_by_flow_cancel';
+    if v_edges is not null then
+        perform flowfabric.block_members(array_fill(p_partition, array[cardinality(v_edges)]), v_edges, v_ends, v_now);
     end if;
     -- Upstreams that have ended count at once.
-    select array_agg(d.edge_id order by up.completed_at, u.ord), array_agg(d.downstream order by up.completed_at, u.ord),
-           array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
-    into v_edges, v_downstreams, v_outcomes
-    from unnest(p_edge) with ordinality as u (id, ord)
-    join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-    join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream and up.completed_at is not null;
+    select array_agg(e.edge order by e.ended, e.ord), array_agg(e.down order by e.ended, e.ord),
+           array_agg(e.outcome order by e.ended, e.ord)
+    into v_edges, v_downstreams, v_ends
+    from unnest(p_edge, v_down, v_outcomes, v_ended) with ordinality as e (edge, down, outcome, ended, ord)
+    where e.outcome is not null;
     if v_edges is not null then
         perform flowfabric.hold_routes((
-            select array_agg(e.route) from unnest(v_downstreams) u (id)
-            join flowfabric.execution e on e.partition = p_partition and e.id = u.id));
-        v_left := flowfabric.resolve_edges(
-            array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]), v_edges,
-            v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
-        if v_left <> '{}' then
+            select array_agg(distinct e.route) from unnest(v_downstreams) u (id)
+            cross join lateral (select x.route from flowfabric.execution x
+                                where x.partition = p_partition and x.id = u.id offset 0) e));
+        if flowfabric.resolve_edges(
+               array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
+               v_edges, v_downstreams, v_ends, array_fill(null::bigint, array[cardinality(v_edges)]), v_now) <> '{}' then
             perform flowfabric.corrupt('an edge group was not ours');
         end if;
     end if;
     -- Late losers of a race that is over.
-    perform flowfabric.enqueue_siblings(array_agg(p_partition), array_agg(p_flow), array_agg(g.downstream), v_now)
-    from (select distinct d.downstream from unnest(p_edge) u (id)
-          join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
-          join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream and up.completed_at is null) c
-    join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = c.downstream
-         and g.state <> 'pending' and g.policy <> 'all_of' and g.cancel_rest
-    having count(*) > 0;
+    select array_agg(n.id) into v_late
+    from (select distinct e.down as id from unnest(v_down, v_outcomes) as e (down, outcome) where e.outcome is null) n
+    cross join lateral (select 1 from flowfabric.edge_group x where x.partition = p_partition and x.flow_id = p_flow
+                        and x.downstream = n.id and x.state <> 'pending' and x.policy <> 'all_of' and x.cancel_rest offset 0) g;
+    if v_late is not null then
+        perform flowfabric.enqueue_siblings(
+            array_fill(p_partition, array[cardinality(v_late)]), array_fill(p_flow, array[cardinality(v_late)]), v_late,
+            p_edge, v_now);
+    end if;
     insert into flowfabric.flow_touched values (p_partition, p_flow);
     perform flowfabric.wake_workers();   -- a claim that came meanwhile passed them over
 end;
@@ -351,9 +367,11 @@ $$;
 --
 -- Answers  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
 create or replace function flowfabric.apply_edge(
-    p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_ref text)
+    p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_kind_known boolean, p_ref text)
 returns table (code text, unsatisfied integer, detail text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
     d flowfabric.edge;
     v_member uuid;
@@ -366,10 +384,11 @@ begin
         if d.edge_id is null then
             code := 'edge_not_found';
         elsif (d.upstream, d.downstream) is distinct from (p_upstream, p_downstream)
-              or d.data_passing_ref is distinct from p_ref then
+              or not p_kind_known or d.data_passing_ref is distinct from p_ref then
             code := 'edge_differs';
             detail := case when d.upstream <> p_upstream then 'upstream_execution_id'
-                           when d.downstream <> p_downstream then 'downstream_execution_id' else 'data_passing_ref' end;
+                           when d.downstream <> p_downstream then 'downstream_execution_id'
+                           when not p_kind_known then 'dependency_kind' else 'data_passing_ref' end;
         else
             select e.flow_id into v_member from flowfabric.execution e where e.partition = p_partition and e.id = d.downstream;
             code := case when not found then 'execution_not_found' when v_member is null then 'execution_not_in_flow'
@@ -381,9 +400,8 @@ begin
         perform flowfabric.apply_edges(p_partition, p_flow, array[p_edge]);
     end if;
     if code in ('ok', 'already_applied') then
-        select count(*) into unsatisfied from flowfabric.edge x
-        where x.partition = p_partition and x.downstream = d.downstream and x.flow_id = p_flow and x.applied_at is not null
-          and x.outcome is null;
+        select g.n - g.succeeded - g.failed - g.skipped into unsatisfied from flowfabric.edge_group g
+        where g.partition = p_partition and g.flow_id = p_flow and g.downstream = d.downstream;
     end if;
     return next;
 end;
@@ -436,7 +454,8 @@ create or replace function flowfabric.grow_flow(
     p_join_of integer[], p_join_policy text[], p_join_k integer[], p_join_cancel boolean[])
 returns table (code text, place integer, revision bigint)
 language plpgsql security definer set search_path = flowfabric, pg_temp
-set jit = off as $$
+set plan_cache_mode = force_generic_plan
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -464,14 +483,14 @@ begin
         select case when count(*) = cardinality(p_id) and bool_and(e.flow_id = p_flow) then 'exists'
                     when count(*) > 0 then 'execution_already_in_flow' end, min(u.ord)::integer into code, place
         from unnest(p_id) with ordinality as u (id, ord)
-        join flowfabric.execution e on e.partition = p_partition and e.id = u.id;
+        cross join lateral (select x.* from flowfabric.execution x where x.partition = p_partition and x.id = u.id offset 0) e;
     end if;
     if code is null and cardinality(p_old) > 0 then
-        perform 1 from unnest(p_old) u (id) join flowfabric.execution e on e.partition = p_partition and e.id = u.id
-        order by e.id for no key update of e;
+        perform flowfabric.lock_members(p_partition, p_old);
         select 'execution_not_in_flow', u.ord::integer into code, place
         from unnest(p_old) with ordinality as u (id, ord)
-        left join flowfabric.execution e on e.partition = p_partition and e.id = u.id and e.flow_id = p_flow
+        left join lateral (select x.* from flowfabric.execution x
+                           where x.partition = p_partition and x.id = u.id and x.flow_id = p_flow offset 0) e on true
         where e.id is null order by u.ord limit 1;
     end if;
     if code is null then
@@ -484,60 +503,80 @@ begin
     if code is null then
         v_now := flowfabric.now();
         perform flowfabric.hold_routes(v_routes);
-        -- In slices: to find the n-th text of an array takes n steps.
-        for v_low in 1 .. cardinality(p_id) by 500 loop
-            v_high := v_low + 499;
-            v_made := v_made + flowfabric.insert_executions(
-                v_routes, null, p_route_no[v_low:v_high], v_partitions[v_low:v_high], p_id[v_low:v_high],
-                p_namespace[v_low:v_high], p_creator[v_low:v_high], p_payload[v_low:v_high],
-                p_payload_encoding[v_low:v_high], p_priority[v_low:v_high], v_flows[v_low:v_high], null,
-                p_tags[v_low:v_high], case when cardinality(p_policy) = 1 then p_policy else p_policy[v_low:v_high] end,
-                p_budgets[v_low:v_high], p_quota[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
-                p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high]);
-        end loop;
-        if cardinality(p_edge) > 0 then
-            insert into flowfabric.edge
-                (partition, flow_id, edge_id, upstream, downstream, data_passing_ref, passes, created_at, applied_at, from_run)
-            select p_partition, p_flow, u.edge, case when u.f > 0 then p_id[u.f] else p_old[-u.f] end, p_id[u.t],
-                   u.ref, u.passes, v_now, v_now,
-                   case when u.f > 0 then 0 else (select e.replays from flowfabric.execution e
-                                                  where e.partition = p_partition and e.id = p_old[-u.f]) end
-            from unnest(p_edge, p_from, p_to, p_passes, p_ref) as u (edge, f, t, passes, ref);
-            update flowfabric.execution e set has_inputs = true
-            from (select distinct u.t from unnest(p_to, p_passes) as u (t, passes) where u.passes) n
-            where e.partition = p_partition and e.id = p_id[n.t];
-            insert into flowfabric.edge_group (partition, flow_id, downstream, policy, k, cancel_rest, n)
-            select p_partition, p_flow, p_id[u.ord], coalesce(j.policy, 'all_of'), j.k, coalesce(j.cancel, false), u.n
-            from unnest(p_deps) with ordinality as u (n, ord)
-            left join unnest(p_join_of, p_join_policy, p_join_k, p_join_cancel) as j (of, policy, k, cancel) on j.of = u.ord
-            where u.n > 0;
-        end if;
-        update flowfabric.flow f
-        set node_count = f.node_count + cardinality(p_id), edge_count = f.edge_count + cardinality(p_edge),
-            last_mutation_at = v_now
-        where f.partition = p_partition and f.flow_id = p_flow
-        returning f.node_count + f.edge_count into revision;
-        insert into flowfabric.flow_touched values (p_partition, p_flow);
-        perform flowfabric.settle_new(
-            v_routes, null, p_route_no, v_partitions, p_id, p_priority, p_tags,
-            p_delay_until is not null or p_delay_ms is not null,
-            p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
-        if cardinality(p_old) > 0 then
-            -- Upstreams that have ended count at once.
-            select array_agg(u.edge order by up.completed_at, u.ord), array_agg(p_id[u.t] order by up.completed_at, u.ord),
-                   array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
-            into v_edges, v_downstreams, v_outcomes
-            from unnest(p_edge, p_from, p_to) with ordinality as u (edge, f, t, ord)
-            join flowfabric.execution up on up.partition = p_partition and up.id = p_old[-u.f] and up.completed_at is not null
-            where u.f < 0;
-            if v_edges is not null then
-                perform flowfabric.resolve_edges(
-                    array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
-                    v_edges, v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
+        begin
+            -- In slices: to find the n-th text of an array takes n steps.
+            for v_low in 1 .. cardinality(p_id) by 500 loop
+                v_high := v_low + 499;
+                v_made := v_made + flowfabric.insert_executions(
+                    v_routes, null, p_route_no[v_low:v_high], v_partitions[v_low:v_high], p_id[v_low:v_high],
+                    p_namespace[v_low:v_high], p_creator[v_low:v_high], p_payload[v_low:v_high],
+                    p_payload_encoding[v_low:v_high], p_priority[v_low:v_high], v_flows[v_low:v_high], null,
+                    p_tags[v_low:v_high], case when cardinality(p_policy) = 1 then p_policy else p_policy[v_low:v_high] end,
+                    p_budgets[v_low:v_high], p_quota[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
+                    p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high]);
+            end loop;
+            if cardinality(p_edge) > 0 then
+                insert into flowfabric.edge
+                    (partition, flow_id, edge_id, upstream, downstream, data_passing_ref, passes, created_at, applied_at, from_run)
+                select p_partition, p_flow, u.edge, case when u.f > 0 then p_id[u.f] else p_old[-u.f] end, p_id[u.t],
+                       u.ref, u.passes, v_now, v_now,
+                       case when u.f > 0 then 0 else (select e.replays from flowfabric.execution e
+                                                      where e.partition = p_partition and e.id = p_old[-u.f]) end
+                from unnest(p_edge, p_from, p_to, p_passes, p_ref) as u (edge, f, t, passes, ref);
+                update flowfabric.execution e set has_inputs = true
+                from (select distinct u.t from unnest(p_to, p_passes) as u (t, passes) where u.passes) n
+                where e.partition = p_partition and e.id = p_id[n.t];
+                insert into flowfabric.edge_group (partition, flow_id, downstream, policy, k, cancel_rest, n)
+                select p_partition, p_flow, p_id[u.ord], coalesce(j.policy, 'all_of'), j.k, coalesce(j.cancel, false), u.n
+                from unnest(p_deps) with ordinality as u (n, ord)
+                left join unnest(p_join_of, p_join_policy, p_join_k, p_join_cancel) as j (of, policy, k, cancel) on j.of = u.ord
+                where u.n > 0;
             end if;
-            perform flowfabric.wake_workers();
-        end if;
-        code := 'ok';
+            update flowfabric.flow f
+            set node_count = f.node_count + cardinality(p_id), edge_count = f.edge_count + cardinality(p_edge),
+                last_mutation_at = v_now
+            where f.partition = p_partition and f.flow_id = p_flow
+            returning f.node_count + f.edge_count into revision;
+            insert into flowfabric.flow_touched values (p_partition, p_flow);
+            perform flowfabric.settle_new(
+                v_routes, null, p_route_no, v_partitions, p_id, p_priority, p_tags,
+                p_delay_until is not null or p_delay_ms is not null,
+                p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
+            if cardinality(p_old) > 0 then
+                -- Upstreams that have ended count at once.
+                select array_agg(u.edge order by up.completed_at, u.ord), array_agg(p_id[u.t] order by up.completed_at, u.ord),
+                       array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
+                into v_edges, v_downstreams, v_outcomes
+                from unnest(p_edge, p_from, p_to) with ordinality as u (edge, f, t, ord)
+                cross join lateral (select x.* from flowfabric.execution x where x.partition = p_partition
+                                and x.id = p_old[-u.f] and x.completed_at is not null offset 0) up
+                where u.f < 0;
+                if v_edges is not null then
+                    perform flowfabric.resolve_edges(
+                        array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
+                        v_edges, v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
+                end if;
+                perform flowfabric.wake_workers();
+            end if;
+            code := 'ok';
+        exception when unique_violation then
+            -- An id that was given is in use.
+            select 'execution_already_in_flow', u.ord::integer into code, place
+            from unnest(p_id) with ordinality as u (id, ord)
+            join flowfabric.execution e on e.partition = p_partition and e.id = u.id order by u.ord limit 1;
+            if code is null then
+                select 'dependency_already_exists', u.ord::integer into code, place
+                from unnest(p_edge) with ordinality as u (id, ord)
+                join flowfabric.edge d on d.partition = p_partition and d.flow_id = p_flow and d.edge_id = u.id
+                order by u.ord limit 1;
+            end if;
+            if code is null then
+                raise exception 'an id was taken by a transaction this one cannot see' using errcode = 'serialization_failure';
+            end if;
+        end;
+    end if;
+    if p_new and code not in ('ok', 'exists') then
+        delete from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow;
     end if;
     return next;
 end;

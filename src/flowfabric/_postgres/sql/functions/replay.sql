@@ -1,7 +1,8 @@
 -- replay: terminal -> waiting for a new attempt, or for dependencies again, for many at once
 --
 -- Called by operators.
--- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id.
+-- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
+--          the backlogs of their flows, where one is owed a cancel.
 -- Answers  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
@@ -64,6 +65,11 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
         perform flowfabric.forget_signals(v_partitions, v_ids);
+        -- Who ended while it was owed a cancel is owed none any more; its next run is not what was cancelled.
+        perform flowfabric.ack_cancel_member(c.partition, c.flow_id, c.id)
+        from (select m.* from unnest(v_partitions, v_ids) as u (partition, id)
+              join flowfabric.cancel_member m on m.partition = u.partition and m.id = u.id
+              order by m.partition, m.flow_id, m.id) c;
         if v_before > 0 then
             select array_agg(e.partition), array_agg(e.id) into v_gated_partitions, v_gated_ids
             from unnest(v_partitions, v_ids) as u (partition, id)
@@ -119,6 +125,7 @@ create or replace function flowfabric.reset_groups(p_partition integer[], p_id u
 language plpgsql as $$
 declare
     v_partitions integer[]; v_flows uuid[]; v_edges uuid[];
+    v_refs boolean;
 begin
     -- An upstream that was replayed first and succeeded counts; of the others only the next end does.
     with turned as (
@@ -131,10 +138,12 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id, flowfabric.execution up
         where d.partition = u.partition and d.downstream = u.id and d.flow_id = e.flow_id and d.applied_at is not null
           and d.outcome <> 'success' and up.partition = d.partition and up.id = d.upstream
-        returning d.partition, d.flow_id, d.edge_id, d.outcome, d.data_passing_ref
+        returning d.partition, d.flow_id, d.edge_id, d.outcome, d.data_passing_ref, up.completed_at
     )
-    select array_agg(t.partition), array_agg(t.flow_id), array_agg(t.edge_id) into v_partitions, v_flows, v_edges
-    from turned t where t.outcome = 'success' and t.data_passing_ref is not null;
+    select array_agg(t.partition order by t.completed_at, t.edge_id), array_agg(t.flow_id order by t.completed_at, t.edge_id),
+           array_agg(t.edge_id order by t.completed_at, t.edge_id), bool_or(t.data_passing_ref is not null)
+    into v_partitions, v_flows, v_edges, v_refs
+    from turned t where t.outcome = 'success';
     update flowfabric.edge_group g
     set succeeded = c.succeeded, failed = 0, skipped = 0,
         state = flowfabric.decide(g.policy, g.k, g.n, c.succeeded, 0, 'pending'),
@@ -150,8 +159,14 @@ begin
     using unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     where s.partition = e.partition and s.flow_id = e.flow_id and s.downstream = e.id;
-    if v_edges is not null then
+    if v_refs then
         perform flowfabric.inject_results(v_partitions, v_flows, v_edges, p_now);
     end if;
+    -- A race that is won already has losers too.
+    perform flowfabric.enqueue_siblings(array_agg(g.partition), array_agg(g.flow_id), array_agg(g.downstream), null, p_now)
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+    where g.state = 'satisfied' and g.policy <> 'all_of' and g.cancel_rest having count(*) > 0;
 end;
 $$;
