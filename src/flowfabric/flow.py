@@ -408,8 +408,19 @@ class Flow:
                 raise InvalidInput(f"{node!r} was not added", field="after", allowed="what `add` gave")
         return chosen
 
-    def build(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> list[NewNode]:
-        """The nodes as the engine takes them. With a `seed` the same flow gives the same ids."""
+    def submissions(self) -> dict[str, Submission]:
+        """What each node runs, by name: for the middleware around submissions."""
+        return {name: entry.submission for name, entry in self._entries.items()}
+
+    def ids(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> dict[str, ExecutionId]:
+        """Ids for the nodes, by name. With a `seed` the same flow gives the same ids."""
+        home = crc16(flow_id.bytes) % partitions
+        return {
+            name: ExecutionId.of(home, mint_uuid() if seed is None else uuid5(seed, name)) for name in self._entries
+        }
+
+    def build(self, ids: Mapping[str, ExecutionId], changed: Mapping[str, Submission] | None = None) -> list[NewNode]:
+        """The nodes as the engine takes them. `changed`: what middleware made of their submissions."""
         if self.grows is not None:
             if self._is_built:
                 raise InvalidInput(
@@ -418,14 +429,15 @@ class Flow:
                     allowed="another ctx.flow() for more; flow.member(run.nodes[name]) is a node of the first there",
                 )
             self._is_built = True
-        home = crc16(flow_id.bytes) % partitions
-        ids = {name: mint_uuid() if seed is None else uuid5(seed, name) for name in self._entries}
 
         def uuid_of(node: Node[Any]) -> UUID:
-            return ids[node.name] if node.execution_id is None else node.execution_id.uuid
+            return ids[node.name].uuid if node.execution_id is None else node.execution_id.uuid
 
         nodes = []
-        for name, entry in self._entries.items():
+        for name, declared in self._entries.items():
+            entry = declared
+            if changed is not None and changed[name] is not declared.submission:
+                entry = _Entry(declared.node, changed[name], declared.join)
             submission = entry.submission
             task = submission.task
             if entry.wanted:
@@ -439,7 +451,7 @@ class Flow:
             nodes.append(
                 NewNode(
                     name=name,
-                    execution=msgspec.structs.replace(item, execution_id=ExecutionId.of(home, ids[name])),
+                    execution=msgspec.structs.replace(item, execution_id=ids[name]),
                     after=[
                         NewEdge(
                             upstream=node.name if node.execution_id is None else node.execution_id,

@@ -86,7 +86,9 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
         if upstreams is None
         else {
             upstream: Passed(State(state), result, encoding)
-            for upstream, state, result, encoding in zip(upstreams, states, results, encodings, strict=True)
+            for upstream, state, result, encoding in zip(
+                upstreams, states or (), results or (), encodings or (), strict=True
+            )
         },
     )
 

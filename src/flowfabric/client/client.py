@@ -115,7 +115,13 @@ class Graph(Protocol):
 
     def id_of(self, key: str) -> FlowId: ...
 
-    def build(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> list[NewNode]: ...
+    def submissions(self) -> dict[str, Submission]: ...
+
+    def ids(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> dict[str, ExecutionId]: ...
+
+    def build(
+        self, ids: Mapping[str, ExecutionId], changed: Mapping[str, Submission] | None = None
+    ) -> list[NewNode]: ...
 
 
 class AsyncClient:
@@ -286,26 +292,41 @@ class AsyncClient:
         seed = None if scope is None else await scope.flow_seed(flow.name)
         engine = self.engine
         if flow.grows is not None:
-            nodes = flow.build(flow.grows, engine.flow_partitions, seed)
+            flow_id = flow.grows
+        elif idempotency_key is not None:
+            flow_id = flow.id_of(idempotency_key)
+        else:
+            flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
+        ids = flow.ids(flow_id, engine.flow_partitions, seed)
+        nodes = flow.build(ids, await self._through(flow, ids))
+        if flow.grows is not None:
             if not nodes:
                 return self.flow(flow.grows)
-            made = await engine.extend_flow(flow.grows, nodes)
+            made = await engine.extend_flow(flow_id, nodes)
         else:
-            if idempotency_key is not None:
-                flow_id = flow.id_of(idempotency_key)
-            else:
-                flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
             made = await engine.submit_flow(
-                flow.build(flow_id, engine.flow_partitions, seed),
-                flow_kind=flow.name,
-                namespace=flow.namespace,
-                flow_id=flow_id,
-                tags=dict(flow.tags),
+                nodes, flow_kind=flow.name, namespace=flow.namespace, flow_id=flow_id, tags=dict(flow.tags)
             )
         # What an earlier run of this handler has made is as new to this one.
         is_new = not made.existed or (seed is not None and idempotency_key is None)
         run = FlowRun(made.flow_id, nodes=made.nodes, connector=self._connector, is_new=is_new)
         return run if is_new else await run.refresh()
+
+    async def _through(self, flow: Graph, ids: Mapping[str, ExecutionId]) -> dict[str, Submission] | None:
+        """The submissions of a flow's nodes as the middleware leaves them; all are stored once it has seen all."""
+        if not overriding(self._connector.middleware, "submit"):
+            return None
+        changed: dict[str, Submission] = {}
+        for name, submission in flow.submissions().items():
+
+            async def final(seen: Submission, name: str = name) -> Run[Any]:
+                changed[name] = seen
+                return Run(ids[name], kind=seen.kind, connector=self._connector)
+
+            await self._around(final)(submission)
+            if name not in changed:
+                raise InvalidInput(f"a middleware did not submit node {name!r}", field="middleware", allowed="proceed")
+        return changed
 
     def flow(self, flow_id: str | UUID | FlowRun) -> FlowRun:
         """A handle on a flow from its id (or from a handle of another process)."""

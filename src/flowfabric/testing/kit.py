@@ -8,12 +8,13 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET, Struct
 
 from flowfabric.app import App, Task
 from flowfabric.client import current
+from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.engine import Engine
 from flowfabric.engine.hooks import TimerKind
@@ -151,8 +152,12 @@ class Kit:
             await self._work(run)
             return await run.result()
 
-    async def run_until_ended(self, run: Run[R]) -> R:
-        """Work until what was submitted before has ended, and give its result, as `run_inline` does."""
+    @overload
+    async def run_until_ended(self, run: Run[R]) -> R: ...
+    @overload
+    async def run_until_ended(self, run: FlowRun) -> dict[str, Any]: ...
+    async def run_until_ended(self, run: Run[Any] | FlowRun) -> Any:
+        """Work until what was submitted before, a task or a flow, has ended, and give its result, as `run_inline`."""
         with self._alone():
             await self._work(run)
             return await run.result()
@@ -182,7 +187,7 @@ class Kit:
                     raise ended
         self._raise_trouble()
 
-    async def _work(self, run: Run[Any] | None) -> None:
+    async def _work(self, run: Run[Any] | FlowRun | None) -> None:
         """Work until the run has ended, or without one until there is nothing to do; with new workers if some die."""
         engine = await self.engine()
         for app in self._used:
@@ -209,7 +214,7 @@ class Kit:
         if trouble:
             raise trouble[0]
 
-    async def _shift(self, engine: Engine, run: Run[Any] | None) -> bool:
+    async def _shift(self, engine: Engine, run: Run[Any] | FlowRun | None) -> bool:
         """One life of a worker per app; whether others have to go on, because one died or a lane is new."""
         lanes = await self._lanes(engine)
         jumps = looks = begun = 0
@@ -261,7 +266,11 @@ class Kit:
         known = [stats.lane_id for stats in await engine.lane_stats()]
         return frozenset({"default", *known, *(lane for lane in declared if lane is not UNSET)})
 
-    async def _why(self, engine: Engine, run: Run[Any]) -> str:
+    async def _why(self, engine: Engine, run: Run[Any] | FlowRun) -> str:
+        if isinstance(run, FlowRun):
+            states = await run.states()
+            left = [f"{name} is {state.value}" for name, state in states.items() if not state.is_terminal]
+            return f"nothing more is due in flow {run.id}: {', '.join(left[:10])}"
         found = await engine.read_execution(run.execution_id)
         if found is None:
             return f"execution {run.execution_id} is not stored in this database"
@@ -283,7 +292,8 @@ class Kit:
         """Kill the worker right after a step was recorded. It is not done again by the worker that takes over.
 
         `n` is which use of the name, from 0; without it any. `NotReached` at the end of the block unless it happened
-        `times` times. Beside your own steps there are `sleep`, `now`, `result` and `submit <task name>`.
+        `times` times. Beside your own steps there are `sleep`, `now`, `result`, `submit <task name>` and
+        `flow <flow name>`, before it is submitted.
         """
         with self._faults.crash("after", step, n=n, task=None if task is None else task.name, times=times) as crash:
             yield crash
@@ -352,7 +362,20 @@ async def _run_duties(engine: Engine) -> int:
                 break
     for due in await engine.due_schedules():
         handled += await fire(engine, due)
-    return handled
+    return handled + await _run_flow_duties(engine)
+
+
+async def _run_flow_duties(engine: Engine) -> int:
+    """What ends have left to do in flows."""
+    handled = 0
+    while True:
+        cascade = await engine.dispatch_cascades()
+        siblings = await engine.cancel_siblings()
+        members = await engine.reconcile_cancellations()
+        done = cascade.reconciled + cascade.resolved + siblings.cancelled + siblings.already_terminal + members.handled
+        handled += done
+        if not done:
+            return handled
 
 
 async def _keep_up(engine: Engine) -> None:
@@ -361,12 +384,12 @@ async def _keep_up(engine: Engine) -> None:
         await asyncio.sleep(_PUMP)
 
 
-async def _until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | None) -> None:
+async def _until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | FlowRun | None) -> None:
     """Wait until no worker has anything to do, one is dead, or the run has ended; what comes due meanwhile is done."""
     idle = asyncio.ensure_future(_idle(workers))
     waits: set[asyncio.Future[Any]] = {idle}
     if run is not None:
-        waits.add(asyncio.ensure_future(run.outcome()))
+        waits.add(asyncio.ensure_future(run.wait() if isinstance(run, FlowRun) else run.outcome()))
     try:
         while not (await asyncio.wait(waits, timeout=_PUMP, return_when=asyncio.FIRST_COMPLETED))[0]:
             await _run_duties(engine)
@@ -390,7 +413,9 @@ async def _idle(workers: Collection[KitWorker]) -> None:
             return
 
 
-async def _has_ended(engine: Engine, run: Run[Any]) -> bool:
+async def _has_ended(engine: Engine, run: Run[Any] | FlowRun) -> bool:
+    if isinstance(run, FlowRun):
+        return not await run.live()
     return bool(await engine.read_outcomes([run.execution_id]))
 
 

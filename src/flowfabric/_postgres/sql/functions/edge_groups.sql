@@ -183,10 +183,16 @@ language plpgsql stable as $$
 begin
     select i.payload, i.encoding into payload, encoding from flowfabric.injected_input i
     where i.partition = p_partition and i.id = p_id;
-    select array_agg(up.id), array_agg(up.state), array_agg(up.result), array_agg(up.result_encoding)
+    -- What succeeded after the group was decided is not passed: every attempt is given the same.
+    select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
+           array_agg(up.state) filter (where d.counts), array_agg(up.result) filter (where d.counts),
+           array_agg(up.result_encoding) filter (where d.counts)
     into upstreams, states, results, encodings
-    from (select distinct d.upstream from flowfabric.edge d
-          where d.partition = p_partition and d.downstream = p_id and d.passes) d
+    from (select d.upstream, bool_or(g.satisfied_at is null or d.resolved_at <= g.satisfied_at) as counts
+          from flowfabric.edge d
+          join flowfabric.edge_group g on g.partition = d.partition and g.flow_id = d.flow_id and g.downstream = d.downstream
+          where d.partition = p_partition and d.downstream = p_id and d.passes
+          group by d.upstream) d
     join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream;
 end;
 $$;
