@@ -29,13 +29,14 @@ _INTRODUCTION = """\
 `FLOWFABRIC_DSN` counts, and without that the embedded server, which starts by itself.
 
 Output is for people: a terminal gets colours, a pipe plain columns in which nothing is cut. `--json` is for programs:
-one JSON document, or one line per item where the output is a stream (`ls --all`, `top`). Times are ISO 8601, durations
-are seconds. What is not part of the answer (hints, questions, progress) goes to standard error.
+one JSON document, or one line per item where the output is a stream (`ls --all`, `top`, `flow show --watch`). Times
+are ISO 8601, durations are seconds. What is not part of the answer (hints, questions, progress) goes to standard error.
 
-An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone.
+An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone; a flow by its id, or by as much of the
+id's beginning as no other flow has.
 
 `flowfabric --install-completion` teaches your shell commands, options, states and, where `FLOWFABRIC_DSN` is set, the
-names of lanes and schedules, and the executions and keys that somebody can signal.
+names of lanes, schedules and flows, the ids of flows, and the executions and keys that somebody can signal.
 """
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, get_overloads
 
 import msgspec
 
@@ -31,6 +31,7 @@ from flowfabric import (
     ids,
     middleware,
     models,
+    pictures,
     policies,
     state,
     testing,
@@ -102,6 +103,36 @@ def tasks_page() -> str:
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(contracts, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
+
+
+def flows_page() -> str:
+    """Flows as they are built, submitted and drawn."""
+    lines = [
+        "# Flows",
+        "",
+        WRITTEN_BY,
+        "",
+        "How to use them: [fan out and join](../guides/flows.md); how they behave: [flows](../concepts/flows.md). Made"
+        " with `app.flow(name)`, in a running task with `ctx.flow()`. `all_of` and `any_of` take nodes as they take"
+        " [conditions of waits](tasks.md#waiting-for-signals).",
+        "",
+    ]
+    for cls, without in (
+        (ff.Flow, ("submissions", "ids", "build", "id_of")),  # for the client
+        (ff.Node, ()),
+        (ff.Join, ()),
+        (ff.SubFlow, ()),
+    ):
+        lines += _documented(cls, made_here=False, without=without)
+    lines += ["## Joins", ""]
+    for join in (ff.all_of, ff.any_of, ff.quorum):
+        lines += _function(join)
+    for cls in (ff.FlowRun, ff.SyncFlowRun, contexts.ChildFlow):
+        lines += _documented(cls, made_here=False)
+    lines += ["## Pictures", "", "`flowfabric.pictures`", "", _paragraphs(pictures.__doc__), ""]
+    for draw in (pictures.to_text, pictures.plain, pictures.to_mermaid, pictures.to_dot, pictures.to_svg):
+        lines += [f"### {draw.__name__}", "", *_member(draw.__name__, draw), ""]
+    return _page(lines)
 
 
 def clients_page() -> str:
@@ -216,9 +247,15 @@ def errors_page() -> str:
 
 
 def _documented(
-    cls: type, *, level: int = 2, own: str = "flowfabric", inherited: bool = False, made_here: bool = True
+    cls: type,
+    *,
+    level: int = 2,
+    own: str = "flowfabric",
+    inherited: bool = False,
+    made_here: bool = True,
+    without: Collection[str] = (),
 ) -> list[str]:
-    """A class with all its public members, each under a heading of its own."""
+    """A class with its public members, each under a heading of its own."""
     lines = [f"{'#' * level} {cls.__name__}", ""]
     if own != "flowfabric" or cls.__name__ in ff.__all__:
         lines += [f"`{own}.{cls.__name__}`", ""]
@@ -232,15 +269,17 @@ def _documented(
     members = {name: member for base in bases for name, member in vars(base).items()}
     for name, member in members.items():
         is_member = isinstance(member, property | classmethod | staticmethod | FunctionType)
-        if is_member and not name.startswith("_"):
+        if is_member and not name.startswith("_") and name not in without:
             lines += [f"{'#' * (level + 1)} {cls.__name__}.{name}", "", *_member(name, member), ""]
     return lines
 
 
 def _function(function: Callable[..., Any]) -> list[str]:
-    """A function that the package exports."""
+    """A function that the package exports, in all forms it has."""
     name = function.__name__
-    return [f"### {name}", "", f"`flowfabric.{name}`", "", *_member(name, function), ""]
+    forms = [_signature(name, form) for form in get_overloads(function) or [function]]
+    words = _paragraphs(inspect.getdoc(function))
+    return [f"### {name}", "", f"`flowfabric.{name}`", "", "```text", *forms, "```", "", words, ""]
 
 
 def _constructor(cls: type) -> list[str]:
@@ -390,6 +429,7 @@ def _page(lines: list[str]) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "tasks.md": tasks_page,
+    "flows.md": flows_page,
     "clients.md": clients_page,
     "middleware.md": middleware_page,
     "testing.md": testing_page,

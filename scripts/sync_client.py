@@ -32,7 +32,7 @@ from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
-from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
@@ -139,9 +139,13 @@ class SyncFlowRun:
     def is_new(self) -> bool:
         return self.run.is_new
 
-    def __getitem__(self, name: str) -> SyncRun[Any]:
-        """A handle on one node."""
-        return SyncRun(self._portal, self.run[name])
+    @overload
+    def __getitem__(self, node: str) -> SyncRun[Any]: ...
+    @overload
+    def __getitem__(self, node: Named[R]) -> SyncRun[R]: ...
+    def __getitem__(self, node: str | Named[Any]) -> SyncRun[Any]:
+        """A handle on one node, by name or by what `flow.add` gave."""
+        return SyncRun(self._portal, self.run[node])
 
     def __repr__(self) -> str:
         return f"Sync{self.run!r}"

@@ -19,6 +19,7 @@
     +-- TimedOut                 an operation of ours took too long
     +-- TaskFailed               the execution whose result was asked for ended without one
     |   +-- Purged               it is not stored any more
+    |   +-- FlowFailed           nodes of the flow failed, or it was cancelled
     +-- StepFailed               a durable step failed in an earlier run of the handler
     +-- StepsChanged             the code no longer does what it did when the execution began
     +-- NoSignal                 a wait ended without the signals it was for

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+_SHOWN = 5  # nodes of a join in messages
 _KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
 
 
@@ -79,7 +80,15 @@ class Join:
         self.policy = policy
 
     def __repr__(self) -> str:
-        return f"Join({', '.join(node.name for node in self.nodes)}: {self.policy})"
+        names = [node.name for node in self.nodes[:_SHOWN]]
+        if len(self.nodes) > _SHOWN:
+            names.append("...")
+        if isinstance(self.policy, Quorum):
+            names.insert(0, str(self.policy.k))
+        if not isinstance(self.policy, AllOf) and self.policy.on_satisfied is OnSatisfied.CANCEL_REMAINING:
+            names.append("cancel_rest=True")
+        kind = {AllOf: "all_of", AnyOf: "any_of", Quorum: "quorum"}[type(self.policy)]
+        return f"{kind}({', '.join(names)})"
 
 
 class SubFlow(Mapping[str, "Node[Any]"]):

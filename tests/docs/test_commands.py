@@ -42,7 +42,7 @@ def test_a_command_on_a_page_can_be_given_like_that(page: Path, command: str) ->
 def test_the_commands_of_the_pages_are_found() -> None:
     found = {command.split()[0] for _, command in ALL}
     assert found >= {"worker", "dev", "submit", "ls", "show", "wait", "failures", "replay", "schedules", "migrate"}
-    assert found >= {"waits", "approve", "reject", "signal", "resume", "keys"}
+    assert found >= {"waits", "approve", "reject", "signal", "resume", "keys", "flow"}
 
 
 def test_every_metric_has_a_line_with_its_labels() -> None:

@@ -48,7 +48,19 @@ SAYS = {
     ],
     "first_execution.py": ["b'hello world'"],
     "first_task.py": ["hello world"],
+    "map_reduce.py": [r"\Aparts: 3\nnodes: 5\nmost common: {'it': 3, 'was': 2, 'and': 2}\n\Z"],
+    "media_pipeline.py": [
+        r"\Afailed: subtitles - skipped: index\npackage: film\.480p \+ film\.720p \+ film\.1080p\n",
+        r"✗  subtitles +failed +after probe\n +↷  index +skipped +after subtitles\n",
+        r"again: subtitles index\nfilm is found by 'hello'\n\Z",
+    ],
     "middleware_metrics.py": [r'submitted_total{kind="halve"} 5', r'outcome="error"} 3', "5 handlers took"],
+    "model_race.py": [
+        r"judge: 2 answers, the first: small says 17\n",
+        r"results: small medium judge\n",
+        r"large is stopped\n",
+        r"small: completed\nmedium: completed\nlarge: cancelled\nhuge: cancelled\njudge: completed\n",
+    ],
     "schedules.py": ["beat .*every_ms.* next at", "morning report .*Europe/Berlin", r"(beat of \S+\n){2}"],
     "submit_in_transaction.py": ["lamp: waiting", "chair: chair is sold out", "1 order, 1 execution waiting"],
     "sync_client.py": [

@@ -298,7 +298,7 @@ def rich_line(pieces: Iterable[tuple[str, str | None]]) -> Any:
     """The same for a terminal, as a part of something larger."""
     from rich.text import Text  # noqa: PLC0415
 
-    made = Text(no_wrap=True, overflow="crop")
+    made = Text()
     for text, word in pieces:
         made.append(text, style=_STYLES.get(word or "", ""))
     return made

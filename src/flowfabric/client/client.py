@@ -297,7 +297,8 @@ class AsyncClient:
             flow_id = flow.id_of(idempotency_key)
         else:
             flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
-        ids = flow.ids(flow_id, engine.flow_partitions, seed)
+        # With a key the ids come from it: they are right whoever of several was first.
+        ids = flow.ids(flow_id, engine.flow_partitions, seed if idempotency_key is None else flow_id)
         nodes = flow.build(ids, await self._through(flow, ids))
         if flow.grows is not None:
             if not nodes:
@@ -309,7 +310,7 @@ class AsyncClient:
             )
         # What an earlier run of this handler has made is as new to this one.
         is_new = not made.existed or (seed is not None and idempotency_key is None)
-        run = FlowRun(made.flow_id, nodes=made.nodes, connector=self._connector, is_new=is_new)
+        run = FlowRun(made.flow_id, nodes=ids, connector=self._connector, is_new=is_new)
         return run if is_new else await run.refresh()
 
     async def _through(self, flow: Graph, ids: Mapping[str, ExecutionId]) -> dict[str, Submission] | None:

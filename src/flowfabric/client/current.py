@@ -54,7 +54,7 @@ class DurableScope(Protocol):
     async def end_of_flow(
         self, flow_id: FlowId, live: Callable[[], Awaitable[list[ExecutionId]]], timeout: timedelta | None = None
     ) -> None:
-        """Wait until none of a flow's members is `live`, without holding a worker; `TimedOut` when that takes longer."""
+        """Wait until none of a flow's members is `live`, without holding a worker; `TimedOut` when it lasts longer."""
         ...
 
     async def flow_seed(self, name: str) -> UUID | None:

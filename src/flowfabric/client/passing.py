@@ -53,19 +53,30 @@ def _value(place: Any, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
         case ["value", value]:
             return value
         case ["node", str(uuid)]:
-            return _result(inputs.get(UUID(uuid)), codecs)
+            return _result(inputs.get(_uuid(uuid)), codecs)
         case ["list", list(places)]:
             return [value for one in places if (value := _value(one, inputs, codecs)) is not _ABSENT]
         case ["dict", dict(places)]:
             found = ((key, _value(one, inputs, codecs)) for key, one in places.items())
             return {key: value for key, value in found if value is not _ABSENT}
         case ["all", list(uuids)]:
-            results = (_result(inputs.get(UUID(one)), codecs) for one in uuids)
+            results = (_result(inputs.get(_uuid(one)), codecs) for one in uuids)
             return [value for value in results if value is not _ABSENT]
         case ["first", list(uuids)]:
-            results = (_result(inputs.get(UUID(one)), codecs) for one in uuids)
+            results = (_result(inputs.get(_uuid(one)), codecs) for one in uuids)
             return next((value for value in results if value is not _ABSENT), _ABSENT)
-    raise CannotDecode("names a place that is not known", what="arguments")
+    raise _unknown()
+
+
+def _uuid(text: Any) -> UUID:
+    try:
+        return UUID(text)
+    except (ValueError, AttributeError, TypeError):
+        raise _unknown() from None
+
+
+def _unknown() -> CannotDecode:
+    return CannotDecode("names a place that is not known", what="arguments")
 
 
 def _result(passed: Passed | None, codecs: Codecs) -> Any:

@@ -159,7 +159,8 @@ class Kit:
     async def run_until_ended(self, run: Run[Any] | FlowRun) -> Any:
         """Work until what was submitted before, a task or a flow, has ended, and give its result, as `run_inline`."""
         with self._alone():
-            await self._work(run)
+            # A worker that dies takes the connections of its app with it: the kit looks through its own.
+            await self._work((await self._own.client()).flow(run) if isinstance(run, FlowRun) else run)
             return await run.result()
 
     async def run_all(self) -> None:

@@ -41,7 +41,9 @@ begin
             attempt_failure_reason = case when x.attempt_failure_reason is null then null else '[redacted]' end,
             retry_reason = case when x.retry_reason is null then null else '[redacted]' end,
             replay_reason = case when x.replay_reason is null then null else '[redacted]' end,
-            cancellation_reason = case when x.cancellation_reason is null then null else '[redacted]' end,
+            -- That it lost a race is no user's word, and decides what its flow came to.
+            cancellation_reason = case when x.cancellation_reason in ('sibling_quorum_satisfied', 'sibling_quorum_impossible')
+                then x.cancellation_reason when x.cancellation_reason is not null then '[redacted]' end,
             progress_message = null, mutated_at = flowfabric.now()
         where x.partition = p_partition and x.id = p_id;
         update flowfabric.attempt a

@@ -136,6 +136,8 @@ language sql volatile as $$
 $$;
 
 -- project_flows: count the members of flows anew; answers how many summaries were written.
+--
+-- One at a time: of two counts the older must not be written last.
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
 language plpgsql security definer set search_path = flowfabric, pg_temp as $$
 declare
@@ -174,6 +176,11 @@ declare
     v_n integer;
 begin
     perform flowfabric.require_read_committed();
+    if not pg_try_advisory_xact_lock(708304, 0) then
+        counted := 0; more := false;   -- somebody is at it
+        return next;
+        return;
+    end if;
     -- The marks go in a statement before the count: what changes later leaves a new one.
     with taken as (
         delete from flowfabric.flow_touched t using (

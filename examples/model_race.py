@@ -1,0 +1,44 @@
+"""Four models are asked at once. Two answers are enough: the other models are stopped, and a judge takes the two."""
+
+import asyncio
+
+import flowfabric as ff
+
+app = ff.App()
+SECONDS = {"small": 0.05, "medium": 0.1, "large": 60.0, "huge": 90.0}  # that a model thinks
+
+
+@app.task
+async def ask(model: str, question: str) -> str:
+    try:
+        await asyncio.sleep(SECONDS[model])  # a request, in real life
+    except asyncio.CancelledError:
+        print(f"{model} is stopped")
+        raise
+    return f"{model} says {len(question)}"
+
+
+@app.task
+async def judge(answers: list[str]) -> str:
+    return f"{len(answers)} answers, the first: {answers[0]}"
+
+
+def race(question: str) -> ff.Flow:
+    flow = app.flow("model race")
+    answers = [flow.add(ask, model, question, name=model) for model in SECONDS]
+    flow.add(judge, ff.quorum(2, answers, cancel_rest=True))
+    return flow
+
+
+async def main() -> None:
+    async with ff.Worker(app):
+        run = await race("how long is this?").submit()
+        results = await run.result(timeout=30)
+        print("judge:", results["judge"])
+        print("results:", *results)
+        for name, state in (await run.states()).items():
+            print(f"{name}: {state}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

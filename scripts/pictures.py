@@ -1,0 +1,189 @@
+"""Draws the pictures of flows in the documentation, with what `flowfabric flow export` draws with.
+
+    python scripts/pictures.py           write docs/concepts/*.svg
+    python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
+
+A sample says which members there are, what they come after and where they stand. That flows really come to stand so is
+tested on a database, in tests/docs/test_pictures.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID, uuid5
+
+from flowfabric.graph import (
+    AllOf,
+    AnyOf,
+    CancellationPolicy,
+    EdgeGroupPolicy,
+    EdgeSnapshot,
+    FlowGraph,
+    FlowNode,
+    FlowSnapshot,
+    OnSatisfied,
+    Quorum,
+)
+from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.pictures import FOLD, to_svg
+from flowfabric.state import State
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "concepts"
+AT = datetime(2030, 1, 1, tzinfo=UTC)
+SPACE = UUID("6ffbc1c5-5a8f-5d0b-8a56-3e1d21d3e1a9")  # of the ids, which are the same every time
+
+
+class Member(NamedTuple):
+    """A member of a sample, and where it stands."""
+
+    state: State
+    after: tuple[str, ...] = ()
+    policy: EdgeGroupPolicy = AllOf()
+    kind: str = ""
+
+
+class Sample(NamedTuple):
+    """A flow to be drawn. `follows`: the sample all of whose unsuccessful members were replayed."""
+
+    title: str
+    members: dict[str, Member]
+    follows: str | None = None
+    cancelled: CancellationPolicy | None = None
+
+
+MODELS = ("small", "medium", "large", "huge")
+PAGES = tuple(f"page {number}" for number in range(1, 1001))
+FILM = {
+    "probe": Member(State.COMPLETED),
+    "encode 480p": Member(State.COMPLETED, ("probe",), kind="encode"),
+    "encode 1080p": Member(State.ACTIVE, ("probe",), kind="encode"),
+    "package": Member(State.WAITING_CHILDREN, ("encode 480p", "encode 1080p")),
+    "subtitles": Member(State.FAILED, ("probe",)),
+    "index": Member(State.SKIPPED, ("subtitles",)),
+    "recommend": Member(State.SKIPPED, ("index",)),
+    "tell": Member(State.WAITING_CHILDREN, ("package", "recommend"), AnyOf(OnSatisfied.LET_RUN)),
+}
+SAMPLES = {
+    "flow": Sample(
+        "order",
+        {
+            "order": Member(State.COMPLETED),
+            "reserve": Member(State.COMPLETED, ("order",)),
+            "charge": Member(State.ACTIVE, ("order",)),
+            "pack": Member(State.WAITING_CHILDREN, ("reserve", "charge")),
+            "send": Member(State.WAITING_CHILDREN, ("pack",)),
+        },
+    ),
+    "flow-race": Sample(
+        "model race",
+        {
+            "small": Member(State.COMPLETED, kind="ask"),
+            "medium": Member(State.COMPLETED, kind="ask"),
+            "large": Member(State.CANCELLED, kind="ask"),
+            "huge": Member(State.CANCELLED, kind="ask"),
+            "judge": Member(State.ACTIVE, MODELS, Quorum(2)),
+            "print": Member(State.WAITING_CHILDREN, ("judge",)),
+        },
+    ),
+    "flow-failure": Sample("media pipeline", FILM),
+    "flow-replay": Sample(
+        "media pipeline",
+        FILM
+        | {
+            "subtitles": Member(State.WAITING, ("probe",)),
+            "index": Member(State.WAITING_CHILDREN, ("subtitles",)),
+            "recommend": Member(State.WAITING_CHILDREN, ("index",)),
+        },
+        follows="flow-failure",
+    ),
+    "flow-cancel": Sample(
+        "order",
+        {
+            "order": Member(State.COMPLETED),
+            "reserve": Member(State.COMPLETED, ("order",)),
+            "charge": Member(State.ACTIVE, ("order",)),
+            "pack": Member(State.CANCELLED, ("reserve", "charge")),
+            "send": Member(State.CANCELLED, ("pack",)),
+        },
+        cancelled=CancellationPolicy.CANCEL_PENDING,
+    ),
+    "flow-fan": Sample(
+        "book",
+        {"split": Member(State.COMPLETED)}
+        | {
+            page: Member(State.COMPLETED if place < 990 else State.ACTIVE, ("split",), kind="count")
+            for place, page in enumerate(PAGES)
+        }
+        | {"total": Member(State.WAITING_CHILDREN, PAGES)},
+    ),
+}
+
+
+def graph(name: str) -> FlowGraph:
+    """A sample as a flow is read."""
+    sample = SAMPLES[name]
+    flow_id = FlowId(uuid5(SPACE, name))
+    ids = {member: ExecutionId.of(0, uuid5(SPACE, f"{name}/{member}")) for member in sample.members}
+    edges = tuple(
+        EdgeSnapshot(
+            edge_id=uuid5(SPACE, f"{name}/{upstream}/{member}"),
+            flow_id=flow_id,
+            upstream_execution_id=ids[upstream],
+            downstream_execution_id=ids[member],
+            edge_state="applied",
+            created_at=AT,
+        )
+        for member, about in sample.members.items()
+        for upstream in about.after
+    )
+    nodes = tuple(
+        FlowNode(
+            execution_id=ids[member],
+            name=member,
+            execution_kind=about.kind or member,
+            state=about.state,
+            created_at=AT,
+            policy=about.policy,
+        )
+        for member, about in sample.members.items()
+    )
+    header = FlowSnapshot(
+        flow_id=flow_id,
+        flow_kind=sample.title,
+        namespace="",
+        public_flow_state="open" if sample.cancelled is None else "cancelled",
+        graph_revision=len(nodes) + len(edges),
+        node_count=len(nodes),
+        edge_count=len(edges),
+        created_at=AT,
+        last_mutation_at=AT,
+        cancellation_policy=sample.cancelled,
+    )
+    return FlowGraph(flow=header, nodes=nodes, edges=edges)
+
+
+def picture(name: str) -> str:
+    """The SVG of a sample."""
+    return to_svg(graph(name), fold=FOLD)
+
+
+def main() -> int:
+    drifted = []
+    for name in SAMPLES:
+        file = TARGET / f"{name}.svg"
+        text = picture(name)
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            drifted.append(file.name)
+            if "--check" not in sys.argv[1:]:
+                file.write_text(text, encoding="utf-8")
+    if "--check" in sys.argv[1:] and drifted:
+        print(f"docs/concepts/ has not what the code draws ({', '.join(drifted)}): run scripts/pictures.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
