@@ -100,6 +100,10 @@ delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from
 delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.step;
 delete from flowfabric.waiter; delete from flowfabric.watch;
 delete from flowfabric.waitpoint; delete from flowfabric.suspension; delete from flowfabric.signal;
+delete from flowfabric.flow; delete from flowfabric.edge; delete from flowfabric.edge_group;
+delete from flowfabric.injected_input; delete from flowfabric.pending_cascade; delete from flowfabric.sibling_cancel;
+delete from flowfabric.cancel_backlog; delete from flowfabric.cancel_member; delete from flowfabric.flow_summary;
+delete from flowfabric.flow_touched;
 delete from flowfabric.keystore where kid <> 'k1';
 update flowfabric.keystore set state = 'current', expires_at = null where state <> 'current';
 update flowfabric.clock set shift = '0' where shift <> '0';

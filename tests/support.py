@@ -14,7 +14,7 @@ import asyncpg
 
 import flowfabric as ff
 from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId, mint_uuid
+from flowfabric.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.models import Claimed, Fresh
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
@@ -81,6 +81,14 @@ async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
     created = await engine.create_execution(**{"execution_kind": "test", **fields})
     assert isinstance(created, ff.Created)
     return created.execution_id
+
+
+async def submit_member(engine: ff.Engine, flow_id: FlowId, **fields: Any) -> ff.ExecutionId:
+    """Create one execution and make it a member of a flow, which is made with its first member."""
+    await engine.create_flow(flow_id)
+    execution_id = await submit(engine, flow_id=flow_id, **fields)
+    await engine.add_execution_to_flow(flow_id, execution_id)
+    return execution_id
 
 
 async def claim_one(engine: ff.Engine, **fields: Any) -> Claimed:

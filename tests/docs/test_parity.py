@@ -90,3 +90,10 @@ def test_a_row_names_a_call_or_says_why_there_is_none(section: str) -> None:
 def test_what_exists_under_the_same_name_is_not_called_planned() -> None:
     planned = {name for s in REFERENCE_NAMES for name, here in _rows(s).items() if here.startswith("planned")}
     assert {name for name in planned if hasattr(ff.Engine, name)} == set()
+
+
+def test_the_capabilities_are_what_exists() -> None:
+    supports = ff.Engine.capabilities()["supports"]
+    other_names = {"cancel_execution", "cancel_flow_wait_timeout", "cancel_flow_wait_indefinite"}
+    assert {name for name, there in supports.items() if there != hasattr(ff.Engine, name)} == other_names
+    assert all(supports[name] for name in other_names)

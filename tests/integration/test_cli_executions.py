@@ -191,7 +191,7 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
     assert [one["lease_type"] for one in document["events"]][:3] == ["acquired", "renewed", "renewed"]
 
     bare = (await call("show", claimed.execution_id, "--json", "--no-payload", "--no-timeline", dsn=database)).json
-    assert set(bare) == {"execution", "attempts", "steps", "suspension", "waitpoints", "signals"}
+    assert set(bare) == {"execution", "flow", "attempts", "steps", "suspension", "waitpoints", "signals"}
     assert "result" not in bare["steps"][0]
 
 

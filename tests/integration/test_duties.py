@@ -14,6 +14,14 @@ import pytest
 import flowfabric as ff
 from flowfabric import _duties
 from flowfabric._duties import ALL, Audit, Duties, Duty, LeaseExpiry
+from flowfabric._duties.flows import (
+    Cascade,
+    EdgeReconciler,
+    FlowCancel,
+    FlowProjector,
+    SiblingCancel,
+    SiblingReconciler,
+)
 from flowfabric._duties.housekeeping import Sweep
 from flowfabric._duties.timers import (
     AttemptTimeout,
@@ -23,6 +31,7 @@ from flowfabric._duties.timers import (
     Retention,
 )
 from flowfabric.engine.hooks import TimerKind
+from flowfabric.graph import AnyOf, FlowState, FlowSubmitted, NewEdge, NewNode
 from flowfabric.policies import StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
@@ -175,6 +184,100 @@ async def test_each_duty_handles_more_than_one_batch_in_a_round(
         await submit(plain_engine, delay_until=timedelta(seconds=1))
     await clock.advance(seconds=2)
     assert await DelayedPromotion(plain_engine).run_once() == 10
+
+
+# Flows.
+
+
+def node(name: str, *after: str, **fields: Any) -> NewNode:
+    edges = [NewEdge(upstream=one) for one in after]
+    return NewNode(name=name, execution=ff.NewExecution(execution_kind="test"), after=edges, **fields)
+
+
+async def chain(engine: ff.Engine) -> FlowSubmitted:
+    return await engine.submit_flow([node("a"), node("b", "a"), node("c", "b"), node("d", "c")])
+
+
+async def race(engine: ff.Engine) -> FlowSubmitted:
+    """A join that one upstream has decided; the two others are still to be cancelled."""
+    made = await engine.submit_flow([node("a"), node("b"), node("c"), node("d", "a", "b", "c", policy=AnyOf())])
+    won = await engine.issue_grant_and_claim(made.nodes["a"])
+    await engine.complete(won.handle)
+    return made
+
+
+async def states(engine: ff.Engine, made: FlowSubmitted) -> dict[str, str]:
+    return {member.name: str(member.state) for member in await engine.list_flow_members(made.flow_id)}
+
+
+async def test_the_completion_dispatcher_goes_on_behind_what_was_skipped(engine: CheckedEngine) -> None:
+    made = await chain(engine)
+    await engine.cancel(ff.Operator(made.nodes["a"]), "no")
+    assert await states(engine, made) == {
+        "a": "cancelled", "b": "skipped", "c": "waiting_children", "d": "waiting_children",
+    }  # fmt: skip
+    assert await Cascade(engine).run_once() > 0
+    assert await states(engine, made) == {"a": "cancelled", "b": "skipped", "c": "skipped", "d": "skipped"}
+    assert await Cascade(engine).run_once() == 0
+
+
+async def test_the_edge_cancel_dispatcher_cancels_who_lost_a_race(engine: CheckedEngine) -> None:
+    made = await race(engine)
+    assert await SiblingCancel(engine).run_once() == 2
+    assert await states(engine, made) == {"a": "completed", "b": "cancelled", "c": "cancelled", "d": "waiting"}
+    assert await engine.list_sibling_cancels() == []
+    assert await SiblingCancel(engine).run_once() == 0
+
+
+async def test_the_edge_cancel_reconciler_leaves_what_is_owed_and_removes_what_is_not(engine: CheckedEngine) -> None:
+    made = await race(engine)
+    assert await SiblingReconciler(engine).run_once() == 0
+    assert len(await engine.list_sibling_cancels()) == 1
+    await engine.cancel_many([made.nodes["b"], made.nodes["c"]], "by hand")
+    assert await SiblingReconciler(engine).run_once() == 1
+    assert await engine.list_sibling_cancels() == []
+
+
+async def test_the_cancel_reconciler_waits_for_the_grace_and_cancels_what_is_left(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    made = await chain(engine)
+    await engine.cancel_flow_header(made.flow_id, reason="enough", grace=timedelta(seconds=30))
+    assert await FlowCancel(engine).run_once() == 0
+    await clock.advance(seconds=31)
+    assert await FlowCancel(engine).run_once() == 4
+    assert set((await states(engine, made)).values()) == {"cancelled"}
+    assert await engine.read_cancel_backlog(made.flow_id) is None
+    assert await FlowCancel(engine).run_once() == 0
+
+
+async def test_the_dependency_reconciler_finds_nothing_unless_something_was_forgotten(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], reports: pytest.LogCaptureFixture
+) -> None:
+    made = await chain(plain_engine)
+    await plain_engine.cancel(ff.Operator(made.nodes["a"]), "no")
+    assert await EdgeReconciler(plain_engine).run_once() == 0
+    await sql.execute("delete from flowfabric.pending_cascade")
+    assert await EdgeReconciler(plain_engine).run_once() > 0
+    assert "had been forgotten" in reports.text
+    await Cascade(plain_engine).run_once()
+    assert await states(plain_engine, made) == {"a": "cancelled", "b": "skipped", "c": "skipped", "d": "skipped"}
+
+
+async def test_the_flow_projector_counts_what_has_changed_and_nothing_else(engine: CheckedEngine) -> None:
+    made, other = await chain(engine), await chain(engine)
+    duty = FlowProjector(engine)
+    assert await duty.run_once() == 2
+    assert await duty.run_once() == 0
+    await engine.cancel(ff.Operator(made.nodes["d"]), "no")
+    assert await duty.run_once() == 1
+    summary = await engine.read_flow_summary(made.flow_id)
+    assert summary is not None
+    assert (summary.members_cancelled, summary.members_waiting, summary.members_waiting_children) == (1, 1, 2)
+    assert summary.public_flow_state is FlowState.BLOCKED
+    untouched = await engine.read_flow_summary(other.flow_id)
+    assert untouched is not None
+    assert untouched.members_cancelled == 0
 
 
 # Retention.
@@ -457,8 +560,8 @@ async def test_all_duties_together_keep_an_idle_system_quiet(counting: Counting)
         statements = len(counting.statements)
         await counting.slept(3)
         took = asyncio.get_running_loop().time() - begun
-        # One statement per kind of timer and one to go to sleep, each round; a round per interval.
-        assert len(counting.statements) - statements <= 3 * 8 + 6
+        # One statement per duty that is woken and one to go to sleep, each round; a round per interval.
+        assert len(counting.statements) - statements <= 3 * 11 + 6
         assert took >= 2 * 0.75
 
 
@@ -890,7 +993,13 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "execution_deadline": 5,
         "suspension_timeout": 2,
         "waitpoint_expiry": 5,
+        "completion_dispatcher": 1,
+        "edge_cancel_dispatcher": 1,
+        "cancel_reconciler": 15,
         "retention_trimmer": 60,
+        "edge_cancel_reconciler": 10,
+        "dependency_reconciler": 15,
+        "flow_projector": 15,
         "sweeper": 30,
         "index_reconciler": 45,
     }

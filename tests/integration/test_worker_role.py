@@ -252,7 +252,7 @@ async def test_only_the_operations_can_be_called_not_what_is_behind_them(
         "purge", "act", "mark_expired", "set_timers", "due_executions", "raise_floor", "make_ready", "trim_events",
         "sign_token", "token_digest", "check_token", "close_suspension", "resume", *keys_of_the_owner,
     }  # fmt: skip
-    for call in ("flowfabric.seed_keystore()", "flowfabric.purge('{1}', '{}')", "flowfabric.now()"):
+    for call in ("flowfabric.seed_keystore()", "flowfabric.purge('{1}', '{}', now())", "flowfabric.now()"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await session.execute(f"select {call}")
 

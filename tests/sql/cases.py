@@ -49,6 +49,10 @@ delete from flowfabric.claim_grant; delete from flowfabric.event; delete from fl
 delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch;
 delete from flowfabric.schedule; delete from flowfabric.waitpoint; delete from flowfabric.suspension;
 delete from flowfabric.signal;
+delete from flowfabric.flow; delete from flowfabric.edge; delete from flowfabric.edge_group;
+delete from flowfabric.injected_input; delete from flowfabric.pending_cascade; delete from flowfabric.sibling_cancel;
+delete from flowfabric.cancel_member; delete from flowfabric.cancel_backlog; delete from flowfabric.flow_summary;
+delete from flowfabric.flow_touched;
 update flowfabric.clock set shift = '0';
 update flowfabric.lane set state = 'active' where state <> 'active';
 update flowfabric.keystore set state = 'current', expires_at = null;

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +21,12 @@ from hypothesis import strategies as st
 import flowfabric as ff
 from flowfabric._postgres.create_call import MAX_PAYLOAD
 from flowfabric.conditions import AllOf, Count, CountKind, TimeoutOnly, on
+from flowfabric.engine.flow_control import EdgePlace
 from flowfabric.engine.reads import Place
+from flowfabric.graph import AnyOf, Edge, NewEdge, NewNode, NoOp, Quorum
 from flowfabric.ids import FlowId, mint_uuid
 from flowfabric.models import ClaimGrant, Completion, Fresh, NewStep, ResumePolicy, Suspended, UsePending
-from tests.support import WORKER, Clock, claim_one, started, submit
+from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
 UNKNOWN = ff.ExecutionId(f"{{fp:3}}:{UUID_TEXT}")
@@ -130,6 +133,22 @@ class World:
         self.waiting = await submit(engine, tags={"a.b": "c"})
         self.blocked = await submit(engine)
         await engine.block_execution_for_admission(self.blocked, "paused_by_operator")
+        await self._flow(engine)
+
+    async def _flow(self, engine: ff.Engine) -> None:
+        """A flow of two members with an edge that is staged and one that is applied, and what could become a member."""
+        self.flow = FlowId(mint_uuid())
+        self.upstream = await submit_member(engine, self.flow, lane_id="flows")
+        self.downstream = await submit_member(engine, self.flow, lane_id="flows")
+        self.outside = await submit(engine, lane_id="flows", flow_id=self.flow)
+        self.edge = mint_uuid()
+        staged = await engine.stage_dependency_edge(self.flow, expected_graph_revision=2, **_edge(self))
+        applied = _an_edge(self)
+        self.applied = applied.edge_id
+        self.revision = await engine.stage_and_apply_edges(
+            self.flow, [applied], expected_graph_revision=staged.new_graph_revision
+        )
+        self.end = (await engine.read_events(family="completion", limit=1)).items[0]
 
     async def _suspend(self, engine: ff.Engine) -> None:
         suspended = await engine.suspend(
@@ -240,7 +259,79 @@ def _approving(world: World) -> dict[str, Any]:
     }
 
 
+def _edge(world: World) -> dict[str, Any]:
+    return {
+        "edge_id": world.edge,
+        "upstream_execution_id": world.upstream,
+        "downstream_execution_id": world.downstream,
+    }
+
+
+def _staging(world: World) -> dict[str, Any]:
+    return {**_flow(world), **_edge(world), "edge_id": mint_uuid(), "expected_graph_revision": world.revision}
+
+
+def _resolving(world: World) -> dict[str, Any]:
+    return {**_flow(world), **_edge(world), "edge_id": world.applied, "outcome": "success"}
+
+
+def _group(world: World) -> dict[str, Any]:
+    return {"flow_id": world.flow, "downstream_execution_id": world.downstream}
+
+
+def _flow(world: World) -> dict[str, Any]:
+    return {"flow_id": world.flow}
+
+
+def _nodes(world: World) -> dict[str, Any]:
+    return {**_flow(world), "nodes": [_node("a"), _node("b", NewEdge(upstream="a"), policy=Quorum(1))]}
+
+
+def _node(name: Any, *after: Any, policy: Any = None, execution_policy: Any = None, **fields: Any) -> NewNode:
+    given = {"execution_kind": "k", "lane_id": "flows", "policy": execution_policy} | fields
+    execution = ff.NewExecution(**given)
+    node = NewNode(name=name, execution=execution, after=after)
+    return node if policy is None else msgspec.structs.replace(node, policy=policy)
+
+
+def _an_edge(world: World, **change: Any) -> Edge:
+    return Edge(**({"edge_id": mint_uuid(), "upstream": world.upstream, "downstream": world.downstream} | change))
+
+
 ONE_ID = {"execution_id": by_field(IDS)}
+ONE_FLOW = {"flow_id": by_field([None, *UUIDS])}
+JOINS: list[Any] = [
+    None, 5, "all_of", [], {}, {"kind": "every"}, {"kind": ["all_of"]}, {"kind": "quorum"},
+    {"kind": "quorum", "k": "1"},
+    {"kind": "any_of", "on_satisfied": "stop"}, {"kind": "any_of", "on_satisfied": None}, AllOf((on("k"),)),
+    AnyOf("stop"), AnyOf(None), AnyOf([]), Quorum(0), Quorum(-1), Quorum(2**31), Quorum(True), Quorum("1"),  # type: ignore[arg-type]
+    Quorum(1.0), Quorum(None), Quorum(1, "stop"),  # type: ignore[arg-type]
+]  # fmt: skip
+NODES: list[Any] = [
+    None, 5, "ab", b"ab", {}, {"a": 1}, [], [5], [None], ["a"], [_node("a")] * 2, [_node("")],
+    *([_node(value)] for value in (None, *TEXTS)),
+    *([NewNode(name="a", execution=value)] for value in (None, 5, {"execution_kind": "k"})),
+    *([NewNode(name="a", execution=ff.NewExecution(execution_kind="k"), after=value)] for value in (None, 5, "b", {})),
+    *([_node("a", value)] for value in (None, 5, "b", UNKNOWN, _node("b"))),
+    *([_node("a", NewEdge(upstream=value))] for value in (None, 5, "b", [], b"b", UNKNOWN, ff.ExecutionId("rubbish"))),
+    *([_node("a"), _node("b", NewEdge(upstream="a", data_passing_ref=value))] for value in TEXTS),
+    *([_node("a"), _node("b", NewEdge(upstream="a", edge_id=value))] for value in UUIDS),
+    [_node("a"), _node("b", *[NewEdge(upstream="a", edge_id=UUID(UUID_TEXT))] * 2)],
+    *([_node("a"), _node("b", NewEdge(upstream="a"), policy=value)] for value in (*JOINS[1:], Quorum(2))),
+    [_node("a", policy=AnyOf())], [_node("a", policy=Quorum(1))],
+    [_node("a", idempotency_key="k")], [_node("a", execution_id=UNKNOWN)], [_node("a", execution_id=5)],
+    [_node("a", priority="5")], [_node("a", lane_id="é")], [_node("a", tags={"a": 5})], [_node("a", input_payload="x")],
+    [_node("a", delay_until=NAIVE)], [_node("a", execution_kind="\0")],
+]  # fmt: skip
+EDGE_FIELDS = {
+    **ONE_FLOW,
+    "edge_id": by_field([None, *UUIDS]),
+    "upstream_execution_id": by_field(IDS),
+    "downstream_execution_id": by_field(IDS),
+}
+KINDS_OF_EDGE: list[Any] = [None, 5, "", "always", "Success_only", [], "\0"]
+REVISIONS: list[Any] = [*INTS[:5], 2**63]
+GRACES: list[Any] = [None, 5, "5", timedelta(-1), timedelta(microseconds=-1), timedelta.max]
 ONE_WAITPOINT = {"waitpoint_id": by_field([None, *UUIDS])}
 CONDITIONS: list[Any] = [
     None, 5, b"x", [], "x", "operatoronly", {}, {"Single": 5}, {"Single": {"waitpoint_key": "k"}},
@@ -1029,6 +1120,280 @@ CASES = [
         after=by_field([5, "x", (0, 0), ff.EventCursor(-1), ff.EventCursor(2**63)]),
     ),
     Case("shutdown_prepare", lambda world: {}, grace=by_field([None, 5, timedelta(-1), timedelta.max])),
+    # flows: graphs
+    Case(
+        "submit_flow",
+        lambda world: {**_nodes(world), "flow_id": mint_uuid()},
+        nodes=by_field([*NODES, lambda world: [_node("a", NewEdge(upstream=world.upstream))]]),
+        flow_kind=by_field([None, *TEXTS]),
+        namespace=by_field([None, *TEXTS]),
+        flow_id=by_field(UUIDS),
+        tags=by_field(TAGS),
+    ),
+    Case(
+        "submit_flow",
+        lambda world: {**_nodes(world), "flow_id": mint_uuid()},
+        nodes=by_kind("invalid_policy_json", [[_node("a", execution_policy=value)] for value in POLICIES]),
+    ),
+    Case("extend_flow", _nodes, **ONE_FLOW, nodes=by_field(NODES)),
+    Case(
+        "create_flow",
+        lambda world: {},
+        flow_id=by_field(UUIDS),
+        flow_kind=by_field([None, *TEXTS]),
+        namespace=by_field([None, *TEXTS]),
+    ),
+    Case(
+        "add_execution_to_flow",
+        lambda world: {**_flow(world), "execution_id": world.outside},
+        **ONE_FLOW,
+        execution_id=by_field([*IDS, BEYOND]),
+    ),
+    Case(
+        "add_executions_to_flow",
+        lambda world: {**_flow(world), "execution_ids": [world.outside]},
+        **ONE_FLOW,
+        execution_ids=by_field(
+            [None, *LISTS, *([value] for value in IDS), [BEYOND], lambda world: [world.outside] * 1001]
+        ),
+    ),
+    Case(
+        "stage_dependency_edge",
+        _staging,
+        **EDGE_FIELDS,
+        expected_graph_revision=by_field(REVISIONS),
+        data_passing_ref=by_field(TEXTS),
+    ),
+    Case("stage_dependency_edge", _staging, dependency_kind=by_kind("invalid_dependency", KINDS_OF_EDGE)),
+    Case(
+        "stage_and_apply_edges",
+        lambda world: {**_flow(world), "edges": [_an_edge(world)], "expected_graph_revision": world.revision},
+        **ONE_FLOW,
+        edges=by_field(
+            [
+                None,
+                *LISTS,
+                [],
+                [5],
+                [None],
+                *(lambda w, v=value: [_an_edge(w, edge_id=v)] for value in (None, *UUIDS)),
+                *(lambda w, v=value: [_an_edge(w, upstream=v)] for value in IDS),
+                *(lambda w, v=value: [_an_edge(w), _an_edge(w, downstream=v)] for value in IDS),
+                *(lambda w, v=value: [_an_edge(w, data_passing_ref=v)] for value in TEXTS),
+            ]
+        ),
+        expected_graph_revision=by_field(REVISIONS),
+    ),
+    Case(
+        "stage_and_apply_edges",
+        lambda world: {**_flow(world), "edges": [_an_edge(world)], "expected_graph_revision": world.revision},
+        edges=by_kind(
+            "invalid_dependency", [lambda w, v=value: [_an_edge(w, dependency_kind=v)] for value in KINDS_OF_EDGE]
+        ),
+    ),
+    Case(
+        "apply_dependency_to_child",
+        lambda world: {**_flow(world), **_edge(world)},
+        **EDGE_FIELDS,
+        graph_revision=by_field(REVISIONS),
+        data_passing_ref=by_field(TEXTS),
+    ),
+    Case(
+        "apply_dependency_to_child",
+        lambda world: {**_flow(world), **_edge(world)},
+        edge_id=by_kind("invalid_dependency", [mint_uuid()]),
+        upstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, BEYOND, lambda world: world.downstream]),
+        downstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, BEYOND, lambda world: world.upstream]),
+        dependency_kind=by_kind("invalid_dependency", KINDS_OF_EDGE),
+        data_passing_ref=by_kind("invalid_dependency", ["result"]),
+    ),
+    Case(
+        "set_edge_group_policy",
+        lambda world: {**_flow(world), "downstream_execution_id": world.upstream, "policy": Quorum(2)},
+        **ONE_FLOW,
+        downstream_execution_id=by_field([*IDS, BEYOND]),
+        policy=by_field(JOINS),
+    ),
+    Case(
+        "set_edge_group_policy",
+        lambda world: {**_flow(world), "downstream_execution_id": world.outside, "policy": Quorum(2)},
+        downstream_execution_id=by_field([lambda world: world.downstream], "policy"),
+    ),
+    # flows: reads and tags
+    *(
+        Case(name, _flow, **ONE_FLOW)
+        for name in (
+            "describe_flow",
+            "read_flow_graph",
+            "list_flow_members",
+            "flow_progress",
+            "project_flow_summary",
+            "read_flow_summary",
+            "read_cancel_backlog",
+            "delete_flow",
+        )
+    ),
+    Case(
+        "list_flows",
+        lambda world: {"partition_key": "{fp:1}"},
+        partition_key=by_field(PARTITIONS),
+        cursor=by_field(UUIDS),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "find_flows",
+        lambda world: {},
+        namespace=by_field(TEXTS),
+        flow_kind=by_field(TEXTS),
+        cursor=by_field(
+            [
+                *CURSORS,
+                f"2030-01-01T00:00:00/{UUID_TEXT}",
+                f"0001-01-01T00:00:00+14:00/{UUID_TEXT}",
+                f"9999-12-31T23:00:00-14:00/{UUID_TEXT}",
+                f"2030-01-01T00:00:00+00:00/{UUID_TEXT.replace('-', '')}",
+            ]
+        ),
+        limit=by_field(INTS),
+    ),
+    Case("list_edges", lambda world: {**_flow(world), "outgoing": world.upstream}, outgoing=by_field(IDS)),
+    Case(
+        "list_edges",
+        lambda world: {**_flow(world), "incoming": world.upstream},
+        **ONE_FLOW,
+        incoming=by_field(IDS[1:]),
+    ),
+    Case(
+        "list_edges",
+        lambda world: {**_flow(world), "incoming": world.upstream},
+        outgoing=by_field([UNKNOWN]),
+        incoming=by_field([None], "outgoing"),
+    ),
+    Case(
+        "describe_edge",
+        lambda world: {**_flow(world), "edge_id": world.edge},
+        **ONE_FLOW,
+        edge_id=by_field([None, *UUIDS]),
+    ),
+    *(
+        Case(name, lambda world: {"execution_id": world.downstream}, **ONE_ID)
+        for name in ("evaluate_flow_eligibility", "promote_blocked_to_eligible")
+    ),
+    Case(
+        "set_flow_tag",
+        lambda world: {**_flow(world), "key": "a.b", "value": "x"},
+        **ONE_FLOW,
+        key=by_field(TAG_KEYS),
+        value=by_field([None, *LONG_TEXTS]),
+    ),
+    Case(
+        "set_flow_tags",
+        lambda world: {**_flow(world), "tags": {"a.b": "x"}},
+        **ONE_FLOW,
+        tags=by_field(
+            [
+                None,
+                {},
+                *TAGS,
+                *({"a.b": "x", key: "x"} for key in TAG_KEYS),
+                *({"a.b": "x", "a.c": value} for value in (None, *LONG_TEXTS)),
+            ]
+        ),
+    ),
+    Case("get_flow_tag", lambda world: {**_flow(world), "key": "a.b"}, **ONE_FLOW, key=by_field(TAG_KEYS)),
+    # flows: what moves them on
+    Case("dispatch_completion", lambda world: {"event_id": 1}, event_id=by_field(REVISIONS)),
+    Case("cascade_completion", lambda world: {"event": world.end}, event=by_field([None, 5, "x", {}, UNKNOWN])),
+    Case(
+        "cascade_completion",
+        lambda world: {"event": world.end},
+        event=by_field(
+            [lambda w, v=value: msgspec.structs.replace(w.end, cursor=ff.EventCursor(v)) for value in REVISIONS]
+        ),
+    ),
+    Case(
+        "dispatch_cascades",
+        lambda world: {"stale": timedelta(0)},
+        limit=by_field([*INTS, 0, 10_001]),
+        edges=by_field([*INTS, 0, 10_001]),
+        after=by_field(REVISIONS[1:]),
+        stale=by_field([5, "5", timedelta(-1), timedelta.max]),
+        filter=by_field(FILTERS),
+    ),
+    Case(
+        "resolve_dependency",
+        _resolving,
+        **EDGE_FIELDS,
+        outcome=by_field([None, 5, "", "completed", "Success", [], "\0"]),
+    ),
+    Case(
+        "resolve_dependency",
+        _resolving,
+        edge_id=by_kind("invalid_dependency", [mint_uuid(), lambda world: world.edge]),
+        upstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, lambda world: world.downstream]),
+        downstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, lambda world: world.upstream]),
+    ),
+    Case(
+        "reconcile_edges",
+        lambda world: {"after": EdgePlace(0, mint_uuid(), mint_uuid())},
+        after=by_field(
+            [
+                5,
+                "x",
+                (0, mint_uuid(), mint_uuid()),
+                *(EdgePlace(value, mint_uuid(), mint_uuid()) for value in (*INTS, 65_536)),
+                *(EdgePlace(0, value, mint_uuid()) for value in (None, *UUIDS)),
+                *(EdgePlace(0, mint_uuid(), value) for value in (None, *UUIDS)),
+            ]
+        ),
+        limit=by_field([*INTS, 0, 10_001]),
+        filter=by_field(FILTERS),
+    ),
+    Case(
+        "cancel_siblings",
+        _group,
+        **ONE_FLOW,
+        downstream_execution_id=by_field([*IDS, BEYOND]),
+        limit=by_field([*INTS, 0, 10_001]),
+        after=by_field([*MOMENTS, timedelta(1)]),
+    ),
+    *(
+        Case(name, _group, **ONE_FLOW, downstream_execution_id=by_field([*IDS, BEYOND]))
+        for name in ("drain_sibling_cancel_group", "reconcile_sibling_cancel_group")
+    ),
+    Case("list_sibling_cancels", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case(
+        "cancel_flow",
+        _flow,
+        **ONE_FLOW,
+        policy=by_field([None, 5, "", "cancel_nothing", "Cancel_all", [], "\0"]),
+        wait=by_field([None, 5, 1, "yes", timedelta(-1)]),
+    ),
+    Case(
+        "cancel_flow",
+        lambda world: {**_flow(world), "wait": True},
+        grace=by_kind("invalid_grace_ms", GRACES),
+    ),
+    Case(
+        "cancel_flow_header",
+        _flow,
+        **ONE_FLOW,
+        cancellation_policy=by_field([None, 5, "", "cancel_nothing", "Cancel_all", [], "\0"]),
+    ),
+    Case("cancel_flow_header", _flow, grace=by_kind("invalid_grace_ms", GRACES)),
+    Case(
+        "ack_cancel_member",
+        lambda world: {**_flow(world), "execution_id": world.upstream},
+        **ONE_FLOW,
+        execution_id=by_field(IDS),
+    ),
+    Case(
+        "reconcile_cancellations",
+        lambda world: {},
+        limit=by_field([*INTS, 0, 10_001]),
+        members=by_field([*INTS, 0, 10_001]),
+    ),
+    Case("project_flow_summaries", lambda world: {}, limit=by_field([*INTS, 0, 1_000_001])),
 ]
 NO_ARGUMENTS = {
     "close",
@@ -1087,7 +1452,7 @@ async def test_every_bad_argument_is_refused_by_name_and_changes_nothing(
             wrong.append(f"{what}: changed something")
             before = await sql.fetchval(DIGEST)
     assert not wrong, "\n".join(wrong)
-    assert count > 900
+    assert count > 4500
 
 
 async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clock: Clock) -> None:
@@ -1221,6 +1586,61 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     assert await engine.promote_delayed(UNKNOWN) == "not_found"
     assert await engine.expire_execution(UNKNOWN, "execution_deadline") == "not_found"
     assert await engine.verify_grant(UNKNOWN, "x") == "malformed"
+    assert await engine.evaluate_flow_eligibility(UNKNOWN) == "not_found"
+    assert await sql.fetchval(DIGEST) == before
+
+
+async def test_an_unknown_flow_is_not_found_and_nothing_changes(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    engine = plain_engine
+    flow = FlowId(UUID(UUID_TEXT))
+    one, other = [await submit(engine, flow_id=flow) for _ in range(2)]
+    edge: dict[str, Any] = {"edge_id": mint_uuid(), "upstream_execution_id": one, "downstream_execution_id": other}
+    await sql.execute(DIGEST_FUNCTION)
+    before = await sql.fetchval(DIGEST)
+    for call in (
+        lambda: engine.extend_flow(flow, [_node("a")]),
+        lambda: engine.add_execution_to_flow(flow, one),
+        lambda: engine.add_executions_to_flow(flow, [one, other]),
+        lambda: engine.stage_dependency_edge(flow, **edge, expected_graph_revision=2),
+        lambda: engine.stage_and_apply_edges(
+            flow, [Edge(edge_id=mint_uuid(), upstream=one, downstream=other)], expected_graph_revision=2
+        ),
+        lambda: engine.apply_dependency_to_child(flow, **edge),
+        lambda: engine.set_edge_group_policy(flow, other, Quorum(1)),
+        lambda: engine.flow_progress(flow),
+        lambda: engine.set_flow_tag(flow, "a.b", "x"),
+        lambda: engine.set_flow_tags(flow, {"a.b": "x", "a.c": "y"}),
+        lambda: engine.cancel_flow(flow),
+        lambda: engine.cancel_flow(flow, wait=True),
+        lambda: engine.cancel_flow_header(flow),
+        lambda: engine.delete_flow(flow),
+    ):
+        with pytest.raises(ff.NotFound) as unknown:
+            await call()
+        assert (unknown.value.entity, unknown.value.id) == ("flow", str(flow))
+    with pytest.raises(ff.ValidationFailed) as refused:
+        await engine.resolve_dependency(flow, **edge, outcome="success")
+    assert refused.value.kind == "invalid_dependency"
+    with pytest.raises(ff.NotFound):
+        await engine.promote_blocked_to_eligible(UNKNOWN)
+    for read in (
+        engine.describe_flow(flow),
+        engine.read_flow_graph(flow),
+        engine.describe_edge(flow, mint_uuid()),
+        engine.get_flow_tag(flow, "a.b"),
+        engine.read_flow_summary(flow),
+        engine.read_cancel_backlog(flow),
+        engine.ack_cancel_member(flow, one),
+    ):
+        assert await read is None
+    assert await engine.list_flow_members(flow) == await engine.list_edges(flow, outgoing=one) == []
+    assert not await engine.project_flow_summary(flow)
+    assert isinstance(await engine.dispatch_completion(2**63 - 1), NoOp)
+    assert (await engine.cancel_siblings(flow, other)).action == "none"
+    assert await engine.drain_sibling_cancel_group(flow, other) == "drained_sans_group"
+    assert await engine.reconcile_sibling_cancel_group(flow, other) == "no_op"
     assert await sql.fetchval(DIGEST) == before
 
 
@@ -1241,6 +1661,15 @@ async def test_a_handle_that_nobody_could_have_been_given_is_refused_at_once(pla
             with pytest.raises(ff.ValidationFailed):
                 await call()
     await plain_engine.complete(held.handle)
+
+
+async def test_the_longest_grace_can_be_read(plain_engine: ff.Engine) -> None:
+    flow = FlowId(mint_uuid())
+    await submit_member(plain_engine, flow)
+    await plain_engine.cancel_flow_header(flow, grace=timedelta(milliseconds=2**53 - 1))
+    backlog = await plain_engine.read_cancel_backlog(flow)
+    assert backlog is not None
+    assert backlog.grace_until.year == 9999
 
 
 # ---- text that must never be refused
@@ -1275,6 +1704,14 @@ async def test_the_text_of_a_failure_is_escaped_and_never_refused(plain_engine: 
     assert cancelled.cancellation_reason is not None
     if text == "a\0b":
         assert cancelled.cancellation_reason == "a\\x00b"
+    flow = FlowId(mint_uuid())
+    member = await submit_member(engine, flow)
+    await engine.cancel_flow_header(flow, reason=text, requester=text, grace=timedelta())
+    backlog = await engine.read_cancel_backlog(flow)
+    assert backlog is not None
+    assert len(backlog.requester.encode()) <= 256
+    await engine.reconcile_cancellations()
+    assert (await engine.read_execution(member)).cancellation_reason == (backlog.reason or "flow_cancelled")  # type: ignore[union-attr]
     revoked = await started(engine)
     await engine.revoke_lease(revoked.execution_id, reason=text)
     await engine.cancel(ff.Operator(revoked.execution_id), "done")

@@ -13,7 +13,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.ids import FlowId, crc16, mint_uuid
-from tests.support import CheckedEngine, Clock, claim_one, submit
+from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
 FLOW = FlowId(UUID("11111111-1111-1111-1111-111111111111"))
 DAY = timedelta(days=1)
@@ -303,6 +303,15 @@ async def test_the_partition_follows_the_flow_then_the_key_then_the_uuid(engine:
     plain = await submit(engine)
     assert plain.partition == crc16(plain.uuid.bytes) % 256
     assert (await submit(engine, execution_id=ff.ExecutionId.of(255, plain.uuid))).partition == 255
+
+
+async def test_a_flow_id_alone_makes_no_member(engine: CheckedEngine) -> None:
+    await engine.create_flow(FLOW)
+    alone = await submit(engine, flow_id=FLOW)
+    member = await submit_member(engine, FLOW)
+    assert await engine.resolve_execution_flow_id(alone) is None
+    assert await engine.resolve_execution_flow_id(member) == FLOW
+    assert [one.execution_id for one in await engine.list_flow_members(FLOW)] == [member]
 
 
 async def test_a_key_is_scoped_to_its_flow(engine: CheckedEngine) -> None:

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
+from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Claimed, ClaimGrant, Event, ReclaimGrant, RetryScheduled
 from flowfabric.state import AttemptState, BlockingReason, LifecyclePhase, TerminalOutcome
 from tests.sql.cases import CaseEngine, World, open_world, outcome, shorthand
-from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit
+from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -685,8 +685,8 @@ async def test_the_end_of_a_lease_says_why_and_by_whom(world: World, way: str) -
 
 
 async def test_a_member_of_a_flow_is_described_with_the_bare_id_of_its_flow(world: World) -> None:
-    flow = new_id()
-    execution_id = await submit(world.engine, flow_id=flow)
+    flow = FlowId(new_id())
+    execution_id = await submit_member(world.engine, flow)
     described = await world.engine.describe_execution(execution_id)
     assert described is not None
     assert described.flow_id == flow

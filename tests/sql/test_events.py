@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.ids import FlowId
 from flowfabric.models import Claimed, Event
-from tests.support import OTHER, CheckedEngine, Clock, claim_one, started, submit
+from tests.support import OTHER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 CAP_0 = ff.ExecutionPolicy(max_reclaim_count=0)
 RETRY_ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(5))
@@ -177,7 +179,7 @@ async def test_the_end_of_a_leased_execution_is_one_event_in_two_families(engine
 
 
 async def test_the_end_of_an_execution_that_nobody_held_is_a_completion_only(engine: CheckedEngine) -> None:
-    target = await submit(engine, flow_id="11111111-1111-1111-1111-111111111111")
+    target = await submit_member(engine, FlowId(UUID("11111111-1111-1111-1111-111111111111")))
     await engine.cancel(ff.Operator(target), "no")
     (event,) = await _all(engine)
     assert _short(event) == (None, "cancelled", None, None, None)

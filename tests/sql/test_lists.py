@@ -17,7 +17,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.ids import FlowId, PartitionKey, mint_uuid
 from flowfabric.models import Page
 from flowfabric.state import BlockingReason
-from tests.support import STATES, WORKER, CheckedEngine, Clock, claim_one, started, submit
+from tests.support import STATES, WORKER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 MISSING = ff.ExecutionId.of(3, UUID("0b0e8400-e29b-41d4-a716-446655440000"))
 FLOW = FlowId(UUID("11111111-1111-1111-1111-111111111111"))
@@ -65,8 +65,8 @@ async def test_a_read_of_an_unknown_execution_finds_nothing_or_says_that_the_id_
 
 
 async def test_describe_and_info_show_a_running_execution(engine: CheckedEngine, clock: Clock) -> None:
-    await submit(
-        engine, execution_kind="k", lane_id="l", namespace="n", flow_id=FLOW, priority=7, tags={"a.b": "c", "plain": ""}
+    await submit_member(
+        engine, FLOW, execution_kind="k", lane_id="l", namespace="n", priority=7, tags={"a.b": "c", "plain": ""}
     )
     claimed = await claim_one(engine, lane_id="l")
     target = claimed.execution_id
@@ -154,11 +154,11 @@ async def _reads_agree(engine: CheckedEngine, clock: Clock, name: str) -> None:
 async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEngine, clock: Clock) -> None:
     budgets = sorted(str(mint_uuid()) for _ in range(2))
     quota = str(mint_uuid())
-    target = await submit(
+    target = await submit_member(
         engine,
+        FLOW,
         lane_id="l",
         priority=12,
-        flow_id=FLOW,
         delay_until=timedelta(hours=1),
         execution_deadline_at=datetime(2100, 1, 1, tzinfo=UTC),
         policy={
@@ -388,7 +388,13 @@ async def _random_world(engine: ff.Engine, rng: random.Random) -> None:
                 )
             )
         shared = mint_uuid()
-        made = [a.execution_id for a in await engine.create_many(batch) if isinstance(a, ff.Created)]
+        answers = [(item.flow_id, answer) for item, answer in zip(batch, await engine.create_many(batch), strict=True)]
+        made = [answer.execution_id for _, answer in answers if isinstance(answer, ff.Created)]
+        for flow in flows:
+            await engine.create_flow(flow)
+            await engine.add_executions_to_flow(
+                flow, [a.execution_id for of, a in answers if of == flow and isinstance(a, ff.Created)]
+            )
         for target in rng.sample(made, 10):
             await engine.block_execution_for_admission(
                 target,

@@ -29,6 +29,7 @@ from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 import flowfabric as ff
+from flowfabric.conditions import AllOf, Count
 from flowfabric.middleware import Middleware
 from flowfabric.models import ExecutionInfo
 
@@ -120,6 +121,60 @@ GOOD_TASKS = {
         assert_type(sync.replay_all(namespace="tenant"), int)
         await client.failures(limit=5, created_from=datetime(2030, 1, 1))
     """,
+    "a_flow_is_made_of_nodes_that_know_their_results": """
+        flow = app.flow("night", namespace="shop", tags={"a": "b"})
+        assert_type(flow, ff.Flow)
+        first = flow.add(publish, 42, title="a", priority=3, name="first")
+        assert_type(first, ff.Node[str])
+        assert_type(flow.add(count, [first, "b"], after=[first]), ff.Node[int])
+        assert_type(flow.map(when, [1, (2,), flow.add(count, [])], hour=9, after=first), list[ff.Node[datetime]])
+        assert_type(flow.add(fetch, first), ff.Node[bytes])
+        sub = flow.include(app.flow("inner"), after=first, name="inner")
+        flow.add(when, sub["x"], after=sub)
+        flow.add(when, 1, after=[sub, first])
+        grown = ctx.flow()
+        grown.add(count, [grown.here, grown.member("{fp:1}:00000000-0000-0000-0000-000000000001")])
+        more = plain.flow()
+        more.add(count, [])
+    """,
+    "joins_of_nodes_and_conditions_of_waits": """
+        flow = app.flow("night")
+        a, b = flow.add(publish, 1), flow.add(count, [])
+        assert_type(ff.all_of(a, b), ff.Join)
+        assert_type(ff.all_of([a, b], a), ff.Join)
+        assert_type(ff.all_of(node for node in (a, b)), ff.Join)
+        assert_type(ff.any_of(a, b, cancel_rest=True), ff.Join)
+        assert_type(ff.quorum(1, [a], b, cancel_rest=True), ff.Join)
+        flow.add(count, ff.quorum(1, a, b), after=ff.any_of(a, b))
+        flow.map(count, [[]], after=ff.all_of(flow.include(app.flow("inner"))))
+        assert_type(ff.all_of("a", ff.on("b")), AllOf)
+        assert_type(ff.any_of("a", "b", n=2, name="x"), Count)
+        await ctx.wait_for(ff.all_of("a", "b"))
+        await ctx.wait_for(ff.any_of("a", "b"))
+    """,
+    "handles_of_flows_give_results_and_handles_of_nodes": """
+        flow = app.flow("night")
+        node = flow.add(count, [])
+        run = await flow.submit(idempotency_key="a")
+        assert_type(run, ff.FlowRun)
+        assert_type(await run.result("5 minutes"), dict[str, Any])
+        assert_type(run[node], ff.Run[int])
+        assert_type(await run[node].result(), int)
+        assert_type(run["count"], ff.Run[Any])
+        assert_type(await run.states(), dict[str, ff.State])
+        assert_type(await run.replay(), list[str])
+        assert_type(await client.submit_flow(flow), ff.FlowRun)
+        assert_type(client.flow(run.id), ff.FlowRun)
+        assert_type(sync.submit_flow(flow).result(5), dict[str, Any])
+        assert_type(sync.flow(run)[node].result(), int)
+        assert_type(sync.flow(run).refresh(), ff.SyncFlowRun)
+        assert_type(plain.submit_flow(flow).result(), dict[str, Any])
+        try:
+            await run.result()
+        except ff.FlowFailed as error:
+            assert_type(error.failures, dict[str, ff.TaskFailed])
+            assert_type(error.skipped, tuple[str, ...])
+    """,
     "a_middleware_overrides_what_it_needs": """
         class Mine(Middleware):
             async def execute(self, task: object, proceed: Callable[[], Awaitable[Any]]) -> Any:
@@ -174,6 +229,32 @@ BAD_TASKS = {
         'plain.step("load", load, "url")',
         r"Coroutine.*must be used.*unused-coroutine",
     ),
+    "a_node_of_another_type": (
+        'node: ff.Node[int] = app.flow("f").add(publish, 1)',
+        r'incompatible type "Task\[.*str\]"; expected "Submittable\[int\]".*arg-type',
+    ),
+    "a_node_that_is_no_task": ('app.flow("f").add(load, "url")', r'incompatible type.*expected "Submittable'),
+    "a_text_to_come_after": (
+        'app.flow("f").add(publish, 1, after="publish")',
+        r'"after".*incompatible type "str".*arg-type',
+    ),
+    "a_join_in_a_join": (
+        'ff.all_of(ff.any_of(app.flow("f").add(publish, 1)))',
+        r'No overload variant of "all_of".*"Join".*call-overload',
+    ),
+    "signals_among_nodes": (
+        'ff.quorum(1, app.flow("f").add(publish, 1), "key")',
+        r'incompatible type "str".*arg-type',
+    ),
+    "a_count_of_nodes_without_a_quorum": (
+        'ff.any_of(app.flow("f").add(publish, 1), n=2)',
+        r'No overload variant of "any_of".*call-overload',
+    ),
+    "a_node_of_a_run_of_another_type": (
+        "flow = app.flow('f'); text: str = await (await flow.submit())[flow.add(count, [])].result()",
+        r'variable has type "str".*assignment',
+    ),
+    "a_flow_that_is_not_awaited": ('app.flow("f").submit()', r"must be used.*unused-coroutine"),
     "a_result_that_is_not_awaited": ("(await publish.submit(42)).result()", r"must be used.*unused-coroutine"),
 }
 

@@ -21,6 +21,7 @@ from flowfabric.errors import (
     Corruption,
     ExecutionNotActive,
     FlowFabricError,
+    FlowFailed,
     Interrupted,
     InvalidInput,
     LeaseLost,
@@ -165,7 +166,10 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
     for name, (letter, code) in STATE.items():
         yield "state", snake(name), CLASSES[letter], 409, code
     yield "bug", "attempt_not_in_created_state", "bug", 500, "attempt_not_in_created_state"
-    # Not of the chapters: what submitters may ask to be told.
+    # Not of the chapters: members are forgotten with their flow, and a flow when all of them have ended.
+    yield "state", "execution_in_flow", "terminal", 409, "state_conflict"
+    yield "state", "flow_not_terminal", "terminal", 409, "state_conflict"
+    # Nor this: what submitters may ask to be told.
     yield "conflict", "duplicate_submission", "terminal", 409, "duplicate_submission"
 
 
@@ -262,7 +266,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 24 + len(beside)
+    assert len(classes) == 25 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
@@ -288,6 +292,21 @@ def test_a_purged_result_is_told_apart_from_a_failed_one() -> None:
     assert isinstance(error, TaskFailed)
     assert (error.kind, error.execution_id, error.http_status) == ("purged", "{fp:1}:x", 410)
     assert "{fp:1}:x was purged" in str(error)
+
+
+def test_a_failed_flow_names_its_nodes_and_keeps_what_succeeded() -> None:
+    flow = "0b0e8400-e29b-41d4-a716-446655440000"
+    boom = TaskFailed("failed", "boom\nand more", execution_id="{fp:1}:x", error_type="ValueError")
+    error = FlowFailed("failed", flow, failures={"b": boom}, skipped=["c", "d"], results={"a": 1})
+    assert str(error) == f"flow {flow} failed: b failed: ValueError: boom; 2 skipped"
+    assert (error.failures, error.skipped, error.results) == ({"b": boom}, ("c", "d"), {"a": 1})
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.results) == (FlowFailed, str(error), {"a": 1})
+    assert str(again.failures["b"]) == str(boom)
+    many = FlowFailed("failed", flow, failures={f"n{number}": boom for number in range(7)})
+    assert str(many).endswith("n4 failed: ValueError: boom; and 2 more")
+    assert str(FlowFailed("cancelled", flow, failures={}, reason="no")) == f"flow {flow} cancelled: no"
+    assert str(FlowFailed("cancelled", flow, failures={})) == f"flow {flow} cancelled"
 
 
 def test_a_step_that_failed_before_names_itself_and_its_error() -> None:

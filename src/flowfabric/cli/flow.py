@@ -386,8 +386,8 @@ def export(
         typer.Option(
             "--format",
             "-f",
-            metavar="mermaid|dot|svg",
-            help="In which language. Default: by the ending of --out, else mermaid.",
+            metavar="FORMAT",
+            help="mermaid, dot or svg. Default: by the ending of --out, else mermaid.",
             show_default=False,
         ),
     ] = None,

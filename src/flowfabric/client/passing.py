@@ -80,6 +80,8 @@ def _unknown() -> CannotDecode:
 
 
 def _result(passed: Passed | None, codecs: Codecs) -> Any:
-    if passed is None or passed.state is not State.COMPLETED:
+    if passed is None:
         return _ABSENT
+    if passed.state is not State.COMPLETED:
+        raise CannotDecode("the result of a node before this one is gone: that node was replayed", what="arguments")
     return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding))

@@ -14,7 +14,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.testing.errors import Nondeterministic, NotReached
 
-_ABOUT_ANOTHER = re.compile(r"(result|timeout of result) \{fp:\d+\}:[0-9a-f-]{36}$")
+_ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) (?:\{fp:\d+\}:)?[0-9a-f-]{36}$")
 
 
 class Point(NamedTuple):

@@ -576,7 +576,7 @@ class Running:
     ) -> None:
         """Wait until none of a flow's members is `live`. That it took too long is remembered for this run."""
         await self._check()
-        name = f"flow {flow_id}"
+        name = f"result of flow {flow_id}"
         n, known = (await self.memory()).next(name, "result")
         late = TimedOut("flow", round((timeout or timedelta()).total_seconds() * 1000))
         if known is not None:

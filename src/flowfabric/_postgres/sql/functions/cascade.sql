@@ -118,6 +118,7 @@ declare
     v_now timestamptz;
     v_seq bigint[]; v_partition integer[]; v_id uuid[]; v_run integer[]; v_outcome text[]; v_after uuid[];
     v_done boolean[]; v_next uuid[]; v_resolved integer[];
+    v_one_done boolean; v_one_next uuid; v_one_resolved integer;
 begin
     perform flowfabric.require_read_committed();
     with taken as materialized (
@@ -134,7 +135,8 @@ begin
     select array_agg(t.seq order by t.seq), array_agg(t.partition order by t.seq), array_agg(t.id order by t.seq),
            array_agg(t.run order by t.seq), array_agg(t.outcome order by t.seq), array_agg(t.after order by t.seq)
     into v_seq, v_partition, v_id, v_run, v_outcome, v_after
-    from taken t;
+    -- Of an execution that ended twice the first end counts first; the other is for the next call.
+    from (select x.*, row_number() over (partition by x.partition, x.id order by x.seq) as nth from taken x) t where t.nth = 1;
     seen := coalesce(cardinality(v_seq), 0); finished := 0; resolved := 0; failed := 0; more := false;
     if seen = 0 then
         return next;
@@ -152,9 +154,10 @@ begin
         v_resolved := array_fill(0, array[seen]); v_done := array_fill(false, array[seen]); v_next := v_after;
         for i in 1 .. seen loop
             begin
-                select c.resolved[1], c.done[1], c.next[1] into v_resolved[i], v_done[i], v_next[i]
+                select c.resolved[1], c.done[1], c.next[1] into v_one_resolved, v_one_done, v_one_next
                 from flowfabric.cascade(v_partition[i:i], v_id[i:i], v_run[i:i], v_outcome[i:i], v_seq[i:i], v_after[i:i],
                                         p_edges, v_now) c;
+                v_resolved[i] := v_one_resolved; v_done[i] := v_one_done; v_next[i] := v_one_next;
             exception when others then
                 failed := failed + 1;
                 message := sqlerrm;

@@ -183,12 +183,12 @@ language plpgsql stable as $$
 begin
     select i.payload, i.encoding into payload, encoding from flowfabric.injected_input i
     where i.partition = p_partition and i.id = p_id;
-    -- What succeeded after the group was decided is not passed: every attempt is given the same.
+    -- Successes, but not those after the group was decided: every attempt is given the same.
     select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
            array_agg(up.state) filter (where d.counts), array_agg(up.result) filter (where d.counts),
            array_agg(up.result_encoding) filter (where d.counts)
     into upstreams, states, results, encodings
-    from (select d.upstream, bool_or(g.satisfied_at is null or d.resolved_at <= g.satisfied_at) as counts
+    from (select d.upstream, bool_or(d.outcome = 'success' and (g.satisfied_at is null or d.resolved_at <= g.satisfied_at)) as counts
           from flowfabric.edge d
           join flowfabric.edge_group g on g.partition = d.partition and g.flow_id = d.flow_id and g.downstream = d.downstream
           where d.partition = p_partition and d.downstream = p_id and d.passes
@@ -268,7 +268,7 @@ begin
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     left join flowfabric.cancel_member c on c.partition = e.partition and c.id = e.id
     left join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
-    where c.id is not null or (g.n > 0 and g.state = 'pending' and e.state <> 'active');
+    where c.id is not null or (g.n > 0 and g.state = 'pending' and e.state not in ('active', 'waiting_children'));
     if v_ids is null then
         return;
     end if;

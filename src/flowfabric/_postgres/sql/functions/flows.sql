@@ -272,9 +272,9 @@ declare
     v_now timestamptz;
     v_tids tid[]; v_up uuid[]; v_down uuid[];                             -- per edge
     v_runs integer[]; v_outcomes text[]; v_ended timestamptz[];           -- per edge, of its upstream
-    v_groups uuid[]; v_group_tids tid[];
+    v_groups uuid[]; v_group_tids tid[]; v_pending boolean[];
     v_edges uuid[]; v_downstreams uuid[]; v_ends text[];
-    v_late uuid[];
+    v_lost uuid[]; v_late uuid[];
 begin
     select array_agg(d.tid order by u.ord), array_agg(d.upstream order by u.ord), array_agg(d.downstream order by u.ord)
     into v_tids, v_up, v_down
@@ -285,11 +285,12 @@ begin
     select distinct p_partition, p_flow, u.id from unnest(v_down) u (id) order by u.id
     on conflict do nothing;
     with held as materialized (
-        select n.id, g.tid from (select distinct u.id from unnest(v_down) u (id) order by u.id) n
-        cross join lateral (select x.ctid as tid from flowfabric.edge_group x where x.partition = p_partition
-                            and x.flow_id = p_flow and x.downstream = n.id offset 0 for update) g
+        select n.id, g.tid, g.pending from (select distinct u.id from unnest(v_down) u (id) order by u.id) n
+        cross join lateral (select x.ctid as tid, x.state = 'pending' as pending from flowfabric.edge_group x
+                            where x.partition = p_partition and x.flow_id = p_flow and x.downstream = n.id
+                            offset 0 for update) g
     )
-    select array_agg(h.id), array_agg(h.tid) into v_groups, v_group_tids from held h;
+    select array_agg(h.id), array_agg(h.tid), array_agg(h.pending) into v_groups, v_group_tids, v_pending from held h;
     perform flowfabric.lock_members(p_partition, v_up || v_down);
     v_now := flowfabric.now();
 
@@ -303,31 +304,32 @@ begin
     -- How a run before the present one ended does not count.
     update flowfabric.edge d set applied_at = v_now, from_run = u.run
     from unnest(v_tids, v_runs) as u (tid, run) where d.ctid = u.tid;
-    -- A new edge opens a satisfied all_of again; other decisions stand. Who waits for something that is still open is
-    -- blocked before anything is resolved, so that it may be released.
+    -- A new edge opens a satisfied all_of again, and may be the one that shows that too many of a quorum were lost; other
+    -- decisions stand. Who waits for something that is still open is blocked before anything is resolved, so that it may
+    -- be released.
     with counted as (
-        select c.id, u.tid, c.n, c.live, c.last
+        select c.id, u.tid, u.pending, c.n, c.live, c.last
         from (select e.down as id, count(*)::integer as n, count(*) filter (where e.outcome is null) as live,
                      max(e.edge::text) as last
               from unnest(p_edge, v_down, v_outcomes) as e (edge, down, outcome) group by e.down) c
-        join unnest(v_groups, v_group_tids) as u (id, tid) on u.id = c.id
+        join unnest(v_groups, v_group_tids, v_pending) as u (id, tid, pending) on u.id = c.id
     ), opened as (
         update flowfabric.edge_group g
         set n = g.n + c.n,
-            state = case when g.policy = 'all_of' and g.state = 'satisfied' then 'pending' else g.state end,
+            state = flowfabric.decide(g.policy, g.k, g.n + c.n, g.succeeded, g.failed + g.skipped, g.state),
             satisfied_at = case when g.policy = 'all_of' then null else g.satisfied_at end
         from counted c where g.ctid = c.tid
-        returning g.downstream, g.state, c.last,
+        returning g.downstream, g.state, c.pending, c.last,
                   g.n - g.succeeded - g.failed - g.skipped - c.n + c.live as unsatisfied
     )
-    select array_agg(e.id), array_agg(o.unsatisfied || ' dep(s) unresolved incl ' || o.last)
-    into v_edges, v_ends
+    select array_agg(e.id) filter (where o.state = 'pending' and e.stands),
+           array_agg(o.unsatisfied || ' dep(s) unresolved incl ' || o.last) filter (where o.state = 'pending' and e.stands),
+           array_agg(o.downstream) filter (where o.state = 'impossible' and o.pending)
+    into v_edges, v_ends, v_lost
     from opened o
-    cross join lateral (select x.id, x.state, x.blocking_reason from flowfabric.execution x
-                        where x.partition = p_partition and x.id = o.downstream offset 0) e
-    where o.state = 'pending'
-      and e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
-      and e.blocking_reason is distinct from 'paused_by_flow_cancel';
+    cross join lateral (select x.id, x.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
+                               and x.blocking_reason is distinct from 'paused_by_flow_cancel' as stands
+                        from flowfabric.execution x where x.partition = p_partition and x.id = o.downstream offset 0) e;
     if v_edges is not null then
         perform flowfabric.block_members(array_fill(p_partition, array[cardinality(v_edges)]), v_edges, v_ends, v_now);
     end if;
@@ -347,6 +349,15 @@ begin
                v_edges, v_downstreams, v_ends, array_fill(null::bigint, array[cardinality(v_edges)]), v_now) <> '{}' then
             perform flowfabric.corrupt('an edge group was not ours');
         end if;
+    end if;
+    if v_lost is not null then
+        perform flowfabric.enqueue_siblings(
+            array_agg(p_partition), array_agg(p_flow), array_agg(n.id), null, v_now)
+        from unnest(v_lost) n (id)
+        cross join lateral (select 1 from flowfabric.edge_group x where x.partition = p_partition and x.flow_id = p_flow
+                            and x.downstream = n.id and x.cancel_rest offset 0) g
+        having count(*) > 0;
+        perform flowfabric.skip_members(array_fill(p_partition, array[cardinality(v_lost)]), v_lost, v_now);
     end if;
     -- Late losers of a race that is over.
     select array_agg(n.id) into v_late
