@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.timers import WokenDuty
@@ -35,12 +35,16 @@ class SiblingCancel(WokenDuty):
 
     name = "edge_cancel_dispatcher"
     interval = timedelta(seconds=1)
-    _after: datetime | None = None
 
     async def round(self) -> Round:
-        done = await self.engine.cancel_siblings(after=self._after)
-        self._after = done.enqueued_at if done.action == "busy" else None
-        return Round(handled=done.cancelled + done.already_terminal, more=done.action != "none")
+        done = await self.engine.cancel_siblings()
+        if done.failed:
+            log.warning("%s: %d siblings could not be cancelled: %s", self.name, done.failed, done.message)
+        # What is in somebody's hands went to the end of the queue, and can wait for the next look.
+        more = done.action not in ("none", "busy")
+        return Round(
+            handled=done.cancelled + done.already_terminal, failed=done.failed, message=done.message, more=more
+        )
 
 
 class FlowCancel(WokenDuty):
@@ -76,7 +80,7 @@ class EdgeReconciler(Duty):
 
     name = "dependency_reconciler"
     interval = timedelta(seconds=15)
-    batch = 500
+    batch = 5000
     _after: EdgePlace | None = None
 
     async def run_once(self) -> int:

@@ -198,9 +198,9 @@ class FlowRun:
                 )
             elif member.state is not State.SKIPPED and member.cancellation_reason not in _RACE:
                 failures[name] = task_failed(member.execution_id, outcome)
-        header = await client.engine.describe_flow(self.flow_id)
-        is_cancelled = header is not None and header.public_flow_state == "cancelled"
-        if failures or is_cancelled:
+        if failures:
+            header = await client.engine.describe_flow(self.flow_id)
+            is_cancelled = header is not None and header.public_flow_state == "cancelled"
             skipped = [name for name, member in members if member.state is State.SKIPPED]
             raise FlowFailed(
                 "cancelled" if is_cancelled else "failed",

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.engine.calls import check_duration, check_filter, check_int, moment, parse_execution
+from flowfabric.engine.calls import check_duration, check_filter, check_int, parse_execution
 from flowfabric.engine.flows import FlowCalls
 from flowfabric.engine.hooks import Round
 from flowfabric.errors import (
@@ -40,6 +40,7 @@ _EVENTS = 256  # ends in a chunk of the dispatcher
 _EDGES = 500  # edges in a transaction
 _MEMBERS = 500  # executions cancelled in a transaction
 _CEILING = timedelta(seconds=300)  # of a wait without end
+_CHUNKS = 20  # of one flow before the next has its turn
 _POLL = 0.1
 _LISTED = 1000  # members told of a flow that was cancelled before
 _DISPATCH = "select * from flowfabric.dispatch_cascades($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -66,6 +67,8 @@ class SiblingPass(Struct, frozen=True, kw_only=True):
     cancelled: int = 0
     already_terminal: int = 0
     not_found: int = 0
+    failed: int = 0
+    message: str | None = None
     enqueued_at: datetime | None = None
 
 
@@ -231,9 +234,8 @@ class FlowControl(FlowCalls):
         downstream_execution_id: ExecutionId | None = None,
         *,
         limit: int = _MEMBERS,
-        after: datetime | None = None,
     ) -> SiblingPass:
-        """Cancel one chunk of the upstreams that a decided join no longer needs: of one group, or the oldest.
+        """Cancel one chunk of the upstreams that a decided join no longer needs: of one group, or the first in line.
 
         `action` is `none`, `orphan`, `not_owed`, `busy`, `more` or `drained`.
         """
@@ -242,10 +244,7 @@ class FlowControl(FlowCalls):
             flow = self._flow(flow_id)
             group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id").uuid)
         row = await self._row(
-            "select * from flowfabric.cancel_siblings($1, $2, $3, $4, $5)",
-            *group,
-            check_int(limit, "limit", 1, 10_000),
-            None if after is None else moment(after, "after"),
+            "select * from flowfabric.cancel_siblings($1, $2, $3, $4)", *group, check_int(limit, "limit", 1, 10_000)
         )
         return SiblingPass(
             action=row["action"],
@@ -253,6 +252,8 @@ class FlowControl(FlowCalls):
             cancelled=row["cancelled"],
             already_terminal=row["already_terminal"],
             not_found=row["missing"],
+            failed=row["failed"],
+            message=row["message"],
             enqueued_at=row["enqueued_at"],
         )
 
@@ -420,11 +421,17 @@ class FlowControl(FlowCalls):
         message: str | None = None
         more = False
         for flow in due:
-            row = await self._row(_CANCEL, flow["partition"], flow["flow_id"], members, None)
-            handled += row["handled"]
-            failed += len(row["failed"])
-            message = row["message"] or message
-            more = more or (row["remaining"] > 0 and row["handled"] > 0)
+            after: UUID | None = None
+            for _ in range(_CHUNKS):
+                row = await self._row(_CANCEL, flow["partition"], flow["flow_id"], members, after)
+                handled += row["handled"]
+                failed += len(row["failed"])
+                message = row["message"] or message
+                after = row["last"]
+                if after is None or row["remaining"] == 0:
+                    break
+            else:
+                more = True
         return Round(handled=handled, failed=failed, message=message, more=more)
 
     async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:

@@ -222,7 +222,7 @@ class FlowReads(FlowCalls):
         """The value of one tag; None for an unknown flow or an absent tag."""
         check_tag_key(key)
         found = await self._fetch(
-            "select tags from flowfabric.describe_flow($1, $2)", *self._flow(flow_id), repeatable=True
+            "select tags from flowfabric.read_flow_tags($1, $2)", *self._flow(flow_id), repeatable=True
         )
         tags = rows.decode_json(found[0]["tags"]) if found else None
         return None if tags is None else tags.get(key)

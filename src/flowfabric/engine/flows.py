@@ -166,12 +166,12 @@ class Flows(FlowCalls):
                 repeated = True
                 row = await self._row(grow_call.SQL, *call.args, repeatable=True)
         code, place = row["code"], row["place"]
-        if code == "ok" or (code == "exists" and repeated):
+        if code == "ok":
             return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes)
         if code == "exists":
-            return FlowSubmitted(
-                flow_id=FlowId(flow_id), nodes=await self._standing(flow_id, call, connection), existed=True
-            )
+            standing = await self._standing(flow_id, call, connection)
+            is_ours = repeated and standing == call.nodes
+            return FlowSubmitted(flow_id=FlowId(flow_id), nodes=standing, existed=not is_ours)
         if closed := self._closed(code, self._flow(flow_id)):
             raise closed
         if code == "execution_not_in_flow":

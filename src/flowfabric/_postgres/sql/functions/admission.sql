@@ -64,12 +64,17 @@ begin
     v_now := flowfabric.now();
     v_code := case
         when e.id is null then 'not_found'
+        when e.held_back is not null and (p_expected is null or p_expected = e.held_back) then 'held'
         when e.state not in ('waiting', 'rate_limited', 'resumable') or e.blocking_reason not in
              ('waiting_for_budget', 'waiting_for_quota', 'waiting_for_capable_worker', 'paused_by_operator',
               'paused_by_policy')
              or (p_expected is not null and p_expected <> e.blocking_reason) then 'execution_not_eligible'
         else 'ok' end;
-    if v_code = 'ok' then
+    if v_code = 'held' then
+        -- It waits for its dependencies; once they are satisfied nothing holds it back any more.
+        update flowfabric.execution x set held_back = null, mutated_at = v_now where x.partition = p_partition and x.id = p_id;
+        v_code := 'ok';
+    elsif v_code = 'ok' then
         delete from flowfabric.blocked b
         where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
           and b.partition = e.partition;

@@ -77,7 +77,8 @@ declare
 begin
     insert into flowfabric.flow_touched
     select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow);
-    if p_state <> 'skipped' then
+    -- A snapshot older than the locks may not show an edge that was applied: then the dispatcher looks.
+    if p_state <> 'skipped' and current_setting('transaction_isolation') = 'read committed' then
         select c.done into v_done
         from flowfabric.cascade(
             p_partition, p_id, p_run, array_fill(flowfabric.outcome_of(p_state), array[cardinality(p_id)]), p_event,
@@ -90,7 +91,7 @@ begin
     select u.event, u.partition, u.id, u.flow, u.run, flowfabric.outcome_of(p_state), p_now
     from unnest(p_event, p_partition, p_id, p_flow, p_run, v_done) as u (event, partition, id, flow, run, done)
     where u.done is not true
-      and (v_done is not null or exists (
+      and (v_done is not null or current_setting('transaction_isolation') <> 'read committed' or exists (
           select from flowfabric.edge d where d.partition = u.partition and d.upstream = u.id and d.applied_at is not null
             and d.outcome is null and d.from_run <= u.run));
     if found then
@@ -111,8 +112,7 @@ create or replace function flowfabric.dispatch_cascades(
 returns table (seen integer, finished integer, resolved integer, failed integer, message text, more boolean, last_event bigint)
 language plpgsql security definer set search_path = flowfabric, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off
-set synchronous_commit = off as $$   -- nothing is lost: what was not written is found pending again
+set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
@@ -121,6 +121,8 @@ declare
     v_one_done boolean; v_one_next uuid; v_one_resolved integer;
 begin
     perform flowfabric.require_read_committed();
+    -- Nothing is lost: what was not written is found pending again.
+    perform set_config('synchronous_commit', 'off', true);
     with taken as materialized (
         select p.* from flowfabric.pending_cascade p
         where p.seq > coalesce(p_after, 0) and (p_event is null or p.seq = p_event)

@@ -81,7 +81,7 @@ begin
     if true = any (v_held) then
         with resolved as (
             update flowfabric.edge d
-            set outcome = u.outcome, resolved_at = p_now, resolved_event = u.event
+            set outcome = u.outcome, resolved_at = p_now, resolved_event = u.event, is_in_time = v_pending[u.g]
             from unnest(v_g, p_partition, p_flow, p_edge, p_outcome, p_event) as u (g, partition, flow, edge, outcome, event)
             where v_held[u.g] and d.partition = u.partition and d.flow_id = u.flow and d.edge_id = u.edge
               and d.outcome is null and d.applied_at is not null
@@ -183,21 +183,25 @@ language plpgsql stable as $$
 begin
     select i.payload, i.encoding into payload, encoding from flowfabric.injected_input i
     where i.partition = p_partition and i.id = p_id;
-    -- Successes, but not those after the group was decided: every attempt is given the same.
+    -- Successes, but not those after the group was decided: every attempt is given the same, also while an upstream is
+    -- being replayed.
     select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
-           array_agg(up.state) filter (where d.counts), array_agg(up.result) filter (where d.counts),
-           array_agg(up.result_encoding) filter (where d.counts)
+           array_agg(case when d.is_kept then 'completed' else up.state end) filter (where d.counts),
+           array_agg(case when d.is_kept and up.state <> 'completed' then d.result else up.result end) filter (where d.counts),
+           array_agg(case when d.is_kept and up.state <> 'completed' then d.encoding else up.result_encoding end)
+               filter (where d.counts)
     into upstreams, states, results, encodings
-    from (select d.upstream, bool_or(d.outcome = 'success' and (g.satisfied_at is null or d.resolved_at <= g.satisfied_at)) as counts
-          from flowfabric.edge d
-          join flowfabric.edge_group g on g.partition = d.partition and g.flow_id = d.flow_id and g.downstream = d.downstream
-          where d.partition = p_partition and d.downstream = p_id and d.passes
-          group by d.upstream) d
+    from (select distinct on (x.upstream) x.upstream, coalesce(x.outcome = 'success' and x.is_in_time, false) as counts,
+                 x.is_kept, x.kept_result as result, x.kept_encoding as encoding
+          from flowfabric.edge x
+          where x.partition = p_partition and x.downstream = p_id and x.passes
+          order by x.upstream, coalesce(x.outcome = 'success' and x.is_in_time, false) desc) d
     join flowfabric.execution up on up.partition = p_partition and up.id = d.upstream;
 end;
 $$;
 
--- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts).
+-- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts, held back
+-- again where somebody had held it back).
 --
 -- Called under the locks of the executions and of their routes. What is in another state is left alone.
 create or replace function flowfabric.release_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
@@ -205,6 +209,7 @@ language plpgsql as $$
 declare
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_ids uuid[];
     v_late_partitions integer[]; v_late_ids uuid[]; v_late_due timestamptz[];
+    v_held_partitions integer[]; v_held_ids uuid[]; v_reasons text[];
 begin
     with released as (
         update flowfabric.execution e
@@ -218,7 +223,7 @@ begin
             transitioned_at = p_now, mutated_at = p_now
         from unnest(p_partition, p_id) as u (partition, id)
         where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children'
-        returning e.partition, e.id, e.route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id
+        returning e.partition, e.id, e.route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id, e.held_back
     ), offered as (
         insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
         select r.route, 9000 - r.priority, r.created_at, r.id, r.partition, r.deadline_at
@@ -231,8 +236,10 @@ begin
            array_agg(r.created_at) filter (where r.delay_until is null), array_agg(r.id) filter (where r.delay_until is null),
            array_agg(r.partition) filter (where r.delay_until is not null),
            array_agg(r.id) filter (where r.delay_until is not null),
-           array_agg(r.delay_until) filter (where r.delay_until is not null)
-    into v_routes, v_ranks, v_created, v_ids, v_late_partitions, v_late_ids, v_late_due
+           array_agg(r.delay_until) filter (where r.delay_until is not null),
+           array_agg(r.partition) filter (where r.held_back is not null),
+           array_agg(r.id) filter (where r.held_back is not null), array_agg(r.held_back) filter (where r.held_back is not null)
+    into v_routes, v_ranks, v_created, v_ids, v_late_partitions, v_late_ids, v_late_due, v_held_partitions, v_held_ids, v_reasons
     from released r;
     if v_ids is not null then
         perform flowfabric.hold_routes(v_routes);
@@ -240,6 +247,11 @@ begin
         perform flowfabric.wake_workers();
     end if;
     perform flowfabric.set_timers('delay', v_late_partitions, v_late_ids, v_late_due);
+    -- Whoever held one of them back before has not let it go.
+    for i in 1 .. coalesce(cardinality(v_held_ids), 0) loop
+        perform flowfabric.block(v_held_partitions[i], v_held_ids[i], v_reasons[i], null);
+        update flowfabric.execution e set held_back = null where e.partition = v_held_partitions[i] and e.id = v_held_ids[i];
+    end loop;
 end;
 $$;
 
@@ -301,7 +313,7 @@ $$;
 -- block_members: runnable -> waiting_children, because a dependency is not satisfied.
 --
 -- Called under the locks of the executions. What is in somebody's hands, suspended or ended is left alone. A delay is
--- kept; a parked execution goes on when it is released, and parks again if it still has to.
+-- kept, and so is that it was held back by somebody; a parked execution goes on when it is released, and parks again if it still has to.
 create or replace function flowfabric.block_members(
     p_partition integer[], p_id uuid[], p_detail text[], p_now timestamptz) returns void
 language plpgsql as $$
@@ -314,6 +326,8 @@ begin
     with blocked as (
         update flowfabric.execution e
         set state = 'waiting_children', blocking_reason = 'waiting_for_children', blocking_detail = u.detail,
+            held_back = case when e.blocking_reason in ('paused_by_operator', 'paused_by_policy', 'waiting_for_budget',
+                                                        'waiting_for_quota') then e.blocking_reason else e.held_back end,
             delay_until = case when e.delay_until >= flowfabric.far_date() or exists (
                 select from flowfabric.waiter w where w.partition = e.partition and w.id = e.id) then null
                 else e.delay_until end,
@@ -335,8 +349,8 @@ create or replace function flowfabric.enqueue_siblings(
     p_partition integer[], p_flow uuid[], p_downstream uuid[], p_edge uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
-    insert into flowfabric.sibling_cancel as s (partition, flow_id, downstream, siblings, enqueued_at)
-    select u.partition, u.flow, u.downstream, l.siblings, p_now
+    insert into flowfabric.sibling_cancel as s (partition, flow_id, downstream, siblings, enqueued_at, due_at)
+    select u.partition, u.flow, u.downstream, l.siblings, p_now, p_now
     from unnest(p_partition, p_flow, p_downstream) as u (partition, flow, downstream)
     cross join lateral (
         select coalesce(array_agg(distinct d.upstream), '{}') as siblings
@@ -345,7 +359,7 @@ begin
         where d.partition = u.partition and d.downstream = u.downstream and d.flow_id = u.flow
           and d.applied_at is not null and (p_edge is null or d.edge_id = any (p_edge))) l
     on conflict (partition, flow_id, downstream) do update
-        set siblings = (select array_agg(distinct x) from unnest(s.siblings || excluded.siblings) x);
+        set siblings = (select coalesce(array_agg(distinct x), '{}') from unnest(s.siblings || excluded.siblings) x);
     update flowfabric.edge_group g
     set cancel_siblings_pending = true,
         cancel_siblings_reason = case g.state when 'satisfied' then 'sibling_quorum_satisfied' else 'sibling_quorum_impossible' end

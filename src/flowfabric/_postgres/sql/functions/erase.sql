@@ -66,6 +66,8 @@ begin
               from flowfabric.signal x where x.partition = p_partition and x.id = p_id) f
         where g.partition = p_partition and g.id = p_id and g.ordinal = f.ordinal;
         update flowfabric.injected_input i set payload = '', encoding = 'redacted' where i.partition = p_partition and i.id = p_id;
+        update flowfabric.edge d set kept_result = case when d.kept_result is null then null else ''::bytea end, kept_encoding = 'redacted'
+        where d.partition = p_partition and d.upstream = p_id and d.is_kept;
         update flowfabric.suspension s set continuation_metadata_pointer = null
         where s.partition = p_partition and s.id = p_id;
     end if;

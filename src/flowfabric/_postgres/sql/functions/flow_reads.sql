@@ -18,7 +18,8 @@ language sql stable security definer set search_path = flowfabric, pg_temp as $$
                array_agg(coalesce(g.failed, 0) order by d.downstream), array_agg(coalesce(g.skipped, 0) order by d.downstream),
                array_agg(coalesce(g.state, 'pending') order by d.downstream), array_agg(g.satisfied_at order by d.downstream)
         from (select distinct x.downstream from flowfabric.edge x where x.partition = p_partition and x.flow_id = p_flow) d
-        left join flowfabric.edge_group g on g.partition = p_partition and g.flow_id = p_flow and g.downstream = d.downstream) g
+        left join lateral (select x.* from flowfabric.edge_group x where x.partition = p_partition and x.flow_id = p_flow
+                           and x.downstream = d.downstream offset 0) g on true) g
     where f.partition = p_partition and f.flow_id = p_flow
 $$;
 
@@ -90,6 +91,12 @@ begin
     where f.partition = p_partition and f.flow_id = p_flow;
     return found;
 end;
+$$;
+
+-- read_flow_tags: the tags of a flow; no row for an unknown one.
+create or replace function flowfabric.read_flow_tags(p_partition integer, p_flow uuid) returns table (tags jsonb)
+language sql stable security definer set search_path = flowfabric, pg_temp as $$
+    select f.tags from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow
 $$;
 
 -- flow_eligibility: what the dependencies of an execution say about it.

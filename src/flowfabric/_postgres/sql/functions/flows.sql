@@ -482,8 +482,10 @@ begin
     end if;
     v_now := flowfabric.now();
     if p_new then
-        insert into flowfabric.flow (partition, flow_id, flow_kind, namespace, tags, created_at, last_mutation_at)
-        values (p_partition, p_flow, p_kind, p_flow_namespace, coalesce(p_flow_tags::jsonb, '{}'), v_now, v_now)
+        insert into flowfabric.flow
+            (partition, flow_id, flow_kind, namespace, tags, node_count, edge_count, created_at, last_mutation_at)
+        values (p_partition, p_flow, p_kind, p_flow_namespace, coalesce(p_flow_tags::jsonb, '{}'), cardinality(p_id),
+                cardinality(p_edge), v_now, v_now)
         on conflict do nothing;
         code := case when not found then 'exists' end;
     else
@@ -535,19 +537,25 @@ begin
                                                       where e.partition = p_partition and e.id = p_old[-u.f]) end
                 from unnest(p_edge, p_from, p_to, p_passes, p_ref) as u (edge, f, t, passes, ref);
                 update flowfabric.execution e set has_inputs = true
-                from (select distinct u.t from unnest(p_to, p_passes) as u (t, passes) where u.passes) n
-                where e.partition = p_partition and e.id = p_id[n.t];
+                from (select distinct x.tid from unnest(p_to, p_passes) as u (t, passes)
+                      cross join lateral (select y.ctid as tid from flowfabric.execution y
+                                          where y.partition = p_partition and y.id = p_id[u.t] offset 0) x
+                      where u.passes) n
+                where e.ctid = n.tid;
                 insert into flowfabric.edge_group (partition, flow_id, downstream, policy, k, cancel_rest, n)
                 select p_partition, p_flow, p_id[u.ord], coalesce(j.policy, 'all_of'), j.k, coalesce(j.cancel, false), u.n
                 from unnest(p_deps) with ordinality as u (n, ord)
                 left join unnest(p_join_of, p_join_policy, p_join_k, p_join_cancel) as j (of, policy, k, cancel) on j.of = u.ord
                 where u.n > 0;
             end if;
-            update flowfabric.flow f
-            set node_count = f.node_count + cardinality(p_id), edge_count = f.edge_count + cardinality(p_edge),
-                last_mutation_at = v_now
-            where f.partition = p_partition and f.flow_id = p_flow
-            returning f.node_count + f.edge_count into revision;
+            if not p_new then
+                update flowfabric.flow f
+                set node_count = f.node_count + cardinality(p_id), edge_count = f.edge_count + cardinality(p_edge),
+                    last_mutation_at = v_now
+                where f.partition = p_partition and f.flow_id = p_flow;
+            end if;
+            select f.node_count + f.edge_count into revision from flowfabric.flow f
+            where f.partition = p_partition and f.flow_id = p_flow;
             insert into flowfabric.flow_touched values (p_partition, p_flow);
             perform flowfabric.settle_new(
                 v_routes, null, p_route_no, v_partitions, p_id, p_priority, p_tags,

@@ -77,6 +77,12 @@ begin
             join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
             where g.n > 0 and g.state <> 'satisfied';
         end if;
+        -- What it has passed on stays what it was for those who were given it.
+        update flowfabric.edge d set is_kept = true, kept_result = e.result, kept_encoding = e.result_encoding
+        from unnest(v_partitions, v_ids) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'completed'
+             and e.flow_id is not null
+        where d.partition = e.partition and d.upstream = e.id and d.passes and d.outcome = 'success';
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',
@@ -144,6 +150,9 @@ begin
            array_agg(t.edge_id order by t.completed_at, t.edge_id), bool_or(t.data_passing_ref is not null)
     into v_partitions, v_flows, v_edges, v_refs
     from turned t where t.outcome = 'success';
+    update flowfabric.edge d set is_in_time = true
+    from unnest(p_partition, p_id) as u (partition, id)
+    where d.partition = u.partition and d.downstream = u.id and d.outcome = 'success' and not d.is_in_time;
     update flowfabric.edge_group g
     set succeeded = c.succeeded, failed = 0, skipped = 0,
         state = flowfabric.decide(g.policy, g.k, g.n, c.succeeded, 0, 'pending'),

@@ -79,7 +79,8 @@ begin
                case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
                s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
         from started s join flowfabric.route r on r.id = s.route
-        left join lateral flowfabric.inputs_of(s.partition, s.id) i on s.has_inputs;   -- in the order of the places given
+        left join lateral (select f.* from flowfabric.inputs_of(s.partition, s.id) f where s.has_inputs) i on true;
+        -- in the order of the places given
         return;
     end if;
 
@@ -170,6 +171,6 @@ begin
                case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
            s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
     from started s join flowfabric.route r on r.id = s.route
-    left join lateral flowfabric.inputs_of(s.partition, s.id) i on s.has_inputs;   -- in the order of the places given
+    left join lateral (select f.* from flowfabric.inputs_of(s.partition, s.id) f where s.has_inputs) i on true;   -- in the order of the places given
 end;
 $$;

@@ -350,6 +350,7 @@ begin
         end if;
         return;
     end if;
+    -- A member of a flow may have to be held back.
     if v_flow is not null then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);
         return;

@@ -5,6 +5,7 @@
 
 alter table flowfabric.execution
     add column node text,                                   -- its name in the flow, where it was submitted with one
+    add column held_back text,                              -- of one that waits for dependencies: why it was held back before
     add column has_inputs boolean not null default false;   -- a claim has to look for what upstreams pass to it
 
 create table flowfabric.flow (
@@ -24,6 +25,7 @@ create table flowfabric.flow (
     primary key (partition, flow_id)
 ) with (fillfactor = 70);
 create index flow_by_time on flowfabric.flow (created_at, flow_id);
+create index flow_empty on flowfabric.flow (last_mutation_at) where node_count = 0;
 
 create table flowfabric.edge (
     partition        integer not null,
@@ -37,6 +39,10 @@ create table flowfabric.edge (
     applied_at       timestamptz,           -- null: staged, and gates nothing
     from_run         integer not null default 0,   -- how the upstream's runs (its replays) before this one ended does not count
     outcome          text,                  -- how the upstream ended, once that was counted
+    is_in_time       boolean not null default false,   -- counted before or with the decision of the group
+    is_kept          boolean not null default false,   -- the upstream was replayed since; what it had passed is kept here
+    kept_result      bytea,
+    kept_encoding    text,
     resolved_at      timestamptz,
     resolved_event   bigint,
     primary key (partition, flow_id, edge_id)
@@ -92,9 +98,10 @@ create table flowfabric.sibling_cancel (
     downstream  uuid not null,
     siblings    uuid[] not null,
     enqueued_at timestamptz not null,
+    due_at      timestamptz not null,      -- its place in the queue
     primary key (partition, flow_id, downstream)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-create index sibling_cancel_order on flowfabric.sibling_cancel (enqueued_at);
+create index sibling_cancel_order on flowfabric.sibling_cancel (due_at);
 
 -- Flows whose cancellation is under way, and the members still owed a cancel.
 create table flowfabric.cancel_backlog (
