@@ -118,16 +118,19 @@ def _public(cls: type) -> dict[str, Any]:
 
 
 def _sync_words(text: str) -> str:
-    return re.sub(r"\bRun\[", "SyncRun[", text.replace("AsyncIterator[", "Iterator["))
+    text = re.sub(r"\bRun\[", "SyncRun[", text.replace("AsyncIterator[", "Iterator["))
+    return re.sub(r"\bFlowRun\b", "SyncFlowRun", text)
 
 
-@pytest.mark.parametrize(("source", "twin"), [(ff.AsyncClient, ff.Client), (ff.Run, ff.SyncRun)])
+@pytest.mark.parametrize(
+    ("source", "twin"), [(ff.AsyncClient, ff.Client), (ff.Run, ff.SyncRun), (ff.FlowRun, ff.SyncFlowRun)]
+)
 def test_both_clients_have_the_same_methods_with_the_same_signatures(source: type, twin: type) -> None:
     ours, theirs = _public(source), _public(twin)
     assert ours.keys() - ONLY_ASYNC - theirs.keys() == set()
     assert theirs.keys() - ours.keys() <= {"run"}  # of a SyncRun: the async handle
     for name, member in ours.items():
-        if name in ONLY_ASYNC or name == "run" or not inspect.isfunction(member):
+        if name in ONLY_ASYNC or name in ("run", "flow") or not inspect.isfunction(member):
             continue
         signature, other = inspect.signature(member), inspect.signature(theirs[name])
         assert other.parameters == signature.parameters, name
