@@ -118,9 +118,10 @@ class FlowRun:
 
     async def _members(self, *, results: bool = False) -> list[tuple[str, Member]]:
         """Its members by name: those of this handle first, in its order, then the others as they were made."""
-        members = await (await self._client()).engine.list_flow_members(self.flow_id, results=results)
+        engine = (await self._client()).engine
+        members = await engine.list_flow_members(self.flow_id, results=results)
         if not members:
-            raise NotFound("flow", self.flow_id)
+            await engine.flow_progress(self.flow_id)  # a flow without members is one, too
         # As this handle calls them; nodes that several tasks have added under the same name are numbered.
         names = {execution_id: name for name, execution_id in self.nodes.items()}
         order = {execution_id: place for place, execution_id in enumerate(names)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -42,6 +43,7 @@ _MEMBERS = 500  # executions cancelled in a transaction
 _CEILING = timedelta(seconds=300)  # of a wait without end
 _CHUNKS = 20  # of one flow before the next has its turn
 _POLL = 0.1
+_ONE_LOOK = 1.0  # what closing the flow may take, however short the wait
 _LISTED = 1000  # members told of a flow that was cancelled before
 _DISPATCH = "select * from flowfabric.dispatch_cascades($1, $2, $3, $4, $5, $6, $7, $8)"
 _CANCEL = "select handled, failed, message, remaining, last, busy from flowfabric.cancel_members($1, $2, $3, $4)"
@@ -311,27 +313,31 @@ class FlowControl(FlowCalls):
             budget = _CEILING if wait else None
         else:
             raise InvalidInput(f"got {type(wait).__name__}", field="wait", allowed="a duration, True or False")
-        header = await self.cancel_flow_header(
-            flow_id, reason=reason, cancellation_policy=chosen, grace=grace if budget is not None else timedelta()
-        )
-        if isinstance(header, FlowAlreadyTerminal):
-            return FlowCancelled(
-                cancellation_policy=header.stored_cancellation_policy or chosen,
-                member_execution_ids=header.member_execution_ids[:_LISTED],
-            )
-        members = header.member_execution_ids
-        if header.target_count == 0:
-            return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
-        if budget is None:
-            return CancellationScheduled(
-                cancellation_policy=chosen, member_count=header.target_count, member_execution_ids=members
-            )
-        ms = budget // timedelta(milliseconds=1)
+        begun = time.monotonic()
         try:
-            async with asyncio.timeout(budget.total_seconds()):
+            async with asyncio.timeout(None if budget is None else max(budget.total_seconds(), _ONE_LOOK)):
+                header = await self.cancel_flow_header(
+                    flow_id,
+                    reason=reason,
+                    cancellation_policy=chosen,
+                    grace=grace if budget is not None else timedelta(),
+                )
+            if isinstance(header, FlowAlreadyTerminal):
+                return FlowCancelled(
+                    cancellation_policy=header.stored_cancellation_policy or chosen,
+                    member_execution_ids=header.member_execution_ids[:_LISTED],
+                )
+            members = header.member_execution_ids
+            if header.target_count == 0:
+                return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
+            if budget is None:
+                return CancellationScheduled(
+                    cancellation_policy=chosen, member_count=header.target_count, member_execution_ids=members
+                )
+            async with asyncio.timeout(max(budget.total_seconds() - (time.monotonic() - begun), 0)):
                 failed = await self._cancel_all(flow_id)
         except TimeoutError:
-            raise TimedOut("cancel_flow", ms) from None
+            raise TimedOut("cancel_flow", (budget or timedelta()) // timedelta(milliseconds=1)) from None
         if failed:
             return PartiallyCancelled(
                 cancellation_policy=chosen,

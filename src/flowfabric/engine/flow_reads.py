@@ -11,7 +11,7 @@ import msgspec
 from flowfabric._postgres import rows
 from flowfabric.engine.calls import check_limit, moment, parse_execution, parse_partition
 from flowfabric.engine.flows import FlowCalls
-from flowfabric.errors import Corruption, InvalidInput, NotFound, StateError
+from flowfabric.errors import Corruption, InvalidInput, NotFound, RetriesExhausted, StateError
 from flowfabric.graph import (
     AllOf,
     AnyOf,
@@ -261,8 +261,12 @@ class FlowReads(FlowCalls):
                 return
             case "flow_not_found":
                 raise NotFound("flow", flow[1])
+            case "busy":
+                raise RetriesExhausted(f"flow {flow[1]} is in somebody's hands")
             case _:
-                raise StateError("flow_not_terminal", f"flow {flow[1]} has members that have not ended")
+                raise StateError(
+                    "flow_not_terminal", f"flow {flow[1]} has members that have not ended, or ends to pass on"
+                )
 
 
 _GROUP = (

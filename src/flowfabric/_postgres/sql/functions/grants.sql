@@ -188,7 +188,7 @@ begin
                case when i.payload is null then e.payload_encoding else i.encoding end, e.tags, e.deadline_at,
                e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings
         from flowfabric.route r
-        left join lateral (select f.* from flowfabric.inputs_of(e.partition, e.id) f where e.has_inputs) i on true
+        cross join lateral flowfabric.inputs_of(e.partition, e.id) i
         where r.id = e.route;
         return;
     elsif e.completed_at is not null or e.state in ('active', 'suspended') then

@@ -75,12 +75,13 @@ begin
             select distinct s.partition, s.flow_id from started s where s.flow_id is not null
         )
         select s.partition, s.id, 'fresh', 0, s.attempt_id, 'initial', s.lease_id, s.epoch, v_expires, r.lane, r.kind,
-               s.namespace, s.flow_id, s.priority, s.created_at, coalesce(i.payload, s.payload),
-               case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
-               s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
-        from started s join flowfabric.route r on r.id = s.route
-        left join lateral (select f.* from flowfabric.inputs_of(s.partition, s.id) f where s.has_inputs) i on true;
-        -- in the order of the places given
+               s.namespace, s.flow_id, s.priority, s.created_at, coalesce((s.i).payload, s.payload),
+               case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end, s.tags, s.deadline_at,
+               s.attempt_timeout_at, s.retries, s.reclaims, s.replays, (s.i).upstreams, (s.i).states, (s.i).results,
+               (s.i).encodings
+        from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
+              from started x offset 0) s
+        join flowfabric.route r on r.id = s.route;   -- in the order of the places given
         return;
     end if;
 
@@ -167,10 +168,12 @@ begin
            case when s.attempt_resumed_at is not null then 'resumed'
                 when s.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end,
            s.attempt_index, s.attempt_id, s.attempt_type, s.lease_id, s.epoch, s.lease_expires_at, r.lane, r.kind,
-           s.namespace, s.flow_id, s.priority, s.created_at, coalesce(i.payload, s.payload),
-               case when i.payload is null then s.payload_encoding else i.encoding end, s.tags, s.deadline_at,
-           s.attempt_timeout_at, s.retries, s.reclaims, s.replays, i.upstreams, i.states, i.results, i.encodings
-    from started s join flowfabric.route r on r.id = s.route
-    left join lateral (select f.* from flowfabric.inputs_of(s.partition, s.id) f where s.has_inputs) i on true;   -- in the order of the places given
+           s.namespace, s.flow_id, s.priority, s.created_at, coalesce((s.i).payload, s.payload),
+               case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end, s.tags, s.deadline_at,
+           s.attempt_timeout_at, s.retries, s.reclaims, s.replays, (s.i).upstreams, (s.i).states, (s.i).results,
+               (s.i).encodings
+    from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
+          from started x offset 0) s
+    join flowfabric.route r on r.id = s.route;   -- in the order of the places given
 end;
 $$;

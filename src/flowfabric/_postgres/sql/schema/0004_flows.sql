@@ -151,3 +151,8 @@ create table flowfabric.flow_touched (
 alter type flowfabric.claimed
     add attribute upstreams uuid[], add attribute upstream_states text[], add attribute upstream_results bytea[],
     add attribute upstream_encodings text[];
+
+-- What upstreams pass to an execution: a result in place of its input, and results beside it.
+create type flowfabric.inputs as (
+    payload bytea, encoding text, upstreams uuid[], states text[], results bytea[], encodings text[]
+);
