@@ -85,7 +85,11 @@ async def test_what_was_passed_is_kept_while_the_upstream_is_replayed(engine: Ch
     assert results(flow, held["b"]) == {"a": b"1"}
     await engine.complete(held["a"].handle, result=b"2")
     await engine.release(held["b"].handle)
-    assert results(flow, (await claimed(engine))["b"]) == {"a": b"2"}  # the newest there is
+    again = (await claimed(engine))["b"]
+    assert results(flow, again) == {"a": b"1"}  # as the attempt was given it
+    await engine.complete(again.handle)
+    await engine.replay_execution(flow.nodes["b"])
+    assert results(flow, (await claimed(engine))["b"]) == {"a": b"2"}  # a new run: the newest there is
 
 
 async def test_a_redacted_upstream_leaves_nothing_behind(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:

@@ -186,17 +186,15 @@ class Flows(FlowCalls):
     async def _standing(
         self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None
     ) -> dict[str, ExecutionId]:
-        """The nodes that an earlier call made: of a flow all of them, of an extension those it names."""
+        """The nodes that an earlier call made. An extension is known by the ids of its nodes."""
+        if not call.is_new:
+            return call.nodes
         members = "select partition, id, node from flowfabric.read_members($1, false) where node is not null"
         if connection is not None:
             found = await connection.fetch(members, flow_id)
         else:
             found = await self._fetch(members, flow_id, repeatable=True)
-        return {
-            row["node"]: ExecutionId.of(row["partition"], row["id"])
-            for row in found
-            if call.is_new or row["node"] in call.nodes
-        }
+        return {row["node"]: ExecutionId.of(row["partition"], row["id"]) for row in found}
 
     async def create_flow(
         self, flow_id: FlowId | None = None, *, flow_kind: str = "", namespace: str = ""

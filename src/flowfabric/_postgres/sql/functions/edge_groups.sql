@@ -187,9 +187,8 @@ begin
     -- being replayed.
     select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
            array_agg(case when d.is_kept then 'completed' else up.state end) filter (where d.counts),
-           array_agg(case when d.is_kept and up.state <> 'completed' then d.result else up.result end) filter (where d.counts),
-           array_agg(case when d.is_kept and up.state <> 'completed' then d.encoding else up.result_encoding end)
-               filter (where d.counts)
+           array_agg(case when d.is_kept then d.result else up.result end) filter (where d.counts),
+           array_agg(case when d.is_kept then d.encoding else up.result_encoding end) filter (where d.counts)
     into v.upstreams, v.states, v.results, v.encodings
     from (select distinct on (x.upstream) x.upstream, coalesce(x.outcome = 'success' and x.is_in_time, false) as counts,
                  x.is_kept, x.kept_result as result, x.kept_encoding as encoding

@@ -77,6 +77,11 @@ begin
             join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
             where g.n > 0 and g.state <> 'satisfied';
         end if;
+        -- A new run is given the newest results there are.
+        update flowfabric.edge d set is_kept = false, kept_result = null, kept_encoding = null
+        from unnest(v_partitions, v_ids) as u (partition, id), flowfabric.execution up
+        where d.partition = u.partition and d.downstream = u.id and d.is_kept
+          and up.partition = d.partition and up.id = d.upstream and up.state = 'completed';
         -- What it has passed on stays what it was for those who were given it.
         update flowfabric.edge d set is_kept = true, kept_result = e.result, kept_encoding = e.result_encoding
         from unnest(v_partitions, v_ids) as u (partition, id)
