@@ -281,7 +281,7 @@ async def test_a_cancelled_flow_is_cancelled_to_the_end(
     flow = await submitted(plain_engine, {name: ("n0",) if place >= 300 else () for place, name in enumerate(names)})
     running = [await flow.claim(f"n{n}") for n in (297, 298, 299)]
     header = ("cancel_flow_header", {"flow_id": str(flow.id), "reason": "enough of it"})
-    chunk = ("reconcile_cancellations", {"members": 100})
+    chunk = ("reconcile_cancellations", {"members": 100, "chunks": 1})
     async with a_victim(database, sql) as victim:
         match moment:
             case "inside the header":

@@ -1355,7 +1355,6 @@ CASES = [
         **ONE_FLOW,
         downstream_execution_id=by_field([*IDS, BEYOND]),
         limit=by_field([*INTS, 0, 10_001]),
-        after=by_field([*MOMENTS, timedelta(1)]),
     ),
     *(
         Case(name, _group, **ONE_FLOW, downstream_execution_id=by_field([*IDS, BEYOND]))
@@ -1392,6 +1391,7 @@ CASES = [
         lambda world: {},
         limit=by_field([*INTS, 0, 10_001]),
         members=by_field([*INTS, 0, 10_001]),
+        chunks=by_field([*INTS, 0, 10_001]),
     ),
     Case("project_flow_summaries", lambda world: {}, limit=by_field([*INTS, 0, 1_000_001])),
 ]

@@ -417,9 +417,12 @@ class FlowControl(FlowCalls):
             members=tuple(ExecutionId.of(flow[0], one) for one in row["owed"]),
         )
 
-    async def reconcile_cancellations(self, *, limit: int = 50, members: int = _MEMBERS) -> Round:
-        """One chunk for each cancelled flow whose grace is over: cancel members that are still owed it."""
+    async def reconcile_cancellations(
+        self, *, limit: int = 50, members: int = _MEMBERS, chunks: int = _CHUNKS
+    ) -> Round:
+        """A few chunks for each cancelled flow whose grace is over: cancel members that are still owed it."""
         check_int(members, "members", 1, 10_000)
+        check_int(chunks, "chunks", 1, 10_000)
         due = await self._fetch(
             "select partition, flow_id from flowfabric.due_cancellations($1)", check_int(limit, "limit", 1, 10_000)
         )
@@ -428,7 +431,8 @@ class FlowControl(FlowCalls):
         more = False
         for flow in due:
             after: UUID | None = None
-            for _ in range(_CHUNKS):
+            before = handled
+            for _ in range(chunks):
                 row = await self._row(_CANCEL, flow["partition"], flow["flow_id"], members, after)
                 handled += row["handled"]
                 failed += len(row["failed"])
@@ -437,7 +441,7 @@ class FlowControl(FlowCalls):
                 if after is None or row["remaining"] == 0:
                     break
             else:
-                more = True
+                more = more or handled > before
         return Round(handled=handled, failed=failed, message=message, more=more)
 
     async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:
