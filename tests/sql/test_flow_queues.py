@@ -1,0 +1,112 @@
+"""What is left to the duties of flows: nothing that is in the way of one thing keeps the others waiting."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode
+from tests.support import Clock
+
+WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
+
+
+def race(*names: str) -> list[NewNode]:
+    new = ff.NewExecution(execution_kind="k")
+    return [
+        *(NewNode(name=name, execution=new) for name in names),
+        NewNode(name="join", execution=new, after=[NewEdge(upstream=name) for name in names], policy=AnyOf()),
+    ]
+
+
+async def states(engine: ff.Engine, flow: FlowSubmitted) -> dict[str, str]:
+    return {one.name: one.state.value for one in await engine.list_flow_members(flow.flow_id)}
+
+
+async def refuse_to_end(sql: asyncpg.Connection[Any], execution_id: ff.ExecutionId) -> None:
+    await sql.execute(
+        """
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.id = tg_argv[0]::uuid and new.completed_at is not null then raise exception 'not this one'; end if;
+            return new;
+        end $$
+        """
+    )
+    await sql.execute(
+        "create trigger refuse before update on flowfabric.execution for each row execute function"
+        f" public.refuse('{execution_id.uuid}')"
+    )
+
+
+async def test_a_sibling_that_cannot_be_cancelled_keeps_no_other_waiting(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    first = await plain_engine.submit_flow(race("a", "b", "c"))
+    second = await plain_engine.submit_flow(race("a", "b", "c"))
+    held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
+    for flow in (first, second):
+        await plain_engine.complete(held[flow.nodes["a"]])
+    await refuse_to_end(sql, first.nodes["b"])
+    passes = [await plain_engine.cancel_siblings() for _ in range(4)]
+    assert {one.action for one in passes} <= {"more", "drained", "busy"}
+    assert sum(one.failed for one in passes) > 0
+    assert "not this one" in {one.message for one in passes}
+    assert await states(plain_engine, first) == {"a": "completed", "b": "active", "c": "cancelled", "join": "waiting"}
+    assert await states(plain_engine, second) == {
+        "a": "completed", "b": "cancelled", "c": "cancelled", "join": "waiting",
+    }  # fmt: skip
+    await sql.execute("drop trigger refuse on flowfabric.execution")
+    assert (await plain_engine.cancel_siblings()).action == "drained"
+    assert (await states(plain_engine, first))["b"] == "cancelled"
+
+
+async def test_members_in_somebodys_hands_keep_no_other_waiting(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    new = ff.NewExecution(execution_kind="k")
+    flow = await plain_engine.submit_flow([NewNode(name=f"n{n}", execution=new) for n in range(6)])
+    await plain_engine.cancel_flow_header(flow.flow_id, grace=timedelta())
+    lowest = sorted(one.uuid for one in flow.nodes.values())[:2]
+    async with sql.transaction():
+        await sql.fetch("select 1 from flowfabric.execution where id = any ($1) for update", lowest)
+        done = await plain_engine.reconcile_cancellations(members=2)
+        assert (done.handled, done.failed, done.more) == (4, 0, False)
+    assert (await plain_engine.reconcile_cancellations()).handled == 2
+    assert await plain_engine.read_cancel_backlog(flow.flow_id) is None
+
+
+async def test_an_end_under_an_old_snapshot_is_left_to_the_dispatcher(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    new = ff.NewExecution(execution_kind="k")
+    flow = await plain_engine.submit_flow(
+        [NewNode(name="a", execution=new), NewNode(name="b", execution=new, after=[NewEdge(upstream="a")])]
+    )
+    held = (await plain_engine.claim_many(limit=1, **WORKER))[0].handle
+    async with sql.transaction(isolation="repeatable_read"):
+        await sql.fetch(
+            "select * from flowfabric.complete($1, $2, $3, $4, $5, $6, $7, $8, false)",
+            [held.partition], [held.uuid], [held.lease_id], [held.lease_epoch], [held.attempt_id], [held.attempt_index],
+            [None], [None],
+        )  # fmt: skip
+    assert await states(plain_engine, flow) == {"a": "completed", "b": "waiting_children"}
+    assert (await plain_engine.dispatch_cascades()).resolved == 1
+    assert await states(plain_engine, flow) == {"a": "completed", "b": "waiting"}
+
+
+async def test_flows_that_nothing_was_put_into_are_forgotten(plain_engine: ff.Engine, clock: Clock) -> None:
+    empty = await plain_engine.create_flow()
+    full = await plain_engine.submit_flow(
+        [NewNode(name="a", execution=ff.NewExecution(execution_kind="k", execution_deadline_at=timedelta(days=400)))]
+    )
+    await clock.advance(seconds=13 * 86_400)
+    await plain_engine.sweep()
+    assert await plain_engine.describe_flow(empty.flow_id) is not None
+    await clock.advance(seconds=2 * 86_400)
+    await plain_engine.sweep()
+    assert await plain_engine.describe_flow(empty.flow_id) is None
+    assert await plain_engine.describe_flow(full.flow_id) is not None
