@@ -19,6 +19,8 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres import embedded
 from flowfabric.engine.service import migrate_database
+from tests import sampling
+from tests.places import place_of_data
 from tests.support import CheckedEngine, Clock, in_database, system_programs
 
 FAST = {
@@ -27,14 +29,46 @@ FAST = {
     "full_page_writes": "off",
     "max_connections": "300",
     "shared_buffers": "128MB",
+    "autovacuum": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_wal_size": "512MB",
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--servers",
+        choices=("marked", "all"),
+        default="marked",
+        help="which SQL tests also run on the system's Postgres: those marked both_servers, or all",
+    )
+    parser.addoption("--full", action="store_true", help="all seeds and full products instead of a sample of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sampling.configure(full=config.getoption("--full"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow tests to `--full`."""
+    if config.getoption("--full"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The SQL tests run on every Postgres major that is here: the wheel's, and the system's where one is found."""
+    """Tests run on the wheel's Postgres; SQL tests marked `both_servers` also on the system's, where one is found."""
     if "server" in metafunc.fixturenames:
         majors = ["wheel"]
-        if "/tests/sql/" in str(metafunc.definition.path) and system_programs() is not None:
+        is_wanted = (
+            metafunc.config.getoption("--servers") == "all"
+            or metafunc.definition.get_closest_marker("both_servers") is not None
+        )
+        if is_wanted and "/tests/sql/" in str(metafunc.definition.path) and system_programs() is not None:
             majors.append("system")
         metafunc.parametrize("server", majors, indirect=True, scope="session")
 
@@ -48,7 +82,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         shared = shared.parent
     programs = system_programs() if which == "system" else None
     with _environment("FLOWFABRIC_PG_BIN", str(programs) if programs else None):
-        running = embedded.start(shared / f"postgres-{which}", settings=FAST)
+        running = embedded.start(place_of_data(shared) / f"postgres-{which}", settings=FAST)
     with open(shared / f"template-{which}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         asyncio.run(_make_template(running.dsn))
@@ -92,7 +126,7 @@ async def fresh_database(server: str) -> AsyncIterator[str]:
     name = f"ff_{os.getpid()}_{next(_counter)}"
     admin = await asyncpg.connect(server)
     try:
-        await admin.execute(f"create database {name} template ff_template")
+        await admin.execute(f"create database {name} template ff_template strategy file_copy")
         yield in_database(server, name)
         await admin.execute(f"drop database if exists {name} with (force)")
     finally:

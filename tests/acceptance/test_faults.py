@@ -33,7 +33,7 @@ SCRIPT = Path(__file__).with_name("fault_worker.py")
 PATIENCE = 150.0
 FLAKY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(milliseconds=50))))
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.xdist_group("faults")]
 
 
 @pytest.fixture(scope="module")

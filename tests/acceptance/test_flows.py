@@ -26,7 +26,7 @@ from tests.acceptance.test_waits import Site as WaitsSite
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flows faults")]
+pytestmark = [pytest.mark.xdist_group("flows faults")]
 
 
 class Site(WaitsSite):

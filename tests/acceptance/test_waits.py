@@ -26,7 +26,7 @@ from tests.acceptance import waits_app
 SCRIPT = Path(__file__).with_name("waits_app.py")
 PATIENCE = 60.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("waits faults")]
+pytestmark = [pytest.mark.xdist_group("waits faults")]
 
 
 class Site:

@@ -39,7 +39,7 @@ SCRIPT = Path(__file__).with_name("worker_app.py")
 PATIENCE = 60.0
 SOCKET = ".s.PGSQL.5432"
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("worker faults")]
+pytestmark = [pytest.mark.xdist_group("worker faults")]
 
 
 async def until(condition: Callable[[], Any], words: Callable[[], str] = str) -> None:
