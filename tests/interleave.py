@@ -14,7 +14,7 @@ import asyncpg
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
-from tests.support import Clock
+from tests.support import Clock, Wipe
 
 PATIENCE = 60.0
 """Seconds after which a call that should have ended counts as stuck. Nothing waits this long when all is well."""
@@ -93,23 +93,6 @@ async def waiting(
         raise
 
 
-_EMPTY = """
-delete from flowfabric.execution; delete from flowfabric.ready; delete from flowfabric.ready_floor;
-delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
-delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
-delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.step;
-delete from flowfabric.waiter; delete from flowfabric.watch;
-delete from flowfabric.waitpoint; delete from flowfabric.suspension; delete from flowfabric.signal;
-delete from flowfabric.flow; delete from flowfabric.edge; delete from flowfabric.edge_group;
-delete from flowfabric.injected_input; delete from flowfabric.pending_cascade; delete from flowfabric.sibling_cancel;
-delete from flowfabric.cancel_backlog; delete from flowfabric.cancel_member; delete from flowfabric.flow_summary;
-delete from flowfabric.flow_touched;
-delete from flowfabric.keystore where kid <> 'k1';
-update flowfabric.keystore set state = 'current', expires_at = null where state <> 'current';
-update flowfabric.clock set shift = '0' where shift <> '0';
-"""
-
-
 class Stage:
     """One database for many cases: it is emptied before each, and audited as a whole after it."""
 
@@ -118,6 +101,7 @@ class Stage:
         self.watch = watch
         self.clock = Clock(watch)
         self._company: list[Party] = []
+        self._wipe: Wipe | None = None
 
     async def company(self, count: int) -> list[Party]:
         """So many parties, free of whatever a failed case left open."""
@@ -140,7 +124,9 @@ class Stage:
         await self.watch.close()
 
     async def empty(self) -> None:
-        await self.watch.execute(_EMPTY)
+        if self._wipe is None:
+            self._wipe = await Wipe.of(self.watch)
+        await self._wipe()
 
     async def audit(self) -> None:
         violations = await self.watch.fetch("select rule, id, detail from flowfabric.audit(null, true)")

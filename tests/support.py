@@ -76,6 +76,46 @@ class Clock:
         return await self._connection.fetchval("select flowfabric.now()")
 
 
+class Wipe:
+    """Makes a database what a fresh copy of the template is, while connections to it stay open."""
+
+    # Their rows come with the schema. What a test changes in one of them is put back.
+    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore"})
+    # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
+    _TRUNCATE_EVERY = 50
+
+    def __init__(self, connection: asyncpg.Connection[Any], tables: list[str], key: asyncpg.Record) -> None:
+        self._connection = connection
+        named = [f"flowfabric.{table}" for table in tables]
+        self._delete = "".join(f"delete from {name};" for name in named)
+        self._truncate = f"truncate {', '.join(named)} restart identity; alter sequence flowfabric.event_number restart"
+        self._key = tuple(key)
+        self._times = 0
+
+    @classmethod
+    async def of(cls, connection: asyncpg.Connection[Any]) -> Wipe:
+        found = await connection.fetch(
+            "select c.relname from pg_class c where c.relnamespace = 'flowfabric'::regnamespace"
+            " and c.relkind in ('r', 'p') and not c.relispartition order by c.relname <> 'route', c.relname"
+        )
+        key = await connection.fetchrow("select kid, inner_key, outer_key, installed_at from flowfabric.keystore")
+        return cls(connection, [row["relname"] for row in found if row["relname"] not in cls.KEPT], key)
+
+    async def __call__(self) -> None:
+        self._times += 1
+        await self._connection.execute(
+            (self._delete if self._times % self._TRUNCATE_EVERY else self._truncate + ";")
+            + "update flowfabric.clock set shift = '0';"
+            "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions) values (256);"
+            "delete from flowfabric.keystore"
+        )
+        await self._connection.execute(
+            "insert into flowfabric.keystore (kid, inner_key, outer_key, installed_at, state)"
+            " values ($1, $2, $3, $4, 'current')",
+            *self._key,
+        )
+
+
 async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
     """Create one execution and give its id."""
     created = await engine.create_execution(**{"execution_kind": "test", **fields})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -34,30 +34,11 @@ from flowfabric.models import (
 )
 from flowfabric.policies import SuspensionPolicy
 from flowfabric.state import TRANSITIONS, Transition, matches, position
-from tests.conftest import fresh_database
-from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, new_id
+from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, Wipe, new_id
 
 COUNTERS = ("total_attempt_count", "retry_count", "replay_count", "lease_reclaim_count", "current_lease_epoch")
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
-
-_WIPE = """
-delete from flowfabric.execution; delete from flowfabric.ready; delete from flowfabric.ready_floor;
-delete from flowfabric.timer; delete from flowfabric.attempt; delete from flowfabric.tag;
-delete from flowfabric.unsuccessful; delete from flowfabric.blocked; delete from flowfabric.idempotency;
-delete from flowfabric.claim_grant; delete from flowfabric.event; delete from flowfabric.keystore where kid <> 'k1';
-delete from flowfabric.step; delete from flowfabric.waiter; delete from flowfabric.watch;
-delete from flowfabric.schedule; delete from flowfabric.waitpoint; delete from flowfabric.suspension;
-delete from flowfabric.signal;
-delete from flowfabric.flow; delete from flowfabric.edge; delete from flowfabric.edge_group;
-delete from flowfabric.injected_input; delete from flowfabric.pending_cascade; delete from flowfabric.sibling_cancel;
-delete from flowfabric.cancel_member; delete from flowfabric.cancel_backlog; delete from flowfabric.flow_summary;
-delete from flowfabric.flow_touched;
-update flowfabric.clock set shift = '0';
-update flowfabric.lane set state = 'active' where state <> 'active';
-update flowfabric.keystore set state = 'current', expires_at = null;
-update flowfabric.deployment set auto_reclaim = true, reclaim_grace = '0', retention = '24 hours';
-"""
 
 _TABLES = (
     "execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "step", "waiter", "waitpoint",
@@ -124,16 +105,17 @@ def shorthand(events: Sequence[Mapping[str, Any]]) -> list[str]:
 class World:
     """One database, wiped before every case."""
 
-    def __init__(self, dsn: str, engine: CaseEngine, sql: asyncpg.Connection[Any]) -> None:
+    def __init__(self, dsn: str, engine: CaseEngine, sql: asyncpg.Connection[Any], wipe: Wipe) -> None:
         self.dsn = dsn
         self.engine = engine
         self.sql = sql
         self.clock = Clock(sql)
+        self._wipe = wipe
 
     async def wipe(self) -> None:
         self.engine.checking = True
         self.engine.creating = {}
-        await self.sql.execute(_WIPE)
+        await self._wipe()
 
     async def reach(self, state: str, **creating: Any) -> Reached:
         """A new execution in a state, created with these fields."""
@@ -166,16 +148,6 @@ class World:
 
     async def event_count(self) -> int:
         return int(await self.sql.fetchval("select count(*) from flowfabric.event"))
-
-
-@contextlib.asynccontextmanager
-async def open_world(server: str) -> AsyncIterator[World]:
-    async with fresh_database(server) as dsn, await CaseEngine.connect(dsn, notifications=False) as engine:
-        sql = await asyncpg.connect(dsn)
-        try:
-            yield World(dsn, engine, sql)
-        finally:
-            await sql.close()
 
 
 async def outcome(call: Awaitable[Any]) -> str:

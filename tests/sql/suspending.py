@@ -33,7 +33,7 @@ from flowfabric.models import (
 )
 from tests.conftest import fresh_database
 from tests.sql.cases import CaseEngine, World
-from tests.support import WORKER, claim_one, new_id, submit
+from tests.support import WORKER, Wipe, claim_one, new_id, submit
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -89,13 +89,6 @@ class Waiting:
 
 class SuspendingWorld(World):
     """One database, wiped before every case, with short ways to executions that wait."""
-
-    signing_key: tuple[bytes, bytes]
-
-    async def wipe(self) -> None:
-        await super().wipe()
-        # A purge may have erased it.
-        await self.sql.execute("update flowfabric.keystore set inner_key = $1, outer_key = $2", *self.signing_key)
 
     # Ways there
 
@@ -246,9 +239,7 @@ async def open_suspending(server: str) -> AsyncIterator[SuspendingWorld]:
     async with fresh_database(server) as dsn, await CaseEngine.connect(dsn, notifications=False) as engine:
         sql = await asyncpg.connect(dsn)
         try:
-            world = SuspendingWorld(dsn, engine, sql)
-            world.signing_key = await sql.fetchrow("select inner_key, outer_key from flowfabric.keystore")
-            yield world
+            yield SuspendingWorld(dsn, engine, sql, await Wipe.of(sql))
         finally:
             await sql.close()
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Claimed, ClaimGrant, Event, ReclaimGrant, RetryScheduled
 from flowfabric.state import AttemptState, BlockingReason, LifecyclePhase, TerminalOutcome
-from tests.sql.cases import CaseEngine, World, open_world, outcome, shorthand
+from tests.sql.cases import CaseEngine, World, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 def retrying(**fields: Any) -> ff.ExecutionPolicy:

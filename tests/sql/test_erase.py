@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.conditions import on
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Claimed, Fresh, NewStep, Suspended
 from tests.interleave import Party, waiting
-from tests.sql.cases import World, open_world, outcome
+from tests.sql.cases import World, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SECRET = "s3cr3t"
 ENDED = [state for state in STATES if state.startswith("T")]
 OPEN = [state for state in STATES if not state.startswith("T")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 async def suspend_and_signal(world: World, held: Claimed) -> Claimed:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.ids import ExecutionId
@@ -23,7 +21,7 @@ from flowfabric.models import (
     ReclaimGrant,
     ResumeGrant,
 )
-from tests.sql.cases import World, open_world, outcome, shorthand
+from tests.sql.cases import World, outcome, shorthand
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,18 +29,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 STRANGER = {"worker_id": "another-pool", "worker_instance_id": "another-1"}
 CAPABLE = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu", "cuda")))
 TTL = timedelta(seconds=5)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 def minted() -> dict[str, Any]:

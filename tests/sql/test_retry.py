@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.models import RetryScheduled, TerminalFailed
-from tests.sql.cases import World, open_world, outcome, shorthand
+from tests.sql.cases import World, outcome, shorthand
 from tests.support import WORKER, claim_one, new_id, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -22,18 +20,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 CLASSES = ("transient", "infra_crash", "timeout", "permanent", "cancelled")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 async def delay_ms(world: World, policy: Any, retries: int, failure: str = "transient", category: str = "x") -> Any:

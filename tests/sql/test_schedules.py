@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.models import Schedule
 from tests.interleave import PATIENCE, Party, settled, waiting
-from tests.sql.cases import World, open_world
+from tests.sql.cases import World
 from tests.support import claim_one
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,18 +19,6 @@ HOURLY = {"kind": "every", "seconds": 3600}
 DUE = datetime(2020, 1, 1, tzinfo=UTC)
 NEXT = DUE + timedelta(hours=1)
 ITEM = ff.NewExecution(execution_kind="report")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 async def put(engine: ff.Engine, name: str = "s", **fields: Any) -> str:

@@ -61,7 +61,6 @@ from tests.sql.suspending import (
     forged,
     nothing,
     numbered,
-    open_suspending,
     pass_deadline,
     release,
     resume,
@@ -73,18 +72,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 LIMIT = 65_536
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[SuspendingWorld]:
-    async with open_suspending(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: SuspendingWorld) -> SuspendingWorld:
-    await shared.wipe()
-    return shared
 
 
 @pytest_asyncio.fixture(loop_scope="module")

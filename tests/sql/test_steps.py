@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.ids import ExecutionId
 from flowfabric.models import NewStep, Step
-from tests.sql.cases import NOT_HELD, Case, World, open_world, outcome, stranger
+from tests.sql.cases import NOT_HELD, Case, World, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOOM = '{"type": "ValueError", "message": "boom"}'
 CHILD = ff.NewExecution(execution_kind="child", lane_id="children")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    return shared
 
 
 async def record(engine: ff.Engine, handle: ff.Handle | ff.Fence, name: str = "s", n: int = 0, **fields: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.conditions import (
@@ -39,6 +38,7 @@ from flowfabric.models import (
     UsePending,
 )
 from flowfabric.policies import SuspensionPolicy
+from tests.each import Rows
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
 from tests.sql.suspending import (
@@ -54,7 +54,6 @@ from tests.sql.suspending import (
     Waiting,
     bound,
     changed,
-    open_suspending,
     short,
 )
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id
@@ -62,18 +61,6 @@ from tests.support import OTHER, STATES, WORKER, claim_one, new_id
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[SuspendingWorld]:
-    async with open_suspending(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: SuspendingWorld) -> SuspendingWorld:
-    await shared.wipe()
-    return shared
 
 
 async def code(call: Awaitable[Any]) -> str:
@@ -522,28 +509,31 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.told} {len(rule.waitpoints)}")
 @pytest.mark.parametrize("by", ["handle", "triple"])
 @pytest.mark.parametrize("state", ["A", "S", "missing"])
 async def test_the_first_rule_that_is_broken_is_told_whatever_the_state(
-    world: SuspendingWorld, rule: Rule, by: str, state: str
+    world: SuspendingWorld, by: str, state: str
 ) -> None:
     world.engine.checking = False
     handle = stranger(ExecutionId.of(5, new_id())) if state == "missing" else (await world.reach(state)).handle
     before = await world.stored()
     now = await world.clock.now()
-    with pytest.raises(ff.InvalidInput) as refused:
-        await _call(
-            world.engine,
-            by,
-            handle,
-            waitpoints=rule.waitpoints,
-            resume_condition=rule.condition,
-            timeout_at=now + PAST if rule.past else None,
-        )
-    assert refused.value.problem.split(" at ")[0] == rule.told
-    assert rule.told in refused.value.detail
-    assert await world.stored() == before
+    rows = Rows()
+    for rule in RULES:
+        with rows.row(rule):
+            with pytest.raises(ff.InvalidInput) as refused:
+                await _call(
+                    world.engine,
+                    by,
+                    handle,
+                    waitpoints=rule.waitpoints,
+                    resume_condition=rule.condition,
+                    timeout_at=now + PAST if rule.past else None,
+                )
+            assert refused.value.problem.split(" at ")[0] == rule.told
+            assert rule.told in refused.value.detail
+            assert await world.stored() == before
+    rows.tell()
 
 
 async def _call(engine: ff.Engine, by: str, handle: Handle, **args: Any) -> Suspended | AlreadySatisfied:

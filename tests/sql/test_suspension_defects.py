@@ -6,13 +6,11 @@ In the order in which the contract lists them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric._duties import ALL, TimerDuty
@@ -59,7 +57,6 @@ from tests.sql.suspending import (
     Waiting,
     ended,
     forged,
-    open_suspending,
     short,
 )
 from tests.support import WORKER, claim_one, new_id
@@ -68,18 +65,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NONE = timedelta(0)
 KEY_A, KEY_B = "ab" * 32, "cd" * 32
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[SuspendingWorld]:
-    async with open_suspending(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: SuspendingWorld) -> SuspendingWorld:
-    await shared.wipe()
-    return shared
 
 
 async def neighbour(world: SuspendingWorld, wait: Waiting) -> Waiting:

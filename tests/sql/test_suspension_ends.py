@@ -38,7 +38,6 @@ from tests.sql.suspending import (
     fail_for_good,
     nothing,
     numbered,
-    open_suspending,
     pass_deadline,
     release,
     short,
@@ -48,18 +47,6 @@ from tests.support import WORKER, claim_one, new_id
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[SuspendingWorld]:
-    async with open_suspending(server) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: SuspendingWorld) -> SuspendingWorld:
-    await shared.wipe()
-    return shared
 
 
 @pytest_asyncio.fixture(loop_scope="module")

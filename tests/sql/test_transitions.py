@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Attempt, Claimed
 from flowfabric.state import LEGAL, TRANSITIONS, is_consistent, legal_row, position
+from tests.each import Rows, each
 from tests.sql.cases import (
     BLOCKING_REASONS,
     BY_NAME,
@@ -25,7 +25,6 @@ from tests.sql.cases import (
     Operation,
     Picture,
     World,
-    open_world,
     outcome,
     shorthand,
     target,
@@ -35,20 +34,12 @@ from tests.support import STATES, Reached, new_id
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(server: str) -> AsyncIterator[World]:
-    async with open_world(server) as world:
-        yield world
+@pytest.fixture(autouse=True)
+def unchecked(world: World) -> None:
+    """The cases audit once, at their end."""
+    world.engine.checking = False
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: World) -> World:
-    await shared.wipe()
-    shared.engine.checking = False
-    return shared
-
-
-PAIRS = [pytest.param(o, s, id=f"{o.name}-{s}") for o in OPERATIONS for s in o.states]
 AttemptEffect = Callable[[list[Attempt], list[Attempt], str], bool]
 
 
@@ -139,10 +130,18 @@ ATTEMPT_EFFECTS: dict[str, AttemptEffect] = {
 HANDLE_KINDS = {"W": "fresh", "W.i": "resumed", "W.s": "resumed", "B": "fresh", "X": "reclaimed", "V": "reclaimed"}
 
 
-@pytest.mark.parametrize(("operation", "state"), PAIRS)
-async def test_a_state_and_an_operation_give_what_the_table_says(
-    world: World, operation: Operation, state: str
-) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+async def test_a_state_and_an_operation_give_what_the_table_says(world: World, operation: Operation) -> None:
+    rows = Rows()
+    for state in operation.states:
+        await world.wipe()
+        world.engine.checking = False
+        with rows.row(state):
+            await _gives_what_the_table_says(world, operation, state)
+    rows.tell()
+
+
+async def _gives_what_the_table_says(world: World, operation: Operation, state: str) -> None:
     reached = await world.reach(state, **operation.creating)
     case = Case(world, reached)
     await operation.prepare(case)
@@ -297,13 +296,11 @@ async def test_a_call_that_meets_a_lapsed_lease_marks_it_and_changes_nothing_els
     assert await world.picture(case.id) == marked
 
 
-@pytest.mark.parametrize(
-    ("reason", "state"), list(itertools.product(BLOCKING_REASONS, ["W.1", "W.r", "W.p", "W.i", "W.s"]))
-)
+@each(("reason", "state"), itertools.product(BLOCKING_REASONS, ["W.1", "W.r", "W.p", "W.i", "W.s"]))
 async def test_a_block_keeps_the_pending_attempt_and_an_unblock_gives_it_back(
     world: World, reason: str, state: str
 ) -> None:
-    world.engine.checking = True
+    await world.wipe()
     reached = await world.reach(state)
     before = await world.record(reached.id)
     await world.engine.block_execution_for_admission(reached.id, reason, reason_detail="because")

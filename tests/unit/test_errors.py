@@ -46,6 +46,7 @@ from flowfabric.errors import (
     redact,
     refusal,
 )
+from tests.each import each
 
 FAMILIES = {
     "not_found": NotFound,
@@ -205,7 +206,7 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return refusal(row.kind, "why", execution_id="{fp:1}:x")
 
 
-@pytest.mark.parametrize(("family", "kind", "error_class", "http", "code"), list(expected()))
+@each(("family", "kind", "error_class", "http", "code"), list(expected()))
 def test_every_kind_of_the_chapter_is_in_the_table(
     family: str, kind: str, error_class: str, http: int, code: str
 ) -> None:
@@ -223,7 +224,7 @@ def test_a_family_and_kind_appear_once() -> None:
     assert len({(row.family, row.kind) for row in TAXONOMY}) == len(TAXONOMY)
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
+@each("row", TAXONOMY)
 def test_an_error_carries_what_its_row_says(row: TaxonomyRow) -> None:
     error = build(row)
     assert isinstance(error, FAMILIES[row.family])
@@ -234,8 +235,8 @@ def test_an_error_carries_what_its_row_says(row: TaxonomyRow) -> None:
     assert str(error)
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
-@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
+@each("row", TAXONOMY)
+@each("how", ["pickle", "copy", "deepcopy"])
 def test_an_error_survives_pickling_and_copying(row: TaxonomyRow, how: str) -> None:
     error = build(row)
     error.add_note("while testing")
@@ -251,7 +252,7 @@ def test_an_error_survives_pickling_and_copying(row: TaxonomyRow, how: str) -> N
     assert repr(again) == repr(error)
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.family}-{row.kind}")
+@each("row", TAXONOMY)
 def test_the_wire_flag_is_true_for_retryables_and_for_contention_but_one(row: TaxonomyRow) -> None:
     if row.family == "contention":
         assert row.wire_retryable is (row.kind != "retry_exhausted")
@@ -315,7 +316,7 @@ def test_a_step_that_failed_before_names_itself_and_its_error() -> None:
     assert "charge" in str(error) and "declined" in str(error)
 
 
-@pytest.mark.parametrize("kind", sorted(LEASE_LOST_KINDS))
+@each("kind", sorted(LEASE_LOST_KINDS))
 def test_a_lost_lease_is_always_raised_as_lease_lost(kind: str) -> None:
     with pytest.raises(ValueError, match="LeaseLost"):
         StateError(kind)
@@ -325,7 +326,7 @@ def test_a_lost_lease_is_always_raised_as_lease_lost(kind: str) -> None:
     assert "{fp:3}:x" in str(error)
 
 
-@pytest.mark.parametrize(
+@each(
     ("family", "kind"),
     [
         (ValidationFailed, "invalid_input"),
@@ -395,7 +396,7 @@ def test_a_refusal_takes_the_facts_of_its_class() -> None:
     assert isinstance(refusal("retry_exhausted"), RetriesExhausted)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "words"),
     [
         ("unreachable", "cannot be reached"),
@@ -416,7 +417,7 @@ def test_a_failed_connection_says_what_to_do(kind: str, words: str) -> None:
     assert "hunter2" not in repr(error) + str(error) + repr(error.__dict__)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "masked"),
     [
         ("postgresql://ann:hunter2@db:5432/app", "postgresql://ann:***@db:5432/app"),

@@ -33,6 +33,7 @@ from flowfabric.ids import check_tag_key, mint_execution_id
 from flowfabric.middleware import metrics, tracing
 from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
+from tests.each import each
 
 SECRET = "4111-1111"
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)
@@ -334,7 +335,7 @@ def test_nothing_that_is_awaited_hides_behind_an_ordinary_function() -> None:
     assert [name for name, returns in others.items() if returns.startswith(("Awaitable", "Coroutine"))] == []
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 async def test_every_operation_passes_the_hooks_with_its_arguments(name: str) -> None:
     engine, reached = spied()
     noted: list[str] = []
@@ -346,7 +347,7 @@ async def test_every_operation_passes_the_hooks_with_its_arguments(name: str) ->
     assert noted == [f"a {name}", f"b {name}", "b called", "a called"]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 async def test_a_hook_can_keep_every_operation_from_the_engine(name: str) -> None:
     class Refuse(mw.Middleware):
         async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
@@ -723,8 +724,8 @@ async def test_only_what_was_accepted_and_is_new_counts_as_submitted() -> None:
 @given(st.lists(st.floats(0, 10_000), min_size=1, max_size=30))
 def test_a_timing_holds_what_was_observed(seconds: list[float]) -> None:
     sink = mw.MemorySink()
-    for each in seconds:
-        sink.observe("t", each, {"kind": "a"})
+    for one in seconds:
+        sink.observe("t", one, {"kind": "a"})
     timing = sink.snapshot().timings['t{kind="a"}']
     assert timing.count == len(seconds)
     assert timing.longest == max(seconds)

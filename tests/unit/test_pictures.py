@@ -29,6 +29,7 @@ from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, EdgeSnapshot, FlowGr
 from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.pictures import LOOKS, plain, to_dot, to_mermaid, to_svg, to_text
 from flowfabric.state import State
+from tests import sampling
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 FLOW = FlowId(UUID(int=7))
@@ -631,24 +632,28 @@ def test_the_same_graph_gives_the_same_bytes_in_every_process() -> None:
 
 
 def big(shape: str) -> FlowGraph:
+    """Ten thousand nodes with `--full`, a thousand without."""
+    size = 10_000 if sampling.is_full() else 1_000
+    half, wide = size // 2, size // 10
     match shape:
         case "chain":
-            edges = [(number, number + 1) for number in range(9_999)]
+            edges = [(number, number + 1) for number in range(size - 1)]
         case "skip chain":
-            edges = [(number, number + 1) for number in range(4_999)] + [(0, number) for number in range(2, 5_000)]
+            edges = [(number, number + 1) for number in range(half - 1)] + [(0, number) for number in range(2, half)]
         case "diamond":
-            edges = [(0, number) for number in range(1, 1001)] + [(number, 1001) for number in range(1, 1001)]
+            edges = [(0, number) for number in range(1, wide + 1)]
+            edges += [(number, wide + 1) for number in range(1, wide + 1)]
         case "layers":
             dice = random.Random(1)
             edges = [
                 (100 * layer + dice.randrange(100), 100 * layer + 100 + number)
-                for layer in range(99)
+                for layer in range(size // 100 - 1)
                 for number in range(100)
                 for _ in range(3)
             ]
         case _:
             edges = []
-    count = max((max(pair) for pair in edges), default=9_999) + 1
+    count = max((max(pair) for pair in edges), default=size - 1) + 1
     return flow([member(number, kind=f"k{number % 3}") for number in range(count)], edges)
 
 

@@ -36,6 +36,7 @@ from flowfabric.state import (
     position,
     project,
 )
+from tests.each import each
 
 RUNNABLE = {State.WAITING, State.DELAYED, State.RATE_LIMITED, State.WAITING_CHILDREN, State.RESUMABLE}
 TERMINAL = {
@@ -89,7 +90,7 @@ LEGAL_FACTS = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "number", "at"), LEGAL_FACTS)
+@each(("facts", "number", "at"), LEGAL_FACTS)
 def test_stored_facts_project_to_their_legal_row(
     facts: tuple[str, str | None, str | None, bool, str | None, int], number: int, at: str
 ) -> None:
@@ -105,7 +106,7 @@ def test_every_legal_row_is_reached_from_stored_facts() -> None:
     assert {number for _, number, _ in LEGAL_FACTS} == set(range(1, 15)) == {row.number for row in LEGAL}
 
 
-@pytest.mark.parametrize(
+@each(
     ("facts", "expected"),
     [
         (
@@ -140,7 +141,7 @@ def test_the_projection_fills_all_seven_dimensions(
     assert " ".join(msgspec.structs.astuple(project(*facts))) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "facts",
     [
         ("waiting", None, None, False, None, 0),
@@ -166,7 +167,7 @@ def test_contradictory_facts_are_reported_and_not_hidden(
         position(vector)
 
 
-@pytest.mark.parametrize(
+@each(
     ("facts", "resume_pending"),
     [
         (("waiting", None, "interrupted", True, None, 1), True),
@@ -182,7 +183,7 @@ def test_the_resume_flag_decides_between_waiting_and_resumable(
     assert is_consistent(vector, not resume_pending)
 
 
-@pytest.mark.parametrize(
+@each(
     "facts",
     [
         ("running", None, None, False, None, 0),
@@ -224,7 +225,7 @@ def test_the_projection_answers_for_any_known_words_and_survives_json(
         assert is_consistent(vector, resume)
 
 
-@pytest.mark.parametrize(
+@each(
     ("phase", "eligibility", "outcome", "resume", "public"),
     [
         *(("terminal", "not_applicable", o.value, False, s.value) for s, o in TERMINAL.items()),
@@ -273,7 +274,7 @@ def vectors_of(row: LegalRow) -> list[StateVector]:
     ]
 
 
-@pytest.mark.parametrize("row", LEGAL, ids=lambda row: f"L{row.number}")
+@each("row", LEGAL)
 def test_a_legal_vector_has_a_position_and_belongs_to_one_row(row: LegalRow) -> None:
     legal = [vector for vector in vectors_of(row) if is_legal(vector)]
     assert legal
@@ -295,7 +296,7 @@ def test_a_terminal_word_and_its_outcome_agree() -> None:
     assert not is_legal(msgspec.structs.replace(vector, ownership_state=OwnershipState.LEASED))
 
 
-@pytest.mark.parametrize("state", State)
+@each("state", State)
 def test_a_state_is_terminal_exactly_when_it_has_an_outcome(state: State) -> None:
     assert state.is_terminal is (state in TERMINAL)
     assert (state in TERMINAL_STATES) is state.is_terminal
@@ -332,14 +333,14 @@ def every_position() -> set[str]:
     return {position(vector) for row in LEGAL for vector in vectors_of(row) if is_legal(vector)}
 
 
-@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.number}-{row.operations[0]}")
+@each("row", TRANSITIONS)
 def test_a_transition_names_known_positions(row: Transition) -> None:
     known = every_position()
     for pattern in (*row.sources, *row.targets):
         assert pattern in ("-", "=") or any(matches(pattern, at) for at in known), pattern
 
 
-@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.number}-{row.operations[0]}")
+@each("row", TRANSITIONS)
 def test_a_terminal_transition_writes_exactly_one_completion(row: Transition) -> None:
     completions = [event for event in row.events if event.startswith("K")]
     ends = [target for target in row.targets if target.startswith("T:")]
@@ -351,20 +352,20 @@ def test_a_terminal_transition_writes_exactly_one_completion(row: Transition) ->
         assert completions == ["K"]
 
 
-@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.number}-{row.operations[0]}")
+@each("row", TRANSITIONS)
 def test_only_replay_and_retention_leave_a_terminal_state(row: Transition) -> None:
     if any(source.startswith("T") for source in row.sources):
         assert row.targets == ("=",) or row.operations[0] in ("replay_execution", "trim_retention")
 
 
-@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.number}-{row.operations[0]}")
+@each("row", TRANSITIONS)
 def test_the_epoch_grows_exactly_when_a_lease_is_acquired_or_given_up_by_suspend(row: Transition) -> None:
     acquires = any(event in ("L:acquired", "L:reclaimed") for event in row.events)
     assert ("current_lease_epoch" in row.counters) is (acquires or row.operations == ("suspend",))
     assert acquires is (row.targets == ("A",))
 
 
-@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.number}-{row.operations[0]}")
+@each("row", TRANSITIONS)
 def test_taking_a_live_lease_away_is_always_told(row: Transition) -> None:
     if "A" in row.sources and row.targets not in (("=",), ("A",)):
         assert {"L:revoked", "L:expired"} & {*row.events, *row.if_leased}
