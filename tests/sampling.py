@@ -20,9 +20,9 @@ def is_full() -> bool:
     return _is_full
 
 
-def seeds(count: int) -> range:
-    """The first seed, or all of them."""
-    return range(count if _is_full else 1)
+def seeds(*given: Item) -> tuple[Item, ...]:
+    """The first of these, or all."""
+    return given if _is_full else given[:1]
 
 
 def examples(count: int, of_a_sample: int = 20) -> int:
@@ -36,3 +36,21 @@ def sample(items: Sequence[Item], count: int, *, seed: int = 1) -> list[Item]:
         return list(items)
     chosen = sorted(random.Random(seed).sample(range(len(items)), count))
     return [items[place] for place in chosen]
+
+
+def pairs(items: Sequence[tuple[str, str, Item]], count: int, *, seed: int = 1) -> list[Item]:
+    """As `sample`, of things between two names, so that each name is the first of one and the second of another."""
+    if _is_full or count >= len(items):
+        return [item for _, _, item in items]
+    order = random.Random(seed).sample(range(len(items)), len(items))
+    firsts: set[str] = set()
+    seconds: set[str] = set()
+    chosen = set()
+    for place in order:
+        first, second, _ = items[place]
+        if first not in firsts or second not in seconds:
+            chosen.add(place)
+            firsts.add(first)
+            seconds.add(second)
+    chosen.update([place for place in order if place not in chosen][: max(0, count - len(chosen))])
+    return [items[place][2] for place in sorted(chosen)]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
+from tests import sampling
 from tests.acceptance import waits_app
 
 SCRIPT = Path(__file__).with_name("waits_app.py")
@@ -113,7 +114,11 @@ DEATHS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "die"), [(task, die) for task, deaths in DEATHS.items() for die in deaths])
+@pytest.mark.parametrize(
+    ("task", "die"),
+    # Every task and every death at least once.
+    sampling.pairs([(task, die, (task, die)) for task, deaths in DEATHS.items() for die in deaths], 0),
+)
 async def test_a_worker_dies_on_its_way_into_a_wait(site: Site, task: str, die: str) -> None:
     client = await site.app.client()
     run = await client.submit(task)

@@ -32,6 +32,7 @@ from flowfabric._postgres import embedded, listen, pool
 from flowfabric.engine.service import migrate_database
 from flowfabric.worker import service
 from flowfabric.worker import worker as worker_module
+from tests import sampling
 from tests.acceptance import worker_app
 from tests.support import in_database
 
@@ -162,7 +163,7 @@ async def site(dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
 # Stopping
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", sampling.seeds("uvloop", "asyncio"))
 async def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_gives_the_rest_back(
     site: Site, loop: str
 ) -> None:
@@ -188,7 +189,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_gives_the_
     await site.audit()
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", sampling.seeds("uvloop", "asyncio"))
 @pytest.mark.parametrize(("task", "number"), [("job", signal.SIGINT), ("blocks", signal.SIGTERM)])
 async def test_a_second_signal_ends_the_process_at_once_whatever_it_does(
     site: Site, task: str, number: signal.Signals, loop: str

@@ -23,6 +23,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
 from flowfabric.graph import AnyOf, FlowCancelHeader, Quorum
+from tests import sampling
 from tests.flow_rules import check_settled, settle_flows
 from tests.sql.flowing import Flow, fan_in, hold, submitted
 from tests.support import WORKER, Clock
@@ -313,7 +314,7 @@ async def test_a_cancelled_flow_is_cancelled_to_the_end(
     assert ends == members
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_backends_that_die_at_any_moment(
     seed: int, plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock
 ) -> None:

@@ -26,6 +26,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.graph import AnyOf, Edge, NewEdge, NewNode, NoOp, Quorum
 from flowfabric.ids import FlowId, mint_uuid
 from flowfabric.models import ClaimGrant, Completion, Fresh, NewStep, ResumePolicy, Suspended, UsePending
+from tests import sampling
 from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
@@ -1722,7 +1723,10 @@ async def test_the_text_of_a_failure_is_escaped_and_never_refused(plain_engine: 
 
 ANYTHING = st.text(st.characters(codec=None, categories=None), max_size=40) | st.text(max_size=300)
 FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=sampling.examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 

@@ -34,13 +34,17 @@ from flowfabric.conditions import (
 )
 from flowfabric.models import Accepted, AlreadySatisfied, DuplicateSignal, Fresh, Handle, Suspended, UsePending
 from tests import conditions as twin
+from tests import sampling
 from tests.conditions import KEYS, SIGNALS, Sent, trees
 from tests.support import claim_one, new_id, started
 
 RANDOM = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=sampling.examples(150, 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
-THROUGH_THE_ENGINE = settings(RANDOM, max_examples=40)
+THROUGH_THE_ENGINE = settings(RANDOM, max_examples=sampling.examples(40))
 
 
 async def evaluated(

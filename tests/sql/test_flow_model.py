@@ -42,6 +42,7 @@ from flowfabric.graph import (
 )
 from flowfabric.ids import FlowId, crc16, mint_uuid
 from flowfabric.models import Claimed, Completion, Fresh, Handle, NewExecution
+from tests import sampling
 from tests.flow_model import BACKOFF, MAX_RETRIES, FlowModel, Group, Member, Refused, final_states
 from tests.sql.test_model import MS, START, World, ms, same
 from tests.support import WORKER, CheckedEngine, claim_one, in_database
@@ -736,7 +737,7 @@ select
 """
 
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=sampling.examples(40),
     deadline=None,  # a step is several round trips on a shared machine
     derandomize=True,  # every run plays the same histories; raise max_examples and set this to False to hunt
     print_blob=True,

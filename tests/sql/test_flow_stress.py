@@ -23,6 +23,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.graph import AllOf, AnyOf, Edge, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
 from flowfabric.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.models import Claimed, Fresh, NewExecution
+from tests import sampling
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import Party, Stage
@@ -290,7 +291,7 @@ async def drain(stage: Stage, party: Party) -> None:
     assert not stuck, stuck
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_whatever_happens_to_flows_at_once_nothing_is_stuck(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(7)

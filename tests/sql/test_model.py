@@ -56,6 +56,7 @@ from flowfabric.models import (
     SuspensionDetails,
     UsePending,
 )
+from tests import sampling
 from tests.conftest import fresh_database
 from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
@@ -1662,7 +1663,7 @@ def expected_view(e: Any) -> dict[str, Any]:
 
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=sampling.examples(60),
     stateful_step_count=45,
     deadline=None,  # a step is a dozen round trips on a shared machine
     derandomize=True,  # every run plays the same histories; raise max_examples and set this to False to hunt

@@ -23,6 +23,7 @@ from flowfabric.conditions import count_signals, from_sources, on
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import ExecutionId, mint_uuid
 from flowfabric.models import Accepted, Claimed, DuplicateSignal, Fresh, Suspended, UsePending, WaitpointToken
+from tests import sampling
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import submit
@@ -269,7 +270,7 @@ async def drain(stage: Stage, party: Party, crowd: Crowd) -> None:
     raise AssertionError(f"never woken: {left}")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_whatever_happens_at_once_no_signal_and_no_wake_up_is_lost(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(9)

@@ -44,6 +44,7 @@ from flowfabric.models import (
     WaitpointKids,
     WaitpointToken,
 )
+from tests import sampling
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, new_id, submit
 
@@ -1006,7 +1007,10 @@ ANYTHING = st.text(st.characters(codec=None, categories=None), max_size=150)
 TOKENISH = st.from_regex(r"[a-z0-9:]{0,8}:?[0-9a-fA-F]{60,68}[:\n ]?", fullmatch=True)
 BYTES = st.binary(max_size=150).map(lambda raw: raw.decode("latin-1"))
 FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=sampling.examples(150, 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 
