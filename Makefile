@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
+JOBS   ?= 2
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit lint types imports bench bench-quick bench-layouts clean
+.PHONY: help demo test test-all check unit lint types imports bench bench-quick bench-layouts clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,8 +29,11 @@ $(BIN)/.bench: $(BIN)/.app
 demo: $(BIN)/.app ## kill a worker in the middle of a task, see another one continue where it stopped
 	@$(BIN)/python examples/crash_and_continue.py
 
-test: lint types imports ## everything continuous integration runs
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+test: lint types imports ## every rule, refusal and fault once; what continuous integration runs
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+test-all: lint types imports ## the same with all seeds, full products and both servers (long)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --servers=all --full
 
 check: lint types imports unit ## the fast part: format, lint, types, imports, unit tests
 

@@ -61,14 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests run on the wheel's Postgres; SQL tests marked `both_servers` also on the system's, where one is found."""
+    """Tests run on the wheel's Postgres; those marked `both_servers` also on the system's, where one is found."""
     if "server" in metafunc.fixturenames:
         majors = ["wheel"]
-        is_wanted = (
-            metafunc.config.getoption("--servers") == "all"
-            or metafunc.definition.get_closest_marker("both_servers") is not None
-        )
-        if is_wanted and "/tests/sql/" in str(metafunc.definition.path) and system_programs() is not None:
+        is_all = metafunc.config.getoption("--servers") == "all" and "/tests/sql/" in str(metafunc.definition.path)
+        is_marked = metafunc.definition.get_closest_marker("both_servers") is not None
+        if (is_all or is_marked) and system_programs() is not None:
             majors.append("system")
         metafunc.parametrize("server", majors, indirect=True, scope="session")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ def in_database(dsn: str, name: str) -> str:
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
 
 
+@functools.cache
 def system_programs() -> Path | None:
     """The programs of a PostgreSQL that came with the system, 15 or newer; None where there is none."""
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)

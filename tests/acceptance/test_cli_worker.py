@@ -244,7 +244,6 @@ async def test_dev_refuses_a_directory_that_is_not_there(project: Project) -> No
     project.run("dev", "jobs:app", "--watch", "nowhere", code=2)
 
 
-@pytest.mark.slow
 def test_dev_needs_nothing_but_the_code(tmp_path: Path) -> None:
     project = Project(tmp_path)
     try:

@@ -221,7 +221,6 @@ def test_data_of_another_major_version_are_told_how_to_go_on(place: Path) -> Non
     assert "data of PostgreSQL 13" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(system_programs() is None, reason="needs a second major version of Postgres")
 def test_data_move_to_another_major_version_as_the_message_says(place: Path, tmp_path: Path) -> None:
     old = {"FLOWFABRIC_DATA_DIR": str(place), "FLOWFABRIC_PG_BIN": str(system_programs())}

@@ -20,6 +20,8 @@ from flowfabric.engine.service import migrate_database, schema_version
 from tests.integration.test_connection import a_role, as_user
 from tests.support import in_database, started, submit
 
+pytestmark = pytest.mark.both_servers
+
 PATIENCE = 60.0
 ALL_STEPS = tuple(f"{step.number:04d}_{step.name}" for step in steps())
 

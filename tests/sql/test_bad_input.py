@@ -1456,6 +1456,7 @@ async def test_every_bad_argument_is_refused_by_name_and_changes_nothing(
     assert count > 4500
 
 
+@pytest.mark.both_servers
 async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clock: Clock) -> None:
     """Or the refusals above would prove nothing: every operation answers, or refuses for the state alone."""
     for case in CASES:
@@ -1781,6 +1782,7 @@ KNOWN = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.both_servers
 @FUZZ
 @given(policy=st.dictionaries(KNOWN | ANYTHING, JSON, max_size=3) | JSON | ANYTHING)
 async def test_any_policy_is_kept_or_refused(plain_engine: ff.Engine, policy: Any) -> None:

@@ -16,6 +16,8 @@ from flowfabric.engine.hooks import Round
 from flowfabric.models import Completed, Renewed, TerminalFailed
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
+pytestmark = pytest.mark.both_servers
+
 
 async def test_a_bad_item_of_a_batch_is_its_own_verdict(engine: CheckedEngine) -> None:
     first, second = await started(engine), await started(engine)

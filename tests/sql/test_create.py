@@ -15,6 +15,8 @@ import flowfabric as ff
 from flowfabric.ids import FlowId, crc16, mint_uuid
 from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
+pytestmark = pytest.mark.both_servers
+
 FLOW = FlowId(UUID("11111111-1111-1111-1111-111111111111"))
 DAY = timedelta(days=1)
 

@@ -915,6 +915,7 @@ async def test_members_of_a_cancelled_flow_that_come_back_are_never_claimable(
     assert await one.claim_many(**WORKER, limit=100, kinds=[scene.flow.kind(name) for name in scene.flow.members]) == []
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("first", ["header", "dispatch"])
 async def test_who_is_owed_a_cancel_is_cancelled_and_not_skipped(
     stage: Stage, parties: list[Party], first: str

@@ -12,6 +12,8 @@ import flowfabric as ff
 from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode, OnSatisfied
 from tests.support import CheckedEngine, Clock
 
+pytestmark = pytest.mark.both_servers
+
 WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
 
 

@@ -6,10 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import pytest
 
 import flowfabric as ff
 from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode
 from tests.support import Clock
+
+pytestmark = pytest.mark.both_servers
 
 WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
 

@@ -37,6 +37,7 @@ from flowfabric.graph import (
 )
 from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid
 from flowfabric.models import Fresh, NewExecution
+from tests import sampling
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     BUILDS,
@@ -1003,10 +1004,9 @@ async def work_off(engine: ff.Engine) -> int:
         done += len(held)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["diamond", "layers"])
 async def test_s46_wide_graphs_end(large: ff.Engine, sql: asyncpg.Connection[Any], shape: str) -> None:
-    nodes = diamond(1000) if shape == "diamond" else layered(100, 100)
+    nodes = diamond(1000) if shape == "diamond" else layered(100 if sampling.is_full() else 20, 100)
     flow = await large.submit_flow(nodes)
     assert await work_off(large) == len(nodes)
     assert (await large.flow_progress(flow.flow_id))[1] == 0
@@ -1025,10 +1025,10 @@ async def test_s46_a_failure_above_wide_graphs(large: ff.Engine, sql: asyncpg.Co
     assert await sql.fetchval("select count(*) from flowfabric.event where outcome = 'skipped'") == 1001
 
 
-@pytest.mark.slow
-async def test_s46_a_chain_of_ten_thousand_is_skipped(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
-    """One hop a call, whatever the length; the second server is shown a shorter one."""
-    size = 10_000 if await sql.fetchval("show server_version_num") >= "180000" else 1_000
+async def test_s46_a_long_chain_is_skipped(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    """One hop a call, whatever the length; only `--full` takes the whole length, on one server."""
+    is_long = sampling.is_full() and await sql.fetchval("show server_version_num") >= "180000"
+    size = 10_000 if is_long else 1_000
     flow_id, _ = await chain(large, size)
     (held,) = await hold(large, 1)
     await large.fail(held.handle, "boom", failure_class="permanent")

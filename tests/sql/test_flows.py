@@ -739,6 +739,7 @@ def _decision(policy: str, k: int, n: int, succeeded: int, lost: int) -> str:
     return "impossible" if n >= k and lost > n - k else "pending"
 
 
+@pytest.mark.both_servers
 async def test_decisions_follow_the_table(sql: asyncpg.Connection[Any]) -> None:
     rows = [
         (policy, k, n, succeeded, lost)

@@ -719,6 +719,7 @@ async def test_work_waiting_for_a_capability_nobody_has_holds_nobody_up(world: W
     assert found.execution_id == hard[0]
 
 
+@pytest.mark.both_servers
 async def test_an_id_that_an_earlier_attempt_bears_is_refused(world: World) -> None:
     at = await world.reach("X")
     grant = await world.engine.issue_reclaim_grant(at.id, **WORKER, grant_ttl=TTL)

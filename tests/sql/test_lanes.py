@@ -14,6 +14,8 @@ import flowfabric as ff
 from flowfabric.models import Page
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
+pytestmark = pytest.mark.both_servers
+
 # What each state allows: new work in, work out.
 ALLOWS = {"active": (True, True), "paused": (True, False), "draining": (False, True), "disabled": (False, False)}
 

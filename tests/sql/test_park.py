@@ -775,6 +775,7 @@ from generate_series(1, 20000) i;
 """
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("crowd", ["alive", "dead"])
 async def test_an_end_costs_the_same_however_many_wait_for_others(
     stage: Stage, parties: list[Party], crowd: str
@@ -804,6 +805,7 @@ async def test_an_end_costs_the_same_however_many_wait_for_others(
 # ---- all at once
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_wake_up_is_lost_among_many(stage: Stage, parties: list[Party], seed: int) -> None:
     """Parents park for children that end in every way, while others tag, cancel, renew and run the duties."""

@@ -10,6 +10,8 @@ import pytest
 import flowfabric as ff
 from tests.support import WORKER, submit
 
+pytestmark = pytest.mark.both_servers
+
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
 async def test_work_submitted_after_the_snapshot_of_a_claim_is_not_lost_below_the_floor(

@@ -901,6 +901,7 @@ async def test_the_limit_is_for_the_life_of_the_execution(world: SuspendingWorld
     assert await outcome(world.send(wait)) == "signal_limit_exceeded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, ff.ExecutionPolicy()])
 async def test_ten_thousand_are_allowed_when_nothing_is_said(
     request: pytest.FixtureRequest, world: SuspendingWorld, policy: ff.ExecutionPolicy | None

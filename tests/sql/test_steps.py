@@ -457,6 +457,7 @@ async def pages(sql: asyncpg.Connection[Any], statement: str) -> int:
     return int(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"])
 
 
+@pytest.mark.both_servers
 async def test_the_steps_of_others_cost_nothing(world: World) -> None:
     world.engine.checking = False
     held = await started(world.engine)

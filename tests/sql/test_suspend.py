@@ -1690,6 +1690,7 @@ async def test_a_signal_is_seen_with_all_that_it_said(world: SuspendingWorld) ->
     assert seen.accepted_at == stored.accepted_at
 
 
+@pytest.mark.both_servers
 async def test_a_retry_does_not_see_what_the_attempt_before_it_waited_for(world: SuspendingWorld) -> None:
     retry = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
     wait = await world.suspend(creating={"policy": retry})

@@ -44,7 +44,7 @@ from tests.sql.suspending import (
 )
 from tests.support import WORKER, claim_one, new_id
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_servers]
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 

@@ -12,6 +12,8 @@ from flowfabric.models import Event
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, Clock, claim_one, started, submit
 
+pytestmark = pytest.mark.both_servers
+
 
 async def whole_log(engine: ff.Engine) -> list[Event]:
     found: list[Event] = []

@@ -737,6 +737,7 @@ async def test_seeding_where_keys_verify_but_none_signs(
     assert await states(sql) == {"new": "current", "ver": "verifying", "old": "verifying", "gone": "retired"}
 
 
+@pytest.mark.both_servers
 async def test_migrating_again_seeds_nothing_more(engine: CheckedEngine, database: str, stocked: Clock) -> None:
     before = await engine.list_waitpoint_hmac_kids()
     await migrate_database(database)

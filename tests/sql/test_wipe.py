@@ -43,6 +43,7 @@ async def _use(world: SuspendingWorld) -> None:
     await world.sql.execute("update flowfabric.deployment set auto_reclaim = false, failure_retention = '1 hour'")
 
 
+@pytest.mark.both_servers
 async def test_a_wiped_database_has_the_rows_of_a_fresh_one(server: str) -> None:
     async with fresh_database(server) as fresh, open_suspending(server) as world:
         expected = await _rows(fresh)
