@@ -285,7 +285,12 @@ async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
     return Reached(claimed.execution_id, claimed)
 
 
-# Every position of the transition table that can be reached without flows. W.s and D.s follow a suspension.
+# Every position of the transition table that can be reached without flows, as `flowfabric.state.position` writes it.
+#   letter  W waits for a worker, D is delayed, B is blocked, A is active under a lease, X lost its lease by expiry,
+#           V lost it by revocation, S is suspended, T has ended with the outcome named
+#   suffix  what the next claim starts: .1 the first attempt, .r a retry, .p a replay, .i the attempt that was
+#           interrupted, .s the same after a suspension, .w the same of an execution that is parked
+#   B.word  what it is blocked for
 STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "W.1": _waiting_first,
     "W.r": _waiting_retry,

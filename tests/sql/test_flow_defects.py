@@ -1,7 +1,4 @@
-"""Mistakes that engines have made with flows, each as the behaviour that rules it out.
-
-In the order and with the numbers of the contract.
-"""
+"""Mistakes that engines have made with flows, each as the behaviour that rules it out."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ async def fan_out(engine: ff.Engine, count: int, **fields: Any) -> FlowId:
 # Cascade and exactly-once
 
 
-async def test_1_an_event_is_done_only_with_its_last_hop(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_event_is_done_only_with_its_last_hop(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     """A chunk commits what it did and where to go on; the event stays until nothing is left of it."""
     await fan_out(plain_engine, 1100)
     waiting = "select count(*) from flowfabric.execution where state = 'waiting'"
@@ -87,7 +84,7 @@ async def test_1_an_event_is_done_only_with_its_last_hop(plain_engine: ff.Engine
     assert seen == [(500, 1), (1000, 1), (1100, 0)]
 
 
-async def test_1_a_hop_that_fails_leaves_its_event_and_no_other(
+async def test_a_hop_that_fails_leaves_its_event_and_no_other(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     flows = [await submitted(plain_engine, CHAIN) for _ in range(3)]
@@ -107,7 +104,7 @@ async def test_1_a_hop_that_fails_leaves_its_event_and_no_other(
     assert await flows[1].state("d") == "skipped"
 
 
-async def test_2_a_resolved_edge_is_not_counted_again(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_resolved_edge_is_not_counted_again(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     """The event is put back as if it had never been dispatched."""
     flow = await submitted(engine, fan_in(2), {"join": AnyOf(LET_RUN)})
     await flow.complete("u1")
@@ -123,7 +120,7 @@ async def test_2_a_resolved_edge_is_not_counted_again(engine: CheckedEngine, sql
     assert await flow.counts("join") == (1, 0, 0, 2)
 
 
-async def test_3_an_applied_edge_blocks_its_downstream(engine: CheckedEngine) -> None:
+async def test_an_applied_edge_blocks_its_downstream(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b")
     assert await flow.claimable("b")
     await flow.join("a", "b")
@@ -131,7 +128,7 @@ async def test_3_an_applied_edge_blocks_its_downstream(engine: CheckedEngine) ->
     assert [one.execution_id for one in await engine.claim_many(limit=5, **WORKER)] == [flow["a"]]
 
 
-async def test_4_a_staged_edge_is_left_alone_until_it_is_applied(engine: CheckedEngine) -> None:
+async def test_a_staged_edge_is_left_alone_until_it_is_applied(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.join("b", "c")
     await flow.stage("a", "c")
@@ -144,7 +141,7 @@ async def test_4_a_staged_edge_is_left_alone_until_it_is_applied(engine: Checked
     assert await flow.state("c") == "waiting"
 
 
-async def test_5_an_upstream_that_ended_counts_when_the_edge_is_applied(engine: CheckedEngine) -> None:
+async def test_an_upstream_that_ended_counts_when_the_edge_is_applied(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b")
     await flow.complete("a")
     assert await flow.join("a", "b") == Applied(0)
@@ -152,7 +149,7 @@ async def test_5_an_upstream_that_ended_counts_when_the_edge_is_applied(engine: 
     assert (await engine.dispatch_cascades()).scanned == 0
 
 
-async def test_6_a_straggler_does_not_release_again(engine: CheckedEngine) -> None:
+async def test_a_straggler_does_not_release_again(engine: CheckedEngine) -> None:
     flow = await submitted(engine, fan_in(3), {"join": AnyOf(LET_RUN)})
     await flow.complete("u1")
     held = await flow.claim("join")
@@ -166,7 +163,7 @@ async def test_6_a_straggler_does_not_release_again(engine: CheckedEngine) -> No
 
 
 @pytest.mark.parametrize("way", ["worker", "operator", "flow", "sibling"])
-async def test_7_every_cancel_is_an_event_that_cascades(engine: CheckedEngine, way: str) -> None:
+async def test_every_cancel_is_an_event_that_cascades(engine: CheckedEngine, way: str) -> None:
     flow = await submitted(engine, {"won": (), "a": (), "race": ("won", "a"), "b": ("a",)}, {"race": AnyOf()})
     match way:
         case "worker":
@@ -183,7 +180,7 @@ async def test_7_every_cancel_is_an_event_that_cascades(engine: CheckedEngine, w
     assert await flow.state("b") == ("cancelled" if way == "flow" else "skipped")
 
 
-async def test_8_events_carry_namespace_and_tags(engine: CheckedEngine) -> None:
+async def test_events_carry_namespace_and_tags(engine: CheckedEngine) -> None:
     flow = await submitted(engine, CHAIN, namespace="team", tags={"app.instance": "one"})
     await flow.fail("a")
     await drain(engine)
@@ -196,7 +193,7 @@ async def test_8_events_carry_namespace_and_tags(engine: CheckedEngine) -> None:
         assert (await engine.dispatch_cascades(filter=ff.ScannerFilter(instance_tag=tag))).scanned == scanned
 
 
-async def test_9_an_event_is_found_by_its_number(engine: CheckedEngine) -> None:
+async def test_an_event_is_found_by_its_number(engine: CheckedEngine) -> None:
     """Twice ended within one moment; each delivery means its own end."""
     flow = await submitted(engine, PAIR)
     await flow.fail("a")
@@ -211,7 +208,7 @@ async def test_9_an_event_is_found_by_its_number(engine: CheckedEngine) -> None:
     assert await flow.state("b") == "waiting"
 
 
-async def test_10_the_outcome_of_the_event_counts_not_the_live_one(engine: CheckedEngine) -> None:
+async def test_the_outcome_of_the_event_counts_not_the_live_one(engine: CheckedEngine) -> None:
     """The upstream is replayed before its skip was dispatched."""
     flow = await submitted(engine, TRIPLE)
     await flow.fail("a")
@@ -223,9 +220,7 @@ async def test_10_the_outcome_of_the_event_counts_not_the_live_one(engine: Check
     assert await flow.state("c") == "skipped"
 
 
-async def test_11_depth_is_not_limited_and_nobody_starves(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_depth_is_not_limited_and_nobody_starves(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     graph = {f"n{n}": (f"n{n - 1}",) if n else () for n in range(120)}
     flow = await submitted(plain_engine, graph)
     await flow.fail("n0")
@@ -249,7 +244,7 @@ async def test_11_depth_is_not_limited_and_nobody_starves(
     assert await lost.state("b") == "waiting"
 
 
-async def test_12_every_transition_writes_every_word(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_every_transition_writes_every_word(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.join("a", "b")
     await flow.join("b", "c")
@@ -268,7 +263,7 @@ async def test_12_every_transition_writes_every_word(engine: CheckedEngine, sql:
 
 
 @pytest.mark.parametrize("state", ["active", "suspended"])
-async def test_13_a_skip_leaves_nothing_behind(engine: CheckedEngine, sql: asyncpg.Connection[Any], state: str) -> None:
+async def test_a_skip_leaves_nothing_behind(engine: CheckedEngine, sql: asyncpg.Connection[Any], state: str) -> None:
     flow = await empty_flow(engine, "a", "b")
     held = await flow.claim("b")
     await flow.join("a", "b")
@@ -288,7 +283,7 @@ async def test_13_a_skip_leaves_nothing_behind(engine: CheckedEngine, sql: async
 # Policies and graph
 
 
-async def test_14_cycles_are_found_and_large_graphs_are_not_taken_for_one(plain_engine: ff.Engine) -> None:
+async def test_cycles_are_found_and_large_graphs_are_not_taken_for_one(plain_engine: ff.Engine) -> None:
     nodes = [
         NewNode(
             name=f"n{n}",
@@ -312,7 +307,7 @@ async def test_14_cycles_are_found_and_large_graphs_are_not_taken_for_one(plain_
 
 
 @pytest.mark.parametrize("end", ["success", "failed"])
-async def test_15_a_quorum_with_too_few_edges_is_not_impossible(engine: CheckedEngine, end: str) -> None:
+async def test_a_quorum_with_too_few_edges_is_not_impossible(engine: CheckedEngine, end: str) -> None:
     flow = await empty_flow(engine, "u1", "u2", "join")
     await engine.set_edge_group_policy(flow.id, flow["join"], Quorum(2))
     await flow.join("u1", "join")
@@ -325,7 +320,7 @@ async def test_15_a_quorum_with_too_few_edges_is_not_impossible(engine: CheckedE
     assert await flow.state("u2") == ("waiting" if end == "success" else "cancelled")
 
 
-async def test_16_a_decided_race_is_never_blocked_again(engine: CheckedEngine) -> None:
+async def test_a_decided_race_is_never_blocked_again(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "u1", "u2", "join")
     await engine.set_edge_group_policy(flow.id, flow["join"], AnyOf())
     await flow.join("u1", "join")
@@ -337,7 +332,7 @@ async def test_16_a_decided_race_is_never_blocked_again(engine: CheckedEngine) -
     assert await flow.claimable("join")
 
 
-async def test_17_losers_of_an_impossible_race_are_cancelled_too(engine: CheckedEngine) -> None:
+async def test_losers_of_an_impossible_race_are_cancelled_too(engine: CheckedEngine) -> None:
     flow = await submitted(engine, fan_in(3), {"join": Quorum(3)})
     running = await flow.claim("u2")
     await flow.fail("u1")
@@ -350,7 +345,7 @@ async def test_17_losers_of_an_impossible_race_are_cancelled_too(engine: Checked
     assert await flow.state("u2") == "cancelled"
 
 
-async def test_18_no_sibling_is_dropped_for_a_cap(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_no_sibling_is_dropped_for_a_cap(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     graph = fan_in(1100)
     ups = [NewNode(name=up, execution=NewExecution(execution_kind="up")) for up in graph["join"]]
     join = NewNode(
@@ -369,7 +364,7 @@ async def test_18_no_sibling_is_dropped_for_a_cap(plain_engine: ff.Engine, sql: 
     assert await sql.fetchval("select count(*) from flowfabric.execution where state = 'cancelled'") == 1099
 
 
-async def test_19_a_policy_is_compared_as_a_whole_and_fixed_by_a_staged_edge(engine: CheckedEngine) -> None:
+async def test_a_policy_is_compared_as_a_whole_and_fixed_by_a_staged_edge(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b")
     policies = [Quorum(2), Quorum(3), Quorum(3, LET_RUN), Quorum(3, LET_RUN)]
     answers = [await engine.set_edge_group_policy(flow.id, flow["b"], one) for one in policies]
@@ -379,7 +374,7 @@ async def test_19_a_policy_is_compared_as_a_whole_and_fixed_by_a_staged_edge(eng
         await engine.set_edge_group_policy(flow.id, flow["b"], policies[-1])
 
 
-async def test_20_skipped_is_not_failed_and_eligibility_knows_the_policy(engine: CheckedEngine) -> None:
+async def test_skipped_is_not_failed_and_eligibility_knows_the_policy(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {**TRIPLE, **fan_in(2)}, {"join": Quorum(1, LET_RUN)})
     await flow.fail("a")
     await drain(engine)
@@ -392,13 +387,13 @@ async def test_20_skipped_is_not_failed_and_eligibility_knows_the_policy(engine:
     assert (await other.group("b")).group_state == PENDING, "staged only"
 
 
-async def test_21_a_reference_passes_the_result(engine: CheckedEngine) -> None:
+async def test_a_reference_passes_the_result(engine: CheckedEngine) -> None:
     flow = await submitted(engine, PAIR, ref="result", input_payload=b"own")
     await flow.complete("a", result=b"X")
     assert (await flow.claim("b")).input_payload == b"X"
 
 
-async def test_22_each_refusal_has_its_class(engine: CheckedEngine) -> None:
+async def test_each_refusal_has_its_class(engine: CheckedEngine) -> None:
     flow, closed = await empty_flow(engine, "a", "b"), await empty_flow(engine, "a", "b")
     await engine.cancel_flow(closed.id, policy="flow_only")
     elsewhere = ExecutionId.of((flow["a"].partition + 1) % 256, mint_uuid())
@@ -428,7 +423,7 @@ async def test_22_each_refusal_has_its_class(engine: CheckedEngine) -> None:
     assert (stale.value.kind, stale.value.retryable) == ("stale_graph_revision", True)
 
 
-async def test_23_applying_is_checked_against_the_staged_edge(engine: CheckedEngine) -> None:
+async def test_applying_is_checked_against_the_staged_edge(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.stage("a", "b", "ref")
     flow.edges |= {"c>b": flow.edges["a>b"], "a>c": flow.edges["a>b"], "b>c": mint_uuid()}
@@ -447,7 +442,7 @@ async def test_23_applying_is_checked_against_the_staged_edge(engine: CheckedEng
     assert await flow.apply("a", "b", "ref") == Applied(1)
 
 
-async def test_23_the_clock_is_the_databases(engine: CheckedEngine, clock: Clock) -> None:
+async def test_the_clock_is_the_databases(engine: CheckedEngine, clock: Clock) -> None:
     await clock.advance(days=40)
     flow = await submitted(engine, PAIR)
     await flow.complete("a")
@@ -457,7 +452,7 @@ async def test_23_the_clock_is_the_databases(engine: CheckedEngine, clock: Clock
     assert all(at is not None and timedelta() <= now - at < timedelta(minutes=5) for at in times)
 
 
-async def test_24_a_delay_survives_block_and_release(engine: CheckedEngine) -> None:
+async def test_a_delay_survives_block_and_release(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a")
     await flow.member("b", delay_until=timedelta(hours=1))
     due = (await flow.record("b")).delay_until
@@ -468,7 +463,7 @@ async def test_24_a_delay_survives_block_and_release(engine: CheckedEngine) -> N
     assert not await flow.claimable("b")
 
 
-async def test_25_an_applied_edge_says_so(engine: CheckedEngine) -> None:
+async def test_an_applied_edge_says_so(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b")
     seen = []
     for step in (flow.stage, flow.apply):
@@ -481,7 +476,7 @@ async def test_25_an_applied_edge_says_so(engine: CheckedEngine) -> None:
 
 
 @pytest.mark.parametrize("children", [0, 2], ids=["no children", "children that ended"])
-async def test_26_a_parent_with_nothing_to_wait_for_goes_on(engine: CheckedEngine, children: int) -> None:
+async def test_a_parent_with_nothing_to_wait_for_goes_on(engine: CheckedEngine, children: int) -> None:
     flow = await empty_flow(engine, "p", *(f"c{n}" for n in range(children)))
     held = await flow.claim("p")
     for n in range(children):
@@ -494,7 +489,7 @@ async def test_26_a_parent_with_nothing_to_wait_for_goes_on(engine: CheckedEngin
 # Flow state
 
 
-async def test_27_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None:
+async def test_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None:
     flows = {"completed": await submitted(engine, {"a": ()}), "failed": await submitted(engine, {"a": ()})}
     await flows["completed"].complete("a")
     await flows["failed"].fail("a")
@@ -506,7 +501,7 @@ async def test_27_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None
         await flow.member("more")
 
 
-async def test_28_all_loops_run_and_members_are_counted_exactly(plain_engine: ff.Engine) -> None:
+async def test_all_loops_run_and_members_are_counted_exactly(plain_engine: ff.Engine) -> None:
     wanted = {Cascade, SiblingCancel, FlowCancel, SiblingReconciler, EdgeReconciler, FlowProjector}
     assert wanted <= set(_duties.ALL)
     graph: dict[str, tuple[str, ...]] = {f"n{n}": () for n in range(130)}
@@ -519,7 +514,7 @@ async def test_28_all_loops_run_and_members_are_counted_exactly(plain_engine: ff
     assert found.public_flow_state == "running"
 
 
-async def test_29_race_losers_do_not_fail_a_flow_and_cancelled_flows_are_cancelled(engine: CheckedEngine) -> None:
+async def test_race_losers_do_not_fail_a_flow_and_cancelled_flows_are_cancelled(engine: CheckedEngine) -> None:
     race = await submitted(engine, fan_in(2), {"join": AnyOf()})
     await race.complete("u1")
     await drain(engine)
@@ -529,7 +524,7 @@ async def test_29_race_losers_do_not_fail_a_flow_and_cancelled_flows_are_cancell
     assert [(await flow.summary()).public_flow_state for flow in (race, cancelled)] == ["completed", "cancelled"]
 
 
-async def test_30_tags_are_described_and_move_the_header(engine: CheckedEngine, clock: Clock) -> None:
+async def test_tags_are_described_and_move_the_header(engine: CheckedEngine, clock: Clock) -> None:
     flow = await empty_flow(engine)
     before = await flow.describe()
     await clock.advance(seconds=5)
@@ -543,7 +538,7 @@ async def test_30_tags_are_described_and_move_the_header(engine: CheckedEngine, 
 
 
 @pytest.mark.parametrize("policy", CancellationPolicy)
-async def test_31_what_has_ended_is_not_touched_and_what_waits_is_cancelled(
+async def test_what_has_ended_is_not_touched_and_what_waits_is_cancelled(
     engine: CheckedEngine, policy: CancellationPolicy
 ) -> None:
     flow = await submitted(engine, {"ok": (), "bad": (), "behind": ("bad",), "waiting": ()})
@@ -557,7 +552,7 @@ async def test_31_what_has_ended_is_not_touched_and_what_waits_is_cancelled(
     assert await flow.state("waiting") == ("waiting" if policy == "flow_only" else "cancelled")
 
 
-async def test_32_the_header_spares_who_runs_and_makes_no_empty_backlog(engine: CheckedEngine) -> None:
+async def test_the_header_spares_who_runs_and_makes_no_empty_backlog(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"active": ()})
     held = await flow.claim("active")
     await engine.cancel_flow_header(flow.id, cancellation_policy="cancel_pending")
@@ -575,7 +570,7 @@ async def test_32_the_header_spares_who_runs_and_makes_no_empty_backlog(engine: 
     assert await whole.state("active") == "cancelled"
 
 
-async def test_33_a_missing_flow_is_missing_and_a_closed_one_keeps_what_it_has(
+async def test_a_missing_flow_is_missing_and_a_closed_one_keeps_what_it_has(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
     with pytest.raises(ff.NotFound, match="flow"):
@@ -590,7 +585,7 @@ async def test_33_a_missing_flow_is_missing_and_a_closed_one_keeps_what_it_has(
     assert await flow.state("a") == "waiting"
 
 
-async def test_34_an_unknown_policy_is_refused(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_unknown_policy_is_refused(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await submitted(engine, {"a": ()})
     before = await stored(sql)
     bad: list[Any] = ["cancel_only_flow", "everything", "", None, 5]
@@ -604,9 +599,7 @@ async def test_34_an_unknown_policy_is_refused(engine: CheckedEngine, sql: async
     assert (await flow.describe()).cancellation_policy == CancellationPolicy.FLOW_ONLY
 
 
-async def test_35_waiting_means_for_the_members(
-    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_waiting_means_for_the_members(engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]) -> None:
     flow = await submitted(engine, {"a": (), "b": ()})
     await sql.execute(
         "create function public.dawdle() returns trigger language plpgsql as $$"
@@ -630,7 +623,7 @@ async def test_35_waiting_means_for_the_members(
     assert await third.states() == {"a": "cancelled", "b": "cancelled"}
 
 
-async def test_36_who_ended_by_itself_is_no_failure(engine: CheckedEngine) -> None:
+async def test_who_ended_by_itself_is_no_failure(engine: CheckedEngine) -> None:
     """The first in the list has ended: the others are cancelled all the same."""
     flow = await submitted(engine, fan_in(4), {"join": AnyOf()})
     held = await flow.claim("u2")
@@ -648,7 +641,7 @@ async def test_36_who_ended_by_itself_is_no_failure(engine: CheckedEngine) -> No
     assert await engine.read_cancel_backlog(other.id) is None
 
 
-async def test_37_cancelling_leaves_the_queue_of_siblings_alone(engine: CheckedEngine) -> None:
+async def test_cancelling_leaves_the_queue_of_siblings_alone(engine: CheckedEngine) -> None:
     flow = await submitted(engine, fan_in(3), {"join": Quorum(3, LET_RUN)})
     await engine.cancel_flow(flow.id, policy="cancel_pending", wait=True)
     assert await engine.list_sibling_cancels() == []
@@ -656,7 +649,7 @@ async def test_37_cancelling_leaves_the_queue_of_siblings_alone(engine: CheckedE
 
 
 @pytest.mark.parametrize("way", ["waiting", "release", "retry", "delay", "resume", "wait_children"])
-async def test_38_no_target_is_claimed_behind_the_header(engine: CheckedEngine, clock: Clock, way: str) -> None:
+async def test_no_target_is_claimed_behind_the_header(engine: CheckedEngine, clock: Clock, way: str) -> None:
     flow = await empty_flow(engine, "up")
     await flow.member("a", policy=RETRY)
     held = None if way == "waiting" else await flow.claim("a")
@@ -690,7 +683,7 @@ async def test_38_no_target_is_claimed_behind_the_header(engine: CheckedEngine, 
 # Replay
 
 
-async def test_39_a_skipped_member_is_recognised(engine: CheckedEngine) -> None:
+async def test_a_skipped_member_is_recognised(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"a": (), "x": (), "b": ("a", "x")})
     await flow.fail("a")
     await flow.cancel("x")
@@ -704,7 +697,7 @@ async def test_39_a_skipped_member_is_recognised(engine: CheckedEngine) -> None:
     assert await flow.state("b") == "waiting"
 
 
-async def test_40_replay_resets_the_group(engine: CheckedEngine) -> None:
+async def test_replay_resets_the_group(engine: CheckedEngine) -> None:
     flow = await submitted(engine, fan_in(3), {"join": Quorum(2, LET_RUN)})
     await flow.fail("u1", "u2", "u3")
     await engine.replay_execution(flow["join"])
@@ -716,7 +709,7 @@ async def test_40_replay_resets_the_group(engine: CheckedEngine) -> None:
     assert await flow.state("join") == "waiting"
 
 
-async def test_41_an_old_failure_is_forgiven_and_a_later_success_counts(engine: CheckedEngine) -> None:
+async def test_an_old_failure_is_forgiven_and_a_later_success_counts(engine: CheckedEngine) -> None:
     flow = await submitted(engine, PAIR)
     await flow.fail("a")
     await engine.replay_execution(flow["b"])
@@ -730,7 +723,7 @@ async def test_41_an_old_failure_is_forgiven_and_a_later_success_counts(engine: 
     assert (await engine.replay_execution(other["b"])).public_state == "waiting"
 
 
-async def test_42_the_limit_holds_and_dependencies_are_not_jumped(engine: CheckedEngine) -> None:
+async def test_the_limit_holds_and_dependencies_are_not_jumped(engine: CheckedEngine) -> None:
     flow = await submitted(engine, PAIR, policy=ff.ExecutionPolicy(max_replay_count=1))
     await flow.cancel("b")
     assert (await engine.replay_execution(flow["b"])).public_state == "waiting_children"

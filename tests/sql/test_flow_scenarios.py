@@ -88,7 +88,7 @@ async def large(database: str, sql: asyncpg.Connection[Any]) -> AsyncIterator[ff
 
 
 @every_build
-async def test_s1_a_diamond_before_work(engine: CheckedEngine, build: Build) -> None:
+async def test_all_but_the_first_node_of_a_diamond_wait_before_work_begins(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, DIAMOND)
     assert await flow.states() == {
         "a": "waiting", "b": "waiting_children", "c": "waiting_children", "d": "waiting_children",
@@ -97,7 +97,7 @@ async def test_s1_a_diamond_before_work(engine: CheckedEngine, build: Build) -> 
 
 
 @every_build
-async def test_s2_the_first_ends(engine: CheckedEngine, build: Build) -> None:
+async def test_the_end_of_the_first_node_releases_both_branches(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, DIAMOND)
     await flow.complete("a")
     await flow.drain()
@@ -105,7 +105,9 @@ async def test_s2_the_first_ends(engine: CheckedEngine, build: Build) -> None:
 
 
 @every_build
-async def test_s3_one_of_two_ends(engine: CheckedEngine, clock: Clock, build: Build) -> None:
+async def test_a_join_waits_while_one_of_its_two_has_not_ended(
+    engine: CheckedEngine, clock: Clock, build: Build
+) -> None:
     flow = await build(engine, DIAMOND)
     await flow.complete("a", "c")
     await flow.drain()
@@ -117,7 +119,7 @@ async def test_s3_one_of_two_ends(engine: CheckedEngine, clock: Clock, build: Bu
 
 
 @every_build
-async def test_s4_both_end(engine: CheckedEngine, build: Build) -> None:
+async def test_a_join_runs_when_both_have_ended(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, DIAMOND)
     await flow.complete("a", "c", "b")
     await flow.drain()
@@ -129,7 +131,9 @@ async def test_s4_both_end(engine: CheckedEngine, build: Build) -> None:
 
 
 @every_build
-async def test_s5_one_branch_fails(engine: CheckedEngine, build: Build) -> None:
+async def test_a_join_is_skipped_when_one_branch_fails_and_the_other_runs_on(
+    engine: CheckedEngine, build: Build
+) -> None:
     flow = await build(engine, DIAMOND)
     await flow.complete("a")
     held = await flow.claim("c")
@@ -143,7 +147,7 @@ async def test_s5_one_branch_fails(engine: CheckedEngine, build: Build) -> None:
 
 
 @every_build
-async def test_s6_a_chain_is_skipped(engine: CheckedEngine, build: Build) -> None:
+async def test_a_chain_is_skipped(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, CHAIN)
     await flow.fail("a")
     await Cascade(engine).run_once()
@@ -154,9 +158,7 @@ async def test_s6_a_chain_is_skipped(engine: CheckedEngine, build: Build) -> Non
 
 
 @every_build
-async def test_s7_an_event_is_delivered_twice(
-    engine: CheckedEngine, sql: asyncpg.Connection[Any], build: Build
-) -> None:
+async def test_an_event_is_delivered_twice(engine: CheckedEngine, sql: asyncpg.Connection[Any], build: Build) -> None:
     flow = await build(engine, {"a": (), "b": ("a",)})
     await flow.fail("a")
     (event,) = await flow.ends("a")
@@ -173,7 +175,7 @@ async def test_s7_an_event_is_delivered_twice(
 
 
 @every_build
-async def test_s8_the_first_of_three_wins(engine: CheckedEngine, build: Build) -> None:
+async def test_the_first_of_three_wins(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, fan_in(3), {"join": AnyOf()})
     running = await flow.claim("u2")
     await flow.complete("u1")
@@ -194,7 +196,7 @@ async def test_s8_the_first_of_three_wins(engine: CheckedEngine, build: Build) -
 
 
 @every_build
-async def test_s9_the_others_run_on(engine: CheckedEngine, clock: Clock, build: Build) -> None:
+async def test_the_others_run_on(engine: CheckedEngine, clock: Clock, build: Build) -> None:
     flow = await build(engine, fan_in(3), {"join": AnyOf(LET_RUN)})
     await flow.complete("u1")
     satisfied_at = (await flow.group("join")).satisfied_at
@@ -212,7 +214,7 @@ async def test_s9_the_others_run_on(engine: CheckedEngine, clock: Clock, build: 
 
 
 @every_build
-async def test_s10_a_quorum_is_reached(engine: CheckedEngine, build: Build) -> None:
+async def test_a_quorum_is_reached(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, fan_in(5), {"join": Quorum(3)})
     await flow.complete("u1", "u2")
     await flow.drain()
@@ -225,7 +227,7 @@ async def test_s10_a_quorum_is_reached(engine: CheckedEngine, build: Build) -> N
 
 
 @every_build
-async def test_s11_a_quorum_cannot_be_reached(engine: CheckedEngine, build: Build) -> None:
+async def test_a_quorum_cannot_be_reached(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, fan_in(5), {"join": Quorum(3)})
     await flow.fail("u1", "u2")
     await flow.drain()
@@ -238,7 +240,7 @@ async def test_s11_a_quorum_cannot_be_reached(engine: CheckedEngine, build: Buil
 
 
 @every_build
-async def test_s12_the_survivors_of_a_lost_quorum_run_on(engine: CheckedEngine, build: Build) -> None:
+async def test_the_survivors_of_a_lost_quorum_run_on(engine: CheckedEngine, build: Build) -> None:
     flow = await build(engine, fan_in(5), {"join": Quorum(3, LET_RUN)})
     await flow.fail("u1", "u2", "u3")
     await flow.drain()
@@ -248,7 +250,7 @@ async def test_s12_the_survivors_of_a_lost_quorum_run_on(engine: CheckedEngine, 
 
 
 @every_build
-async def test_s13_a_skip_goes_on_whatever_the_policy(engine: CheckedEngine, build: Build) -> None:
+async def test_a_skip_goes_on_whatever_the_policy(engine: CheckedEngine, build: Build) -> None:
     graph = {**fan_in(3, "mid"), "tail": ("mid",)}
     flow = await build(engine, graph, {"mid": Quorum(3, LET_RUN)})
     await flow.fail("u2")
@@ -258,7 +260,7 @@ async def test_s13_a_skip_goes_on_whatever_the_policy(engine: CheckedEngine, bui
 
 
 @every_build
-async def test_s14_any_of_waits_for_the_last(engine: CheckedEngine, build: Build) -> None:
+async def test_any_of_waits_for_the_last(engine: CheckedEngine, build: Build) -> None:
     graph = {"root": (), "u1": (), "u2": ("root",), "u3": (), "join": ("u1", "u2", "u3")}
     flow = await build(engine, graph, {"join": AnyOf()})
     await flow.fail("u1")
@@ -286,7 +288,7 @@ async def race(engine: ff.Engine, count: int, kind: str) -> FlowId:
 
 
 @pytest.mark.parametrize("count", [50, 1500])
-async def test_s15_all_losers_of_a_large_race_are_cancelled(plain_engine: ff.Engine, count: int) -> None:
+async def test_all_losers_of_a_large_race_are_cancelled(plain_engine: ff.Engine, count: int) -> None:
     flow_id = await race(plain_engine, count, "runner")
     running = await hold(plain_engine, 20)
     await plain_engine.complete(running[0].handle)
@@ -298,7 +300,7 @@ async def test_s15_all_losers_of_a_large_race_are_cancelled(plain_engine: ff.Eng
     assert [str(one.state) for one in members if one.name == "join"] == ["waiting"]
 
 
-async def test_s16_two_dispatchers_at_eight_groups(
+async def test_two_dispatchers_at_eight_groups(
     plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     flows = [await race(plain_engine, 12, f"runner-{n}") for n in range(8)]
@@ -316,7 +318,7 @@ async def test_s16_two_dispatchers_at_eight_groups(
     assert [row["n"] for row in events] == [1] * 88
 
 
-async def test_s17_a_dispatcher_dies_before_or_after_the_cancels(
+async def test_a_dispatcher_dies_before_or_after_the_cancels(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
     """Dies before: the entry is as the decision left it. Dies after: all siblings have ended, the entry is there."""
@@ -349,9 +351,7 @@ async def test_s17_a_dispatcher_dies_before_or_after_the_cancels(
 # The outbox
 
 
-async def test_s18_the_process_dies_after_the_first_chunk(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_the_process_dies_after_the_first_chunk(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     root = NewNode(name="root", execution=NewExecution(execution_kind="root"))
     leaves = [
         NewNode(name=f"n{n}", execution=NewExecution(execution_kind="leaf"), after=[NewEdge(upstream="root")])
@@ -376,7 +376,7 @@ async def test_s18_the_process_dies_after_the_first_chunk(
     assert (await plain_engine.flow_progress(flow.flow_id))[:2] == (1201, 1200)
 
 
-async def test_s19_one_sweep_drains_a_chain(engine: CheckedEngine) -> None:
+async def test_one_sweep_drains_a_chain(engine: CheckedEngine) -> None:
     flow = await submitted(engine, CHAIN)
     await flow.fail("a")
     swept = 0
@@ -392,7 +392,7 @@ async def test_s19_one_sweep_drains_a_chain(engine: CheckedEngine) -> None:
         assert await good.state(following) == "waiting"
 
 
-async def test_s20_a_sweeper_keeps_to_its_tenant(engine: CheckedEngine, clock: Clock) -> None:
+async def test_a_sweeper_keeps_to_its_tenant(engine: CheckedEngine, clock: Clock) -> None:
     flows = {name: await submitted(engine, CHAIN, namespace=name, tags={"app.i": name}) for name in ("a", "b", "c")}
     for flow in flows.values():
         await flow.fail("a")
@@ -414,9 +414,7 @@ async def test_s20_a_sweeper_keeps_to_its_tenant(engine: CheckedEngine, clock: C
 
 
 @pytest.mark.parametrize(("end", "state", "decided"), [("ok", "waiting", SATISFIED), ("bad", "skipped", IMPOSSIBLE)])
-async def test_s21_the_upstream_ended_before_the_edge(
-    engine: CheckedEngine, end: str, state: str, decided: str
-) -> None:
+async def test_the_upstream_ended_before_the_edge(engine: CheckedEngine, end: str, state: str, decided: str) -> None:
     flow = await empty_flow(engine, "a", "b")
     await (flow.complete("a") if end == "ok" else flow.fail("a"))
     assert await flow.join("a", "b") == Applied(0)
@@ -424,7 +422,7 @@ async def test_s21_the_upstream_ended_before_the_edge(
     assert (await flow.group("b")).group_state == decided
 
 
-async def test_s22_losers_that_come_late(engine: CheckedEngine) -> None:
+async def test_losers_that_come_late(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "u1", "u2", "u3", "join")
     await engine.set_edge_group_policy(flow.id, flow["join"], AnyOf())
     await flow.join("u1", "join")
@@ -438,7 +436,7 @@ async def test_s22_losers_that_come_late(engine: CheckedEngine) -> None:
     assert await flow.state("join") == "waiting"
 
 
-async def test_s23_a_quorum_with_too_few_edges_waits(engine: CheckedEngine) -> None:
+async def test_a_quorum_with_too_few_edges_waits(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "u1", "u2", "u3", "join")
     await engine.set_edge_group_policy(flow.id, flow["join"], Quorum(3))
     for name in ("u1", "u2"):
@@ -459,7 +457,7 @@ async def test_s23_a_quorum_with_too_few_edges_waits(engine: CheckedEngine) -> N
      ("result", b"X", True, b"own")],
     ids=["passed", "no reference", "no result", "downstream cancelled"],
 )  # fmt: skip
-async def test_s24_a_result_is_passed(
+async def test_a_result_is_passed(
     engine: CheckedEngine, ref: str | None, result: bytes | None, cancelled: bool, expected: bytes
 ) -> None:
     flow = await submitted(engine, {"a": (), "b": ("a",)}, ref=ref, input_payload=b"own")
@@ -471,7 +469,7 @@ async def test_s24_a_result_is_passed(
     assert (await engine.read_execution_context(flow["b"])).input_payload == expected
 
 
-async def test_s25_two_callers_with_one_revision(engine: CheckedEngine) -> None:
+async def test_two_callers_with_one_revision(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
 
     async def stage(upstream: str) -> str:
@@ -490,7 +488,7 @@ async def test_s25_two_callers_with_one_revision(engine: CheckedEngine) -> None:
     assert (found.node_count, found.edge_count, found.graph_revision) == (3, 1, 4)
 
 
-async def test_s26_what_cannot_be_an_edge(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_what_cannot_be_an_edge(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.stage("a", "b")
     await flow.stage("b", "c")
@@ -528,7 +526,7 @@ async def chain(engine: ff.Engine, count: int, **fields: Any) -> tuple[FlowId, l
     return made.flow_id, list(made.nodes.values())
 
 
-async def test_s27_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
+async def test_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
     flow_id, members = await chain(plain_engine, 5000)
 
     async def stage(upstream: ExecutionId, downstream: ExecutionId, revision: int) -> str:
@@ -551,7 +549,7 @@ async def test_s27_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
     assert await plain_engine.stage_and_apply_edges(flow_id, more, expected_graph_revision=10_000) == 10_001
 
 
-async def test_s28_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) -> None:
+async def test_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "x", "y")
     await flow.stage("a", "x")
     for policy in (Quorum(2), AnyOf(), ff.graph.AllOf()):
@@ -564,7 +562,7 @@ async def test_s28_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) ->
     assert answers == ["Set", "AlreadySet", "Set"]
 
 
-async def test_s29_adding_to_a_flow(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_who_may_be_added_to_a_flow(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a")
     partition = flow["a"].partition
     other = FlowId(next(one for one in iter(mint_uuid, None) if crc16(one.bytes) % 256 == partition))
@@ -599,7 +597,7 @@ async def family(engine: ff.Engine) -> tuple[Flow, ff.Handle]:
     return flow, held.handle
 
 
-async def test_s30_a_parent_waits_for_its_children(engine: CheckedEngine) -> None:
+async def test_a_parent_waits_for_its_children(engine: CheckedEngine) -> None:
     flow, handle = await family(engine)
     assert (await engine.wait_children(handle)).public_state == "waiting_children"
     vector = await flow.vector("p")
@@ -630,7 +628,7 @@ async def test_s30_a_parent_waits_for_its_children(engine: CheckedEngine) -> Non
     await engine.complete(again.handle)
 
 
-async def test_s31_the_children_were_quicker(engine: CheckedEngine) -> None:
+async def test_the_children_were_quicker(engine: CheckedEngine) -> None:
     flow, handle = await family(engine)
     await flow.complete("c1", "c2")
     assert (await engine.wait_children(handle)).public_state == "waiting"
@@ -651,7 +649,7 @@ async def test_s31_the_children_were_quicker(engine: CheckedEngine) -> None:
 
 
 @pytest.mark.parametrize("parked", [True, False], ids=["parked", "running"])
-async def test_s32_a_child_fails(engine: CheckedEngine, parked: bool) -> None:
+async def test_a_child_fails(engine: CheckedEngine, parked: bool) -> None:
     flow, handle = await family(engine)
     if parked:
         await engine.wait_children(handle)
@@ -669,7 +667,9 @@ async def test_s32_a_child_fails(engine: CheckedEngine, parked: bool) -> None:
 # Cancelling a flow
 
 
-async def test_s33_cancel_all(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_cancel_all_cancels_every_member_that_has_not_ended(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
     flow = await submitted(engine, {"waiting": (), "active": (), "done": ()})
     await flow.complete("done", result=b"kept")
     held = await flow.claim("active")
@@ -697,7 +697,7 @@ async def test_s33_cancel_all(engine: CheckedEngine, sql: asyncpg.Connection[Any
     assert (await flow.summary()).public_flow_state == "cancelled"
 
 
-async def test_s34_cancel_pending(engine: CheckedEngine) -> None:
+async def test_cancel_pending_spares_who_has_begun(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "waiting", "up", "blocked", "active", "suspended", "retried")
     await flow.member("delayed", delay_until=HOUR)
     await flow.join("up", "blocked")
@@ -726,7 +726,7 @@ async def test_s34_cancel_pending(engine: CheckedEngine) -> None:
     }  # fmt: skip
 
 
-async def test_s35_flow_only(engine: CheckedEngine) -> None:
+async def test_cancel_flow_only_closes_the_flow_and_cancels_no_member(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"a": (), "b": ("a",), "c": ()})
     await flow.execution("late")
     answer = await engine.cancel_flow(flow.id, policy="cancel_flow_only")
@@ -761,7 +761,7 @@ create trigger refuse before update on flowfabric.execution for each row when (o
 """
 
 
-async def test_s36_a_member_cannot_be_cancelled_yet(
+async def test_a_member_cannot_be_cancelled_yet(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     flow = await submitted(engine, {"first": (), "second": ()})
@@ -782,9 +782,7 @@ async def test_s36_a_member_cannot_be_cancelled_yet(
     assert await engine.read_cancel_backlog(flow.id) is None
 
 
-async def test_s37_the_process_dies_behind_the_header(
-    large: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_the_process_dies_behind_the_header(large: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]) -> None:
     """Ten thousand members, some blocked, some claimed before."""
     nodes = [
         NewNode(
@@ -811,7 +809,7 @@ async def test_s37_the_process_dies_behind_the_header(
     assert await sql.fetchval("select count(*) from flowfabric.event where outcome = 'cancelled'") == 10_000
 
 
-async def test_s38_an_empty_flow(engine: CheckedEngine) -> None:
+async def test_an_empty_flow_is_cancelled_at_once(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine)
     await flow.execution("late")
     answer = await engine.cancel_flow(flow.id, wait=timedelta(milliseconds=500))  # else it raises TimedOut
@@ -824,7 +822,9 @@ async def test_s38_an_empty_flow(engine: CheckedEngine) -> None:
             await call
 
 
-async def test_s39_acknowledging(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_acknowledged_member_leaves_the_backlog_and_the_last_ends_it(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
     flow = await submitted(engine, {"a": (), "b": ()})
     await engine.cancel_flow_header(flow.id)
     unknown = ExecutionId.of(flow["a"].partition, mint_uuid())
@@ -872,7 +872,7 @@ async def lost_chain(engine: ff.Engine) -> Flow:
     return flow
 
 
-async def test_s40_replay_from_the_bottom(engine: CheckedEngine) -> None:
+async def test_replay_from_the_bottom(engine: CheckedEngine) -> None:
     flow = await lost_chain(engine)
     for name in "cb":
         answer = await engine.replay_execution(flow[name])
@@ -895,7 +895,7 @@ async def test_s40_replay_from_the_bottom(engine: CheckedEngine) -> None:
     assert await flow.outcomes("c") == ["skipped", "success"]
 
 
-async def test_s41_replay_from_the_top(engine: CheckedEngine) -> None:
+async def test_replay_from_the_top(engine: CheckedEngine) -> None:
     flow = await lost_chain(engine)
     await engine.replay_execution(flow["a"])
     await flow.complete("a")
@@ -906,7 +906,7 @@ async def test_s41_replay_from_the_top(engine: CheckedEngine) -> None:
     assert await flow.claimable("b")
 
 
-async def test_s42_replay_behind_a_quorum(engine: CheckedEngine) -> None:
+async def test_replay_behind_a_quorum(engine: CheckedEngine) -> None:
     flow = await submitted(engine, fan_in(3), {"join": Quorum(2)})
     await flow.complete("u1")
     await flow.fail("u2", "u3")
@@ -922,7 +922,7 @@ async def test_s42_replay_behind_a_quorum(engine: CheckedEngine) -> None:
     assert await flow.state("join") == "waiting"
 
 
-async def test_s43_replays_are_limited(engine: CheckedEngine) -> None:
+async def test_replays_are_limited(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"a": ()})
     held = await flow.claim("a")
     with pytest.raises(ff.StateError, match="execution_not_terminal"):
@@ -935,7 +935,7 @@ async def test_s43_replays_are_limited(engine: CheckedEngine) -> None:
         await engine.replay_execution(flow["a"])
 
 
-async def test_s44_replay_of_a_member_cancelled_while_it_waited(engine: CheckedEngine) -> None:
+async def test_replay_of_a_member_cancelled_while_it_waited(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"a": (), "b": ("a",)})
     await flow.cancel("b")
     assert (await engine.replay_execution(flow["b"])).public_state == "waiting_children"
@@ -949,7 +949,7 @@ async def test_s44_replay_of_a_member_cancelled_while_it_waited(engine: CheckedE
 # Summaries
 
 
-async def test_s45_what_a_summary_says(engine: CheckedEngine) -> None:
+async def test_what_a_summary_says(engine: CheckedEngine) -> None:
     running = await submitted(engine, {"a": (), "b": ("a",)})
     await running.claim("a")
     suspended = await submitted(engine, {"a": ()})
@@ -1005,7 +1005,7 @@ async def work_off(engine: ff.Engine) -> int:
 
 
 @pytest.mark.parametrize("shape", ["diamond", "layers"])
-async def test_s46_wide_graphs_end(large: ff.Engine, sql: asyncpg.Connection[Any], shape: str) -> None:
+async def test_wide_graphs_end(large: ff.Engine, sql: asyncpg.Connection[Any], shape: str) -> None:
     nodes = diamond(1000) if shape == "diamond" else layered(100 if sampling.is_full() else 20, 100)
     flow = await large.submit_flow(nodes)
     assert await work_off(large) == len(nodes)
@@ -1015,7 +1015,7 @@ async def test_s46_wide_graphs_end(large: ff.Engine, sql: asyncpg.Connection[Any
     assert await sql.fetchval("select count(*) from flowfabric.event where outcome = 'success'") == len(nodes)
 
 
-async def test_s46_a_failure_above_wide_graphs(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_failure_above_wide_graphs(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     await large.submit_flow(diamond(1000))
     (held,) = await hold(large, 1)
     await large.fail(held.handle, "boom", failure_class="permanent")
@@ -1025,7 +1025,7 @@ async def test_s46_a_failure_above_wide_graphs(large: ff.Engine, sql: asyncpg.Co
     assert await sql.fetchval("select count(*) from flowfabric.event where outcome = 'skipped'") == 1001
 
 
-async def test_s46_a_long_chain_is_skipped(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_long_chain_is_skipped(large: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     """One hop a call, whatever the length; only `--full` takes the whole length, on one server."""
     is_long = sampling.is_full() and await sql.fetchval("show server_version_num") >= "180000"
     size = 10_000 if is_long else 1_000
@@ -1042,7 +1042,7 @@ async def test_s46_a_long_chain_is_skipped(large: ff.Engine, sql: asyncpg.Connec
 
 
 async def test_scheduled_cancellations_say_how_many(engine: CheckedEngine) -> None:
-    """What `cancel_flow` answers without waiting, and where a wait ends too early (8.4)."""
+    """What `cancel_flow` answers without waiting, and where a wait ends too early."""
     flow = await submitted(engine, {"a": (), "b": (), "c": ()})
     await flow.complete("a")
     answer = await engine.cancel_flow(flow.id, reason="stop")
