@@ -376,7 +376,7 @@ async def test_a_rule_finds_its_damage(stage: Stage, engine: Party, damage: Dama
 
 
 async def test_every_rule_about_flows_is_tried() -> None:
-    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit.sql").read_text()
+    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit" / "audit_flows.sql").read_text()
     about_flows = text[text.index("function flowfabric.audit_flows") :]
     rules = set(re.findall(r"select '([a-z_]+)'", about_flows))
     assert rules and rules <= {damage.rule for damage in DAMAGES}

@@ -259,7 +259,7 @@ async def test_a_rule_finds_its_damage(stage: Stage, engine: Party, damage: Dama
 
 async def test_every_rule_about_suspensions_is_tried() -> None:
     """Rules that read the tables of this chapter, by the text of the audit."""
-    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit.sql").read_text()
+    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit" / "audit.sql").read_text()
     rules = re.split(r"(?=select '[a-z_]+'[, ])", text)[1:]
     about = {
         re.match(r"select '([a-z_]+)'", rule)[1]  # type: ignore[index]

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import asyncpg
@@ -41,16 +42,23 @@ class Migration:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    root = resources.files("flowfabric._postgres") / "sql" / folder
-    for entry in sorted(root.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".sql"):
-            yield entry.name, entry.read_text(encoding="utf-8")
+    """Yield the path below `sql/` and the text of every SQL file under a folder, in the order of the paths."""
+    yield from _under(resources.files("flowfabric._postgres") / "sql" / folder, folder)
+
+
+def _under(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.is_dir():
+            yield from _under(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".sql"):
+            yield f"{path}/{entry.name}", entry.read_text(encoding="utf-8")
 
 
 def steps() -> tuple[Step, ...]:
     """The numbered steps of this package, in order."""
     found = []
-    for name, sql in _files("schema"):
+    for path, sql in _files("schema"):
+        name = path.rpartition("/")[2]
         match = _STEP.match(name)
         if match is None:
             raise ValueError(f"schema step {name} is not named like 0001_name.sql")

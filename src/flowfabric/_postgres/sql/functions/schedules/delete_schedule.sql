@@ -1,0 +1,7 @@
+create or replace function flowfabric.delete_schedule(p_name text) returns boolean
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+begin
+    delete from flowfabric.schedule s where s.name = p_name;
+    return found;
+end;
+$$;

@@ -1,0 +1,35 @@
+-- close_waitpoint: the holder does not want a pending waitpoint any more
+--
+-- Locks    the execution.
+-- Answers  one verdict: ok (also when it is closed already), or why not.
+create or replace function flowfabric.close_waitpoint(
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_waitpoint uuid,
+    p_reason text)
+returns setof flowfabric.verdict
+language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+declare
+    v_now timestamptz;
+    v_ok integer[];
+    v_code text;
+    w flowfabric.waitpoint;
+begin
+    select l.at, l.ok into v_now, v_ok
+    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
+                                 array[p_index], false) l;
+    if cardinality(v_ok) = 0 then
+        return query select r.* from flowfabric.refuse_holders(
+            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
+            false, null, v_ok, v_now) r;
+        return;
+    end if;
+    select x.* into w from flowfabric.waitpoint x where x.partition = p_partition and x.waitpoint_id = p_waitpoint;
+    v_code := case when w.waitpoint_id is null then 'waitpoint_not_found'
+                   when w.id <> p_id then 'invalid_waitpoint_for_execution'
+                   when w.state = 'active' then 'waitpoint_not_pending' else 'ok' end;
+    if v_code = 'ok' and w.state = 'pending' then
+        update flowfabric.waitpoint x set state = 'closed', closed_at = v_now, close_reason = p_reason
+        where x.partition = p_partition and x.waitpoint_id = p_waitpoint;
+    end if;
+    return query select 1, v_code, null::text, 'active', p_epoch, p_attempt, v_now;
+end;
+$$;
