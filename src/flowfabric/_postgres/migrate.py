@@ -54,6 +54,10 @@ def _under(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}/{entry.name}", entry.read_text(encoding="utf-8")
 
 
+def _settings() -> str:
+    return (resources.files("flowfabric._postgres") / "sql" / "settings.sql").read_text(encoding="utf-8")
+
+
 def steps() -> tuple[Step, ...]:
     """The numbered steps of this package, in order."""
     found = []
@@ -71,8 +75,8 @@ def steps() -> tuple[Step, ...]:
 def functions_digest() -> str:
     """What tells one build of the functions from another."""
     digest = hashlib.sha256()
-    for name, sql in _files("functions"):
-        digest.update(f"{name}\0{sql}\0".encode())
+    for path, sql in (*_files("functions"), ("settings", _settings())):
+        digest.update(f"{path}\0{sql}\0".encode())
     return digest.hexdigest()
 
 
@@ -135,6 +139,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
             await connection.execute("set local check_function_bodies = off")
             for _, sql in _files("functions"):
                 await connection.execute(sql)
+            await connection.execute(_settings())
             await connection.execute("delete from flowfabric.build")
             await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
             await connection.execute("select flowfabric.seed_keystore()")

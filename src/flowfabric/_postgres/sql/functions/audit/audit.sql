@@ -4,7 +4,7 @@
 -- Answers  one row per violation. Event counts hold inside the retention of the log; p_events asks for them.
 create or replace function flowfabric.audit(p_partition integer, p_events boolean)
 returns table (rule text, partition integer, id uuid, detail text)
-language plpgsql stable security definer set search_path = flowfabric, pg_temp set jit = off as $$
+language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
     v_deployment flowfabric.deployment;

@@ -4,7 +4,7 @@
 -- Answers  id: the execution, or the flow where the rule is about one.
 create or replace function flowfabric.audit_flows(p_partition integer, p_events boolean)
 returns table (rule text, partition integer, id uuid, detail text)
-language plpgsql stable set jit = off as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
     return query

@@ -5,9 +5,7 @@
 create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (scanned integer, reconciled integer, partition integer, flow_id uuid, downstream uuid)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();

@@ -2,7 +2,7 @@
 --
 -- Answers  sremmed_stale (nothing was owed), completed_drain (all siblings have ended) or no_op (the dispatcher's).
 create or replace function flowfabric.reconcile_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     s flowfabric.sibling_cancel;
     g flowfabric.edge_group;

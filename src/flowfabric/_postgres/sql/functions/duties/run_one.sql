@@ -4,7 +4,7 @@
 -- Answers  'done', or why there was nothing to do: not_found, not_yet_due, or the state that stands in the way.
 create or replace function flowfabric.run_one(p_kind text, p_partition integer, p_id uuid)
 returns table (code text, state text, lease_lost text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_own timestamptz;

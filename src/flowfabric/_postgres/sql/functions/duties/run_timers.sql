@@ -6,8 +6,7 @@ create or replace function flowfabric.run_timers(
     p_kind text, p_limit integer, p_after timestamptz, p_namespace text, p_tag_key text, p_tag_value text,
     p_backoff_ms bigint)
 returns table (handled integer, failed integer, message text, more boolean, last_due_at timestamptz)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_due flowfabric.due;

@@ -4,7 +4,7 @@
 -- else stands in the way, and can wait for the next one.
 create or replace function flowfabric.sleep_until_due(p_kinds text[], p_instance uuid, p_at_most_ms bigint)
 returns table (pause_ms double precision)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_due timestamptz;

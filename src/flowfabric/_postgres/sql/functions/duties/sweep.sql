@@ -1,7 +1,7 @@
 -- sweep: remove idempotency records, grants and watches whose time is over, empty flows, and event segments past their
 -- retention.
 create or replace function flowfabric.sweep(p_limit integer) returns integer
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_n integer;

@@ -1,6 +1,6 @@
 -- trim_events: empty every segment of the ring whose youngest event is older than the retention.
 create or replace function flowfabric.trim_events(p_now timestamptz) returns integer
-language plpgsql set lock_timeout = '200ms' as $$
+language plpgsql as $$
 declare
     v_cutoff timestamptz;
     v_last timestamptz;

@@ -3,7 +3,7 @@
 -- Answers  one row per sort, then one row with nothing but the number up to which was counted.
 create or replace function flowfabric.count_events(p_after bigint)
 returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, n bigint)
-language plpgsql volatile security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
     v_upto bigint := flowfabric.log_end();

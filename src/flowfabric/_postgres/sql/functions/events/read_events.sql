@@ -9,7 +9,7 @@ returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, 
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
                lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
                revoked_by text, details jsonb)
-language plpgsql volatile security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
     v_upto bigint;

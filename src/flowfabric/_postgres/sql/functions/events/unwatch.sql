@@ -1,6 +1,6 @@
 -- unwatch: never mind.
 create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
-language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+language sql volatile security definer as $$
     delete from flowfabric.watch w using (
         select l.tid from unnest(p_partition, p_id) as u (partition, id)
         cross join lateral (select x.ctid as tid from flowfabric.watch x

@@ -6,9 +6,7 @@
 -- Answers  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
 create or replace function flowfabric.block(p_partition integer, p_id uuid, p_reason text, p_detail text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_code text;

@@ -4,9 +4,7 @@
 -- Locks    the execution.
 create or replace function flowfabric.change_priority(p_partition integer, p_id uuid, p_priority integer, p_lane text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_new integer := least(greatest(p_priority, 0), 9000);

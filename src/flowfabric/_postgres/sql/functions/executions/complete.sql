@@ -8,9 +8,7 @@ create or replace function flowfabric.complete(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_result bytea[], p_result_encoding text[], p_operator boolean)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_ok integer[];

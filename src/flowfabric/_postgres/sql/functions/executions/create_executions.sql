@@ -15,9 +15,7 @@ create or replace function flowfabric.create_executions(
     p_budgets text[], p_quota uuid[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[])
 returns table (ordinal integer, code text, partition integer, id uuid, state text)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -3,7 +3,7 @@
 -- Locks    the execution.
 -- Answers  whether the key is free now, also when somebody else freed it.
 create or replace function flowfabric.free_key(p_partition integer, p_id uuid) returns boolean
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     e flowfabric.execution;
 begin

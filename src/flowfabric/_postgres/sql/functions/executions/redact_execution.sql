@@ -4,7 +4,7 @@
 -- Locks    the execution.
 -- Answers  ok, not_found, or execution_not_terminal.
 create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     e flowfabric.execution;
     v_code text;

@@ -1,6 +1,6 @@
 -- set_tag: answers whether the execution exists.
 create or replace function flowfabric.set_tag(p_partition integer, p_id uuid, p_key text, p_value text) returns boolean
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     e flowfabric.execution;
 begin

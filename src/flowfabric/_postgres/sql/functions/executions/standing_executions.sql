@@ -4,7 +4,7 @@
 create or replace function flowfabric.standing_executions(
     p_partition integer[], p_id uuid[], p_namespace text[], p_key text[], p_flow uuid[], p_lane text[])
 returns table (ordinal integer, code text, partition integer, id uuid)
-language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+language sql volatile security definer as $$
     select u.ord::integer,
            case when i.id is not null or e.id is not null then 'duplicate'
                 when l.state in ('draining', 'disabled') then 'lane_closed' else 'free' end,

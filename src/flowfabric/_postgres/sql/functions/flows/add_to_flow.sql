@@ -5,9 +5,7 @@
 --          first execution in the way and, for execution_already_in_flow, the other flow.
 create or replace function flowfabric.add_to_flow(p_partition integer, p_flow uuid, p_id uuid[])
 returns table (code text, place integer, other uuid, members integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -4,9 +4,7 @@
 create or replace function flowfabric.apply_edge(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_kind_known boolean, p_ref text)
 returns table (code text, unsatisfied integer, detail text)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     d flowfabric.edge;
     v_member uuid;

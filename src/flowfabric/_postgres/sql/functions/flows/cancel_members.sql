@@ -8,9 +8,7 @@
 create or replace function flowfabric.cancel_members(
     p_partition integer, p_flow uuid, p_limit integer, p_after uuid)
 returns table (handled integer, failed uuid[], message text, remaining integer, last uuid, busy boolean)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -11,9 +11,7 @@ create or replace function flowfabric.cancel_siblings(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer)
 returns table (action text, partition integer, flow_id uuid, downstream uuid, reason text, cancelled integer,
                already_terminal integer, missing integer, failed integer, message text, enqueued_at timestamptz)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();

@@ -5,7 +5,7 @@
 -- create_flow: Created, or exists when the id was used before.
 create or replace function flowfabric.create_flow(p_partition integer, p_flow uuid, p_kind text, p_namespace text)
 returns boolean
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
 begin

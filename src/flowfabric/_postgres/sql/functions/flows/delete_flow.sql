@@ -3,7 +3,7 @@
 -- Locks    the flow, then its groups and its members, by id.
 -- Answers  ok, flow_not_found, or flow_not_terminal.
 create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 begin
     perform 1 from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow for update;
     if not found then

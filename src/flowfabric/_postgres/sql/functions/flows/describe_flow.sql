@@ -7,7 +7,7 @@ returns table (flow_id uuid, flow_kind text, namespace text, state text, node_co
                cancellation_policy text, tags jsonb, downstreams uuid[], policies text[], ks integer[],
                cancel_rests boolean[], ns integer[], succeededs integer[], faileds integer[], skippeds integer[],
                states text[], satisfied_ats timestamptz[])
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select f.flow_id, f.flow_kind, f.namespace, f.state, f.node_count, f.edge_count, f.created_at, f.last_mutation_at,
            f.cancelled_at, f.cancel_reason, f.cancellation_policy, f.tags, g.*
     from flowfabric.flow f

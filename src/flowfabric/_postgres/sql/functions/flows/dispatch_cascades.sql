@@ -8,9 +8,7 @@ create or replace function flowfabric.dispatch_cascades(
     p_limit integer, p_edges integer, p_after bigint, p_event bigint, p_stale_ms bigint,
     p_namespace text, p_tag_key text, p_tag_value text)
 returns table (seen integer, finished integer, resolved integer, failed integer, message text, more boolean, last_event bigint)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -2,7 +2,7 @@
 --
 -- Answers  drained, already_drained, or drained_sans_group when the group itself is gone.
 create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_entry boolean;
     v_pending boolean;

@@ -1,6 +1,6 @@
 -- flow_eligibility: what the dependencies of an execution say about it.
 create or replace function flowfabric.flow_eligibility(p_partition integer, p_id uuid) returns text
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select coalesce((
         select case when e.completed_at is not null or e.state in ('active', 'suspended') then 'not_runnable'
                     when g.n is null or g.n = 0 or g.state = 'satisfied' then 'eligible'

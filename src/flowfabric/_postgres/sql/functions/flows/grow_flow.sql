@@ -14,9 +14,7 @@ create or replace function flowfabric.grow_flow(
     p_old uuid[], p_edge uuid[], p_from integer[], p_to integer[], p_ref text[], p_passes boolean[], p_deps integer[],
     p_join_of integer[], p_join_policy text[], p_join_k integer[], p_join_cancel boolean[])
 returns table (code text, place integer, revision bigint)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -5,7 +5,7 @@ create or replace function flowfabric.list_flows(
     p_partition integer, p_after uuid, p_before timestamptz, p_before_id uuid, p_namespace text, p_kind text, p_limit integer)
 returns table (partition integer, flow_id uuid, created_at timestamptz, state text, summary text, flow_kind text,
                namespace text, node_count integer)
-language plpgsql stable security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql stable security definer as $$
 begin
     if p_partition is not null then
         return query

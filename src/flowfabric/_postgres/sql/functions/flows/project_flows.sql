@@ -2,7 +2,7 @@
 --
 -- One at a time: of two counts the older must not be written last.
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_n integer;
 begin

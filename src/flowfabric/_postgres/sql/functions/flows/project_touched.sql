@@ -2,7 +2,7 @@
 --
 -- Answers  how many flows were counted, and whether there are more marks.
 create or replace function flowfabric.project_touched(p_limit integer) returns table (counted integer, more boolean)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_partitions integer[]; v_flows uuid[];
     v_n integer;

@@ -3,9 +3,7 @@
 -- Locks    the group, then the execution.
 -- Answers  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.
 create or replace function flowfabric.promote_blocked(p_partition integer, p_id uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     e flowfabric.execution;
     v_state text;

@@ -2,7 +2,7 @@
 create or replace function flowfabric.read_edges(
     p_partition integer, p_flow uuid, p_upstream uuid, p_downstream uuid, p_edge uuid)
 returns setof flowfabric.edge
-language plpgsql stable security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql stable security definer as $$
 begin
     if p_edge is not null then
         return query select d.* from flowfabric.edge d

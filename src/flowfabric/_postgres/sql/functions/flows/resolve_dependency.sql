@@ -4,9 +4,7 @@
 -- Answers  satisfied, impossible, already_resolved, edge_not_found, not_applied.
 create or replace function flowfabric.resolve_dependency(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_outcome text) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     d flowfabric.edge;
 begin

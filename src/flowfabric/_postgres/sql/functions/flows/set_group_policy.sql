@@ -3,7 +3,7 @@
 -- Answers  set, already_set, or why not.
 create or replace function flowfabric.set_group_policy(
     p_partition integer, p_flow uuid, p_downstream uuid, p_policy text, p_k integer, p_cancel_rest boolean) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_code text := flowfabric.open_flow(p_partition, p_flow, true);
     g flowfabric.edge_group;

@@ -7,9 +7,7 @@ create or replace function flowfabric.issue_reclaim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text, p_max_reclaims bigint)
 returns table (code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz, lane text)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_lane text;

@@ -12,9 +12,7 @@ returns table (
     namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
     tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
     replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -1,8 +1,6 @@
 -- verify_grant: ok, or exactly one reason why a grant key is worth nothing.
 create or replace function flowfabric.verify_grant(p_partition integer, p_id uuid, p_key text) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_part text[] := regexp_match(

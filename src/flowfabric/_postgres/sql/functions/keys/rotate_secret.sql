@@ -3,7 +3,7 @@
 -- Answers  rotated (detail: the key before, count: how many were purged), noop, or rotation_conflict.
 create or replace function flowfabric.rotate_secret(p_kid text, p_secret bytea, p_grace_ms bigint)
 returns table (code text, detail text, purged integer)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     k flowfabric.keystore;
     v_now timestamptz;

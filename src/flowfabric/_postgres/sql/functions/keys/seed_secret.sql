@@ -3,7 +3,7 @@
 -- Answers  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
 create or replace function flowfabric.seed_secret(p_kid text, p_secret bytea)
 returns table (code text, detail text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     k flowfabric.keystore;
     v_current text;

@@ -1,7 +1,7 @@
 -- lane_stats: what waits, since when, and what runs.
 create or replace function flowfabric.lane_stats(p_names text[])
 returns table (name text, state text, depth bigint, oldest_at timestamptz, delayed bigint, running bigint, at timestamptz)
-language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+language sql volatile security definer as $$
     with running as (
         select r.lane, count(*) as n
         from (select distinct u.partition, u.id from flowfabric.timer t

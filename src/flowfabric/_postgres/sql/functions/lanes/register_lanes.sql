@@ -3,7 +3,7 @@
 
 -- register_lanes: answers how many were new.
 create or replace function flowfabric.register_lanes(p_names text[]) returns integer
-language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+language sql volatile security definer as $$
     with made as (
         insert into flowfabric.lane (name, registered_at, registered_by)
         select distinct n, flowfabric.now(), 'boot' from unnest(p_names) n order by n

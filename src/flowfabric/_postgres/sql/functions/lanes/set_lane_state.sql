@@ -1,6 +1,6 @@
 -- set_lane_state: answers the state before; registers an unknown lane.
 create or replace function flowfabric.set_lane_state(p_name text, p_state text) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_before text;
 begin

@@ -6,7 +6,7 @@ create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text[], p_capabilities text[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_limit integer)
 returns setof flowfabric.claimed
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_left integer := p_limit;
     v_given integer;

@@ -6,9 +6,7 @@
 create or replace function flowfabric.revoke_lease(
     p_partition integer, p_id uuid, p_expected_lease uuid, p_instance text, p_reason text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     e flowfabric.execution;

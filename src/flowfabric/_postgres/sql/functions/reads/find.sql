@@ -9,9 +9,7 @@ create or replace function flowfabric.find(
     p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
     p_limit integer, p_budget integer)
 returns setof flowfabric.execution_view
-language plpgsql stable security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql stable security definer as $$
 declare
     v_at timestamptz := coalesce(p_before_at, 'infinity');
     v_id uuid := coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff');

@@ -1,5 +1,5 @@
 create or replace function flowfabric.list_attempts(p_partition integer, p_id uuid)
 returns setof flowfabric.attempt
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select a.* from flowfabric.attempts_of(p_partition, p_id) a order by a.attempt_index
 $$;

@@ -3,7 +3,7 @@ create or replace function flowfabric.list_expired_leases(
     p_as_of timestamptz, p_after_at timestamptz, p_after_id text, p_limit integer, p_namespace text)
 returns table (partition integer, id uuid, lease_id uuid, epoch bigint, worker_instance_id text,
                lease_expires_at timestamptz, attempt_index integer)
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select e.partition, e.id, e.lease_id, e.epoch, e.worker_instance_id, e.lease_expires_at, e.attempt_index
     from (select u.partition, u.id from flowfabric.timer t
           cross join lateral unnest(t.partitions, t.ids) as u (partition, id)

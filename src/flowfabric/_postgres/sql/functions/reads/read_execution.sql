@@ -2,6 +2,6 @@
 
 create or replace function flowfabric.read_execution(p_partition integer, p_id uuid)
 returns setof flowfabric.execution_view
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select v.* from flowfabric.execution_view v where v.partition = p_partition and v.id = p_id
 $$;

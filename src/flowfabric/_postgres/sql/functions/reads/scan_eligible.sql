@@ -1,7 +1,7 @@
 -- scan_eligible: ids that may be claimed now, in claim order. For schedulers and tests, not for workers.
 create or replace function flowfabric.scan_eligible(p_lane text, p_partition integer, p_limit integer)
 returns table (partition integer, id uuid)
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select r.partition, r.id
     from flowfabric.route q join flowfabric.ready r on r.route = q.id
     join flowfabric.execution e on e.partition = r.partition and e.id = r.id

@@ -4,7 +4,7 @@
 create or replace function flowfabric.advance_schedule(
     p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
 returns table (moved boolean)
-language sql volatile security definer set search_path = flowfabric, pg_temp as $$
+language sql volatile security definer as $$
     update flowfabric.schedule s
     set next_at = p_next, last_at = coalesce(p_last, s.last_at)
     where s.name = p_name and s.next_at = p_expected and not s.paused

@@ -1,5 +1,5 @@
 create or replace function flowfabric.delete_schedule(p_name text) returns boolean
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 begin
     delete from flowfabric.schedule s where s.name = p_name;
     return found;

@@ -2,7 +2,7 @@
 create or replace function flowfabric.due_schedules(p_limit integer)
 returns table (name text, kind text, timing jsonb, catch_up text, payload bytea, payload_encoding text, options jsonb,
                next_at timestamptz, now timestamptz)
-language plpgsql volatile security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();

@@ -7,7 +7,7 @@ create or replace function flowfabric.put_schedule(
     p_name text, p_kind text, p_timing text, p_catch_up text, p_payload bytea, p_payload_encoding text, p_options text,
     p_next_at timestamptz)
 returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_same_timing boolean;

@@ -1,7 +1,7 @@
 -- set_schedule_paused: answers whether the schedule exists. Going on begins at p_next_at.
 create or replace function flowfabric.set_schedule_paused(p_name text, p_paused boolean, p_next_at timestamptz)
 returns boolean
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 begin
     update flowfabric.schedule s
     set paused = p_paused, updated_at = flowfabric.now(),

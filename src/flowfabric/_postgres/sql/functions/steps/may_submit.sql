@@ -5,8 +5,7 @@
 create or replace function flowfabric.may_submit(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text, p_n integer)
 returns table (may boolean)
-language plpgsql volatile security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql volatile security definer as $$
 begin
     if exists (select from flowfabric.holds_lease(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index))
        and not exists (select from flowfabric.execution e join flowfabric.step s on s.partition = e.partition and s.id = e.id

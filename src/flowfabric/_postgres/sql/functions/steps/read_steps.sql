@@ -3,8 +3,7 @@ create or replace function flowfabric.read_steps(p_partition integer[], p_id uui
 returns table (partition integer, id uuid, generation integer, name text, n integer, kind text, run integer,
                attempt_index integer, result bytea, encoding text, error jsonb, at timestamptz, child_partition integer,
                child_id uuid, seconds double precision, recorded_at timestamptz, waitpoint_ids uuid[])
-language sql stable security definer set search_path = flowfabric, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language sql stable security definer as $$
     select s.partition, s.id, s.generation, s.name, s.n, s.kind, s.run, s.attempt_index, s.result, s.encoding, s.error,
            s.at, s.child_partition, s.child_id, s.seconds, s.recorded_at, s.waitpoint_ids
     from unnest(p_partition, p_id) as u (partition, id)

@@ -15,9 +15,7 @@ create or replace function flowfabric.record_steps(
     p_name text[], p_n integer[], p_kind text[], p_result bytea[], p_encoding text[], p_error text[],
     p_seconds double precision[], p_ms bigint[], p_child_partition integer[], p_child_id uuid[])
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_ok integer[];

@@ -6,7 +6,7 @@ create or replace function flowfabric.close_waitpoint(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_waitpoint uuid,
     p_reason text)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_ok integer[];

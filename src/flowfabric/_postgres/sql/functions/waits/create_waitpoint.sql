@@ -12,9 +12,7 @@ create or replace function flowfabric.create_waitpoint(
     p_waitpoint uuid, p_key text, p_ms double precision, p_outlives_attempt boolean)
 returns table (ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
                token text)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -10,9 +10,7 @@ create or replace function flowfabric.deliver_signal(
     p_idempotency_key text, p_scope text, p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint,
     p_max_signals bigint, p_maxlen bigint)
 returns table (code text, detail text, signal_id uuid, effect text, match_detail text)
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

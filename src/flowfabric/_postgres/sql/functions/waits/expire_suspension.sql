@@ -5,7 +5,7 @@
 --          no_active_suspension or not_yet_due.
 create or replace function flowfabric.expire_suspension(p_partition integer, p_id uuid)
 returns table (code text, behavior text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     e flowfabric.execution;

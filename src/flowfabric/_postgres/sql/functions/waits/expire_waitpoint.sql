@@ -3,7 +3,7 @@
 -- Locks    the execution.
 -- Answers  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.
 create or replace function flowfabric.expire_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid) returns text
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     w flowfabric.waitpoint;

@@ -6,7 +6,7 @@
 create or replace function flowfabric.list_pending_waitpoints(p_partition integer, p_id uuid, p_after uuid, p_limit integer)
 returns table (waitpoint_id uuid, waitpoint_key text, state text, required_signal_names text[], created_at timestamptz,
                activated_at timestamptz, expires_at timestamptz, token_kid text, token_fingerprint text)
-language plpgsql stable security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql stable security definer as $$
 #variable_conflict use_column
 begin
     if not exists (select from flowfabric.execution e where e.partition = p_partition and e.id = p_id) then

@@ -4,7 +4,7 @@ create or replace function flowfabric.list_waits(
 returns table (partition integer, id uuid, kind text, lane text, namespace text, waitpoint_id uuid, waitpoint_key text,
                state text, reason_code text, created_at timestamptz, timeout_at timestamptz, timeout_behavior text,
                required_signal_names text[], signal_count integer)
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select w.partition, w.id, r.kind, r.lane, e.namespace, w.waitpoint_id, w.waitpoint_key, w.state, s.reason_code,
            w.created_at, case when w.state = 'active' then s.timeout_at else nullif(w.expires_at, flowfabric.far_date()) end,
            s.timeout_behavior, w.required_signal_names, w.signal_count

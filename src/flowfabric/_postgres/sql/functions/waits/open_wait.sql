@@ -10,9 +10,7 @@ create or replace function flowfabric.open_wait(
     p_n integer, p_waitpoints uuid[], p_keys text[], p_ms double precision)
 returns table (ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
                waitpoint_ids uuid[], waitpoint_keys text[], tokens text[])
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

@@ -12,9 +12,7 @@ create or replace function flowfabric.park(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_until timestamptz, p_child_partition integer[], p_child_id uuid[], p_waitpoints uuid[], p_seen integer[])
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 declare
     v_detail text;
     v flowfabric.verdict;

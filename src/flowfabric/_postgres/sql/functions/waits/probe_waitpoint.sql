@@ -1,6 +1,6 @@
 -- probe_waitpoint: an early answer for a bridge: unknown, mismatch or ok. Who is let through is verified again.
 create or replace function flowfabric.probe_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text) returns text
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select coalesce((
         select case when coalesce(flowfabric.same_bytes(
                         convert_to(p_token, 'UTF8'),

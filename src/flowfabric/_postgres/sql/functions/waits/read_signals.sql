@@ -4,7 +4,7 @@ returns table (ordinal integer, signal_id uuid, waitpoint_id uuid, waitpoint_key
                signal_category text, source_type text, source_identity text, correlation_id text, payload bytea,
                payload_encoding text, target_scope text, created_at timestamptz, accepted_at timestamptz,
                observed_effect text, match_detail text)
-language sql stable security definer set search_path = flowfabric, pg_temp as $$
+language sql stable security definer as $$
     select g.ordinal, g.signal_id, g.waitpoint_id, g.waitpoint_key, g.suspension_id, g.signal_name, g.signal_category,
            g.source_type, g.source_identity, g.correlation_id, g.payload, g.payload_encoding, g.target_scope, g.created_at,
            g.accepted_at, g.observed_effect, g.match_detail

@@ -4,7 +4,7 @@
 -- Answers  one verdict: ok with the state, not_found or execution_not_suspended.
 create or replace function flowfabric.resume_execution(p_partition integer, p_id uuid, p_trigger text, p_delay_ms bigint)
 returns setof flowfabric.verdict
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_slot smallint;

@@ -9,9 +9,7 @@ create or replace function flowfabric.settle_wait(
     p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)
 returns table (ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
                outcome text, result bytea, seen integer[])
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;

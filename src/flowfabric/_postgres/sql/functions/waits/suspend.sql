@@ -11,9 +11,7 @@ create or replace function flowfabric.suspend(
     p_requested_by text, p_timeout_at timestamptz, p_behavior text, p_pointer text, p_idempotency_key text,
     p_only_if_satisfied boolean)
 returns setof flowfabric.suspended
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();
