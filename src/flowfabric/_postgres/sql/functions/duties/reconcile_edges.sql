@@ -19,8 +19,8 @@ begin
     into v_partition, v_flow, v_downstream, v_state
     from (select x.* from flowfabric.edge_group x
           where (x.partition, x.flow_id, x.downstream) > (
-              coalesce(p_partition, -1), coalesce(p_flow, '00000000-0000-0000-0000-000000000000'),
-              coalesce(p_downstream, '00000000-0000-0000-0000-000000000000'))
+              coalesce(p_partition, -1), coalesce(p_flow, flowfabric.zero_uuid()),
+              coalesce(p_downstream, flowfabric.zero_uuid()))
           order by x.partition, x.flow_id, x.downstream limit p_limit) g;
     scanned := coalesce(cardinality(v_flow), 0);
     if scanned = p_limit then

@@ -7,7 +7,7 @@ returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
     v_now timestamptz;
-    v_new integer := least(greatest(p_priority, 0), 9000);
+    v_new integer := flowfabric.priority_of(p_priority);
     v_slot smallint;
     v_code text;
     e flowfabric.execution;
@@ -24,10 +24,10 @@ begin
         v_now := flowfabric.now();
         v_slot := flowfabric.open_log(v_now);
         perform flowfabric.hold_routes(array[e.route]);
-        update flowfabric.ready r set rank = 9000 - v_new
-        where r.route = e.route and r.rank = 9000 - e.priority and r.created_at = e.created_at and r.id = e.id
+        update flowfabric.ready r set rank = flowfabric.rank_of(v_new)
+        where r.route = e.route and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
           and r.partition = e.partition;
-        perform flowfabric.lower_floor(array[e.route], array[9000 - v_new], array[e.created_at], array[e.id]);
+        perform flowfabric.lower_floor(array[e.route], array[flowfabric.rank_of(v_new)], array[e.created_at], array[e.id]);
         update flowfabric.execution x set priority = v_new, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id;
         insert into flowfabric.event

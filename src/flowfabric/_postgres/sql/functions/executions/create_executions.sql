@@ -55,7 +55,7 @@ begin
             select u.*, min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w is not null as windowed,
                    coalesce(min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w,
                             max(u.ord) filter (where v_unfit[u.ord] is null) over w) as first_ord
-            from (select k.partition, coalesce(k.flow, '00000000-0000-0000-0000-000000000000'::uuid) as scope,
+            from (select k.partition, coalesce(k.flow, flowfabric.zero_uuid()) as scope,
                          coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
                   from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
                        with ordinality as k (partition, flow, namespace, key, id, dedup, ord)
@@ -90,7 +90,7 @@ begin
             from unnest(p_partition, p_flow, p_namespace, p_key)
                  with ordinality as u (partition, flow, namespace, key, ord)
             left join flowfabric.idempotency i on i.partition = u.partition
-                 and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
+                 and i.scope = coalesce(u.flow, flowfabric.zero_uuid())
                  and i.namespace = coalesce(u.namespace, '') and i.key = u.key;
         end if;
     end if;
@@ -119,7 +119,7 @@ begin
             into v_code from unnest(p_id, p_route_no) with ordinality as u (id, no, ord);
         end if;
         if cardinality(v_routes) = 1 and v_routes[1] is not null then
-            perform pg_advisory_xact_lock_shared(708301, v_routes[1]);   -- as hold_routes does, without the call
+            perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_routes[1]);   -- as hold_routes does, without the call
         else
             perform flowfabric.hold_routes(array_remove(v_routes, null));
         end if;
@@ -164,7 +164,7 @@ begin
               as u (partition, flow, namespace, key, id, ord)
         where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = coalesce(u.namespace, '')
           and i.key = u.key and i.id = u.id and i.expires_at > v_now
-          and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid);
+          and i.scope = coalesce(u.flow, flowfabric.zero_uuid());
     end if;
 
     if v_code is null and p_delay_until is null and p_delay_ms is null then

@@ -20,7 +20,7 @@ begin
     if not found then
         return null;
     end if;
-    perform pg_advisory_xact_lock_shared(708301, v_route);   -- as hold_routes does, without the call
+    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);   -- as hold_routes does, without the call
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
@@ -30,13 +30,13 @@ begin
         from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
     )
     insert into flowfabric.ready (route, rank, created_at, id, partition)
-    select v_route, 9000, v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
+    select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
     select exists (select from flowfabric.ready_floor f
-                   where f.route = v_route and (f.rank, f.created_at) >= (9000, v_now)),
+                   where f.route = v_route and (f.rank, f.created_at) >= (flowfabric.rank_of(0), v_now)),
            exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp())
     into v_outranks, v_wakes;
     if v_outranks or current_setting('transaction_isolation') <> 'read committed' then
-        perform flowfabric.lower_floor(array_agg(v_route), array_agg(9000), array_agg(v_now), array_agg(i))
+        perform flowfabric.lower_floor(array_agg(v_route), array_agg(flowfabric.rank_of(0)), array_agg(v_now), array_agg(i))
         from unnest(p_id) i;
     end if;
     if v_wakes then

@@ -26,7 +26,7 @@ begin
                case when p_deps[u.ord] > 0 then p_deps[u.ord] || ' dep(s) unresolved'
                     when d.until is not null
                     then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
-               'first', least(greatest(coalesce(p_priority[u.ord], 0), 0), 9000), p_tags[u.ord]::jsonb, d.until,
+               'first', flowfabric.priority_of(p_priority[u.ord]), p_tags[u.ord]::jsonb, d.until,
                coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now, p_node[u.ord]
         from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)
         cross join lateral (
@@ -36,7 +36,7 @@ begin
         returning partition, id, route, priority, created_at, state, deadline_at
     )
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
-    select m.route, 9000 - m.priority, m.created_at, m.id, m.partition, m.deadline_at
+    select m.route, flowfabric.rank_of(m.priority), m.created_at, m.id, m.partition, m.deadline_at
     from made m where m.state = 'waiting';
     get diagnostics v_ready = row_count;
     return v_ready;

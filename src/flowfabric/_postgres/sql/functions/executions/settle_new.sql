@@ -7,18 +7,18 @@ create or replace function flowfabric.settle_new(
 returns void
 language plpgsql as $$
 declare
-    v_rank integer := 9000;
+    v_rank integer := flowfabric.rank_of(0);
 begin
     if p_ready > 0 then
         -- Rows created now lie behind every floor, unless they outrank it.
         if p_priority is not null then
-            select 9000 - least(greatest(max(p), 0), 9000) into v_rank from unnest(p_priority) p;
+            select flowfabric.rank_of(flowfabric.priority_of(max(p))) into v_rank from unnest(p_priority) p;
         end if;
         if current_setting('transaction_isolation') <> 'read committed'
            or exists (select from flowfabric.ready_floor f
                       where f.route = any (p_routes) and (f.rank, f.created_at) >= (v_rank, p_now)) then
             perform flowfabric.lower_floor(
-                array_agg(p_routes[coalesce(u.no, 1)]), array_agg(9000 - least(greatest(coalesce(u.priority, 0), 0), 9000)),
+                array_agg(p_routes[coalesce(u.no, 1)]), array_agg(flowfabric.rank_of(flowfabric.priority_of(u.priority))),
                 array_agg(p_now), array_agg(u.id))
             from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
             where p_code is null or p_code[u.ord] is null;

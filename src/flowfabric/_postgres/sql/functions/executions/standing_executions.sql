@@ -12,7 +12,7 @@ language sql volatile security definer as $$
     from unnest(p_partition, p_id, p_namespace, p_key, p_flow, p_lane) with ordinality
          as u (partition, id, namespace, key, flow, lane, ord)
     left join flowfabric.idempotency i on i.partition = u.partition and i.namespace = coalesce(u.namespace, '') and i.key = u.key
-         and i.scope = coalesce(u.flow, '00000000-0000-0000-0000-000000000000'::uuid)
+         and i.scope = coalesce(u.flow, flowfabric.zero_uuid())
          and i.expires_at > flowfabric.now()
     left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     left join flowfabric.lane l on l.name = u.lane

@@ -28,7 +28,7 @@ begin
     end if;
     select array_agg(m.id), max(m.id::text)::uuid into v_owed, last
     from (select x.id from flowfabric.cancel_member x where x.partition = p_partition and x.flow_id = p_flow
-            and x.id > coalesce(p_after, '00000000-0000-0000-0000-000000000000'::uuid)
+            and x.id > coalesce(p_after, flowfabric.zero_uuid())
           order by x.id limit p_limit) m;
     with held as materialized (   -- in the order of the ids
         select e.id from unnest(v_owed) u (id)

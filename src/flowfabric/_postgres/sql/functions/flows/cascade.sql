@@ -26,7 +26,7 @@ begin
           cross join lateral (
               select x.flow_id, x.edge_id, x.downstream from flowfabric.edge x
               where x.partition = u.partition and x.upstream = u.id
-                and x.downstream >= coalesce(u.after, '00000000-0000-0000-0000-000000000000'::uuid)
+                and x.downstream >= coalesce(u.after, flowfabric.zero_uuid())
                 and x.applied_at is not null and x.outcome is null and x.from_run <= u.run
               order by x.downstream limit p_limit + 1) d
           limit p_limit + 1) c;

@@ -24,13 +24,13 @@ begin
         returning e.partition, e.id, e.route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id, e.held_back
     ), offered as (
         insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
-        select r.route, 9000 - r.priority, r.created_at, r.id, r.partition, r.deadline_at
+        select r.route, flowfabric.rank_of(r.priority), r.created_at, r.id, r.partition, r.deadline_at
         from released r where r.delay_until is null
     ), touched as (
         insert into flowfabric.flow_touched select distinct r.partition, r.flow_id from released r
     )
     select array_agg(r.route) filter (where r.delay_until is null),
-           array_agg(9000 - r.priority) filter (where r.delay_until is null),
+           array_agg(flowfabric.rank_of(r.priority)) filter (where r.delay_until is null),
            array_agg(r.created_at) filter (where r.delay_until is null), array_agg(r.id) filter (where r.delay_until is null),
            array_agg(r.partition) filter (where r.delay_until is not null),
            array_agg(r.id) filter (where r.delay_until is not null),

@@ -30,7 +30,7 @@ begin
     v_held := array_fill(false, array[v_n]); v_pending := v_held;
     v_group_tids := array_fill('(0,0)'::tid, array[v_n]);
     v_partitions := array_fill(0, array[v_n]);
-    v_ids := array_fill('00000000-0000-0000-0000-000000000000'::uuid, array[v_n]); v_flows := v_ids;
+    v_ids := array_fill(flowfabric.zero_uuid(), array[v_n]); v_flows := v_ids;
     with wanted as (
         select distinct on (u.g) u.g, u.partition, u.flow, u.downstream
         from unnest(v_g, p_partition, p_flow, p_downstream) as u (g, partition, flow, downstream) order by u.g

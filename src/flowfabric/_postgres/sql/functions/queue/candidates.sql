@@ -6,7 +6,7 @@ language plpgsql as $$
 declare
     v_rank integer := -1;
     v_created timestamptz := '-infinity';
-    v_id uuid := '00000000-0000-0000-0000-000000000000';
+    v_id uuid := flowfabric.zero_uuid();
 begin
     select f.rank, f.created_at, f.id into v_rank, v_created, v_id
     from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
@@ -14,7 +14,7 @@ begin
     select r.* from flowfabric.ready r
     where r.route = p_route
       and (r.rank, r.created_at, r.id) >= (coalesce(v_rank, -1), coalesce(v_created, '-infinity'),
-                                           coalesce(v_id, '00000000-0000-0000-0000-000000000000'))
+                                           coalesce(v_id, flowfabric.zero_uuid()))
       and (r.granted_until is null or r.granted_until <= p_now)
       and (r.deadline_at is null or r.deadline_at > p_now)
       and (r.available_at is null or (p_reclaim and r.available_at <= p_now))

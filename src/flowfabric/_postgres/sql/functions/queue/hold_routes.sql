@@ -13,7 +13,3 @@ begin
     end loop;
 end;
 $$;
-
--- The first number of the advisory lock; the second is the route.
-create or replace function flowfabric.ready_lock() returns integer
-language sql immutable as $$ select 708301 $$;

@@ -23,7 +23,7 @@ begin
     select r.* into v_first from flowfabric.ready r
     where r.route = p_route
       and (r.rank, r.created_at, r.id) >= (coalesce(v_rank, -1), coalesce(v_created, '-infinity'),
-                                           coalesce(v_id, '00000000-0000-0000-0000-000000000000'))
+                                           coalesce(v_id, flowfabric.zero_uuid()))
     order by r.rank, r.created_at, r.id limit 1;
     if found then
         v_rank := v_first.rank; v_created := v_first.created_at; v_id := v_first.id;

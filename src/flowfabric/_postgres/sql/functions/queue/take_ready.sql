@@ -17,7 +17,7 @@ begin
     select f.rank, f.created_at, f.id into v_rank, v_created, v_id
     from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
     if v_rank is null then
-        v_rank := -1; v_created := '-infinity'; v_id := '00000000-0000-0000-0000-000000000000';
+        v_rank := -1; v_created := '-infinity'; v_id := flowfabric.zero_uuid();
     end if;
     loop
         -- A row whose execution is in somebody's hands is passed over, and the scan goes on behind it.

@@ -27,7 +27,7 @@ declare
     v_source text;
 begin
     if p_to is not null and p_to <= v_at then
-        v_at := p_to; v_id := '00000000-0000-0000-0000-000000000000'; v_partition := -1;
+        v_at := p_to; v_id := flowfabric.zero_uuid(); v_partition := -1;
     end if;
     select coalesce(array_agg(r.id), '{}') into v_routes from flowfabric.route r
     where (p_lanes is null or r.lane = any (p_lanes)) and (p_kinds is null or r.kind = any (p_kinds));

@@ -3,7 +3,7 @@ create or replace function flowfabric.list_partition(p_partition integer, p_afte
 returns setof flowfabric.execution_view
 language sql stable security definer as $$
     select v.* from flowfabric.execution_view v
-    where v.partition = p_partition and v.id >= coalesce(p_after, '00000000-0000-0000-0000-000000000000'::uuid)
+    where v.partition = p_partition and v.id >= coalesce(p_after, flowfabric.zero_uuid())
       and v.id is distinct from p_after
     order by v.id limit p_limit
 $$;

@@ -14,7 +14,7 @@ begin
         blocking_detail = 'resumes at ' || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
         transitioned_at = p_now, mutated_at = p_now
     where e.partition = p_partition and e.id = p_id
-    returning e.route, 9000 - e.priority, e.created_at, e.deadline_at, e.flow_id
+    returning e.route, flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id
     into v_route, v_rank, v_created, v_deadline, v_flow;
     if v_until is not null then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
@@ -29,7 +29,7 @@ begin
         return;
     end if;
     -- As make_ready does, for one.
-    perform pg_advisory_xact_lock_shared(708301, v_route);
+    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
     values (v_route, v_rank, v_created, p_id, p_partition, v_deadline);
     select exists (select from flowfabric.ready_floor f where f.route = v_route),
