@@ -32,7 +32,7 @@ begin
                             'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
                 'claim'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off'], 'run_timers'),
-            ('audit', array['jit = off'], 'audit audit_flows'),
+            ('audit', array['jit = off'], 'audit'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
         ) as g (name, settings, functions)
         cross join lateral regexp_split_to_table(g.functions, '\s+') as f (name)

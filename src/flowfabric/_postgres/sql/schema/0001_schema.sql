@@ -692,6 +692,9 @@ create type flowfabric.recorded as (
     ordinals integer[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz
 );
 
+-- What the audit found.
+create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
+
 -- Views ---------------------------------------------------------------------------------------------------------------
 
 -- An execution as readers see it: everything but payload and result, with its route spelt out.
