@@ -9,17 +9,14 @@ returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
     v_now timestamptz;
-    v_ok integer[];
+    v_held flowfabric.verdict;
 begin
-    select l.at, l.ok into v_now, v_ok
-    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], false) l;
-    if cardinality(v_ok) = 0 then
-        return query select * from flowfabric.refuse_holders(
-            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            false, null, v_ok, v_now);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    if v_held.code is not null then
+        return next v_held;
         return;
     end if;
+    v_now := v_held.at;
     update flowfabric.execution e
     set progress_pct = coalesce(p_percent, e.progress_pct), progress_message = coalesce(p_message, e.progress_message),
         progress_updated_at = v_now

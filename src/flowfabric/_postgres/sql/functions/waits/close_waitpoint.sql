@@ -9,19 +9,16 @@ returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
     v_now timestamptz;
-    v_ok integer[];
+    v_held flowfabric.verdict;
     v_code text;
     w flowfabric.waitpoint;
 begin
-    select l.at, l.ok into v_now, v_ok
-    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], false) l;
-    if cardinality(v_ok) = 0 then
-        return query select r.* from flowfabric.refuse_holders(
-            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            false, null, v_ok, v_now) r;
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    if v_held.code is not null then
+        return next v_held;
         return;
     end if;
+    v_now := v_held.at;
     select x.* into w from flowfabric.waitpoint x where x.partition = p_partition and x.waitpoint_id = p_waitpoint;
     v_code := case when w.waitpoint_id is null then 'waitpoint_not_found'
                    when w.id <> p_id then 'invalid_waitpoint_for_execution'

@@ -16,20 +16,17 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_ok integer[];
+    v_held flowfabric.verdict;
     v_kid text;
     v_detail text;
     v_expires timestamptz;
 begin
-    select l.at, l.ok into v_now, v_ok
-    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], false) l;
-    if cardinality(v_ok) = 0 then
-        return query select r.*, null::text from flowfabric.refuse_holders(
-            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            false, null, v_ok, v_now) r;
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    if v_held.code is not null then
+        return query select v_held.*, null::text;
         return;
     end if;
+    v_now := v_held.at;
     v_kid := (select k.kid from flowfabric.keystore k where k.state = 'current');
     v_detail := case
         when p_key = '' then 'waitpoint_key_empty'

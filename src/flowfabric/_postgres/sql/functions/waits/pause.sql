@@ -14,7 +14,7 @@ returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
     v_now timestamptz;
-    v_ok integer[];
+    v_held flowfabric.verdict;
     v_slot smallint;
     v_until timestamptz;
     v_state text := case when p_call in ('delay', 'park') then 'delayed' else 'waiting' end;
@@ -32,15 +32,12 @@ begin
             v_state := 'waiting_children';
         end if;
     end if;
-    select l.at, l.ok into v_now, v_ok
-    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], p_operator) l;
-    if cardinality(v_ok) = 0 then
-        return query select * from flowfabric.refuse_holders(
-            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            p_operator, null, v_ok, v_now);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator);
+    if v_held.code is not null then
+        return next v_held;
         return;
     end if;
+    v_now := v_held.at;
     v_slot := flowfabric.open_log(v_now);
     v_until := case when v_state = 'delayed'
                     then coalesce(p_delay_until, v_now + flowfabric.ms(p_delay_ms), flowfabric.far_date()) end;

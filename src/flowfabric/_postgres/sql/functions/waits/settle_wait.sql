@@ -13,20 +13,21 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_ok integer[];
+    v_held flowfabric.verdict;
     t flowfabric.step;
+    e flowfabric.execution;
+    v_condition jsonb := p_condition::jsonb;
+    b record;   -- the bindings, checked
+    v record;   -- what the signals so far come to
     v_detail text;
 begin
     perform flowfabric.require_read_committed();
-    select l.at, l.ok into v_now, v_ok
-    from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], false) l;
-    if cardinality(v_ok) = 0 then
-        return query select r.*, null::text, null::bytea, null::integer[] from flowfabric.refuse_holders(
-            array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            false, null, v_ok, v_now) r;
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    if v_held.code is not null then
+        return query select v_held.*, null::text, null::bytea, null::integer[];
         return;
     end if;
+    v_now := v_held.at;
     select x.* into t from flowfabric.execution e
     join flowfabric.step x on x.partition = e.partition and x.id = e.id and x.generation = e.generation and x.kind = 'wait'
          and x.name = p_name and x.n = p_n
@@ -39,10 +40,18 @@ begin
     if t.encoding is null and exists (
             select from flowfabric.waitpoint w where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1]
             and w.state = 'pending') then
-        select x.detail into v_detail from flowfabric.suspend(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, p_suspension, t.waitpoint_ids,
-            array_fill(null::text, array[cardinality(t.waitpoint_ids)]), p_condition, '{}', p_reason, 'worker', null,
-            null, null, null, true) x where x.code = 'invalid_input';
+        select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
+        select c.* into b from flowfabric.check_bindings(
+            e, t.waitpoint_ids, array_fill(null::text, array[cardinality(t.waitpoint_ids)]), v_condition, v_now) c;
+        if b.code is null then
+            select c.* into v from flowfabric.evaluate(p_partition, t.waitpoint_ids, v_condition) c;
+            if v.closer is not null then
+                perform flowfabric.write_suspension(
+                    e, p_suspension, t.waitpoint_ids, b.keys, null, b.pending, v_condition, '{}', p_reason, 'worker', null,
+                    null, null, null, v.signals, v.closer, v.places, v_now);
+            end if;
+        end if;
+        v_detail := case when b.code = 'invalid_input' then b.detail end;
         if v_detail is not null then   -- the condition is about other keys: the code was changed
             return query select 1, 'invalid_input', v_detail, 'active', p_epoch, p_attempt, v_now, null::text,
                                 null::bytea, null::integer[];
