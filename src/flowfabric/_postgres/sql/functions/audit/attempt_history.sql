@@ -1,4 +1,4 @@
--- Attempts are numbered without gaps, and the counter counts them.
+-- audit_attempt_history: Attempts are numbered without gaps, and the counter counts them.
 create or replace function flowfabric.audit_attempt_history(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

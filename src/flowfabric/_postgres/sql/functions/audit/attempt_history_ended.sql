@@ -1,4 +1,4 @@
--- Every attempt that a later one replaced has ended.
+-- audit_attempt_history_ended: Every attempt that a later one replaced has ended.
 create or replace function flowfabric.audit_attempt_history_ended(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'attempt_history_ended', a.partition, a.id, a.attempt_index::text from flowfabric.attempt a

@@ -1,4 +1,4 @@
--- The attempts of an execution have different ids, leases and epochs.
+-- audit_attempt_identity: The attempts of an execution have different ids, leases and epochs.
 create or replace function flowfabric.audit_attempt_identity(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

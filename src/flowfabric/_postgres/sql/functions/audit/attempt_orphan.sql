@@ -1,4 +1,4 @@
--- Every attempt belongs to an execution.
+-- audit_attempt_orphan: Every attempt belongs to an execution.
 create or replace function flowfabric.audit_attempt_orphan(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'attempt_orphan', a.partition, a.id, a.attempt_index::text from flowfabric.attempt a

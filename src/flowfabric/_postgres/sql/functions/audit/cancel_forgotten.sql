@@ -1,4 +1,4 @@
--- Every live member of a cancelled flow is owed a cancel.
+-- audit_cancel_forgotten: Every live member of a cancelled flow is owed a cancel.
 create or replace function flowfabric.audit_cancel_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

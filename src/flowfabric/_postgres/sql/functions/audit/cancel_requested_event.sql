@@ -1,4 +1,4 @@
--- There is one event per cancellation of a flow.
+-- audit_cancel_requested_event: There is one event per cancellation of a flow.
 create or replace function flowfabric.audit_cancel_requested_event(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'cancel_requested_event', f.partition, f.flow_id, count(v.seq)::text from flowfabric.flow f

@@ -1,4 +1,4 @@
--- A pending cascade tells an end that happened.
+-- audit_cascade_row: A pending cascade tells an end that happened.
 create or replace function flowfabric.audit_cascade_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with owed as (

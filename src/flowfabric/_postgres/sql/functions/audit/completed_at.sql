@@ -1,4 +1,4 @@
--- An execution has an end exactly when its state is final.
+-- audit_completed_at: An execution has an end exactly when its state is final.
 create or replace function flowfabric.audit_completed_at(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- There is one completion event per end; each replay undid one.
+-- audit_completion_events: There is one completion event per end; each replay undid one.
 create or replace function flowfabric.audit_completion_events(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

@@ -1,4 +1,4 @@
--- An edge does not wait for a run of its upstream that cannot come next.
+-- audit_edge_ahead: An edge does not wait for a run of its upstream that cannot come next.
 create or replace function flowfabric.audit_edge_ahead(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

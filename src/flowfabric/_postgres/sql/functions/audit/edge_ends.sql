@@ -1,4 +1,4 @@
--- An edge joins two different members of its flow.
+-- audit_edge_ends: An edge joins two different members of its flow.
 create or replace function flowfabric.audit_edge_ends(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

@@ -1,4 +1,4 @@
--- An edge names the event that resolved it.
+-- audit_edge_event: An edge names the event that resolved it.
 create or replace function flowfabric.audit_edge_event(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'edge_event', d.partition, d.edge_id, d.outcome from flowfabric.edge d

@@ -1,4 +1,4 @@
--- Every applied edge has a group.
+-- audit_edge_without_group: Every applied edge has a group.
 create or replace function flowfabric.audit_edge_without_group(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

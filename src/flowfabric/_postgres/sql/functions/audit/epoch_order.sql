@@ -1,4 +1,4 @@
--- Epochs grow from attempt to attempt, up to the epoch of the execution.
+-- audit_epoch_order: Epochs grow from attempt to attempt, up to the epoch of the execution.
 create or replace function flowfabric.audit_epoch_order(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

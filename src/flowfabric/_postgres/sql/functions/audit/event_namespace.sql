@@ -1,4 +1,4 @@
--- Events have the namespace of their execution.
+-- audit_event_namespace: Events have the namespace of their execution.
 create or replace function flowfabric.audit_event_namespace(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

@@ -1,4 +1,4 @@
--- A flow counts its members and edges.
+-- audit_flow_counts: A flow counts its members and edges.
 create or replace function flowfabric.audit_flow_counts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

@@ -1,4 +1,4 @@
--- Nothing is added to a flow after it was cancelled.
+-- audit_flow_grew_closed: Nothing is added to a flow after it was cancelled.
 create or replace function flowfabric.audit_flow_grew_closed(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

@@ -1,4 +1,4 @@
--- Every member, and every row about a flow, belongs to a flow that exists.
+-- audit_flow_missing: Every member, and every row about a flow, belongs to a flow that exists.
 create or replace function flowfabric.audit_flow_missing(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

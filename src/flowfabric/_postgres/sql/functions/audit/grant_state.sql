@@ -1,4 +1,4 @@
--- A live grant is for an execution that can be claimed, or reclaimed.
+-- audit_grant_state: A live grant is for an execution that can be claimed, or reclaimed.
 create or replace function flowfabric.audit_grant_state(p_low integer, p_high integer, p_now timestamptz) returns setof flowfabric.violation
 language sql stable as $$
     select 'grant_state', g.partition, g.id, g.kind from flowfabric.claim_grant g

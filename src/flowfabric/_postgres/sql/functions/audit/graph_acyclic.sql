@@ -1,4 +1,4 @@
--- The graph of a flow has no cycle.
+-- audit_graph_acyclic: The graph of a flow has no cycle.
 create or replace function flowfabric.audit_graph_acyclic(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

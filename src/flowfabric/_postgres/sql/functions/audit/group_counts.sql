@@ -1,4 +1,4 @@
--- A group counts its applied edges, by outcome.
+-- audit_group_counts: A group counts its applied edges, by outcome.
 create or replace function flowfabric.audit_group_counts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

@@ -1,4 +1,4 @@
--- A group has a time of satisfaction exactly when it is satisfied.
+-- audit_group_satisfied_at: A group has a time of satisfaction exactly when it is satisfied.
 create or replace function flowfabric.audit_group_satisfied_at(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

@@ -1,4 +1,4 @@
--- An execution waits for dependencies exactly while its group is pending.
+-- audit_held_back: An execution waits for dependencies exactly while its group is pending.
 create or replace function flowfabric.audit_held_back(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'held_back', e.partition, e.id, e.state || ' ' || coalesce(g.state, 'no group')

@@ -1,4 +1,4 @@
--- Passed results belong to an edge, and the execution that gets them is marked.
+-- audit_input_row: Passed results belong to an edge, and the execution that gets them is marked.
 create or replace function flowfabric.audit_input_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

@@ -1,4 +1,4 @@
--- A key that signs or verifies has its halves; a retired one has none.
+-- audit_keystore: A key that signs or verifies has its halves; a retired one has none.
 create or replace function flowfabric.audit_keystore(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'keystore', null::integer, null::uuid, k.kid from flowfabric.keystore k

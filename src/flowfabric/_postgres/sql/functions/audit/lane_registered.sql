@@ -1,4 +1,4 @@
--- Every execution has a route, and its lane is registered.
+-- audit_lane_registered: Every execution has a route, and its lane is registered.
 create or replace function flowfabric.audit_lane_registered(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- Every epoch is acquired once, or spent by a suspension, in order.
+-- audit_lease_epochs: Every epoch is acquired once, or spent by a suspension, in order.
 create or replace function flowfabric.audit_lease_epochs(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

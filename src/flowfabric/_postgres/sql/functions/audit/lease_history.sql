@@ -1,4 +1,4 @@
--- A lease is acquired, renewed, then lost or given back, before the next one.
+-- audit_lease_history: A lease is acquired, renewed, then lost or given back, before the next one.
 create or replace function flowfabric.audit_lease_history(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
@@ -11,7 +11,7 @@ language sql stable as $$
     select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
     from lease l where not case
         when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
-             -- it was over with the execution or the attempt before anybody took it back
+             -- it was over with the execution or the attempt before it was taken back
              or (l.before = 'expired' and not exists (select from flowfabric.attempts_of(l.partition, l.id) a
                      where a.lease_epoch = l.epoch_before and a.disposition = 'reclaimed'))
         when l.lease_type = 'reclaimed' then l.before in ('expired', 'revoked')

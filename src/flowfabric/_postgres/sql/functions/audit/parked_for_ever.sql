@@ -1,4 +1,4 @@
--- An execution that is parked for another one is woken by a waiter row or a timer.
+-- audit_parked_for_ever: An execution that is parked for another one is woken by a waiter row or a timer.
 create or replace function flowfabric.audit_parked_for_ever(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (

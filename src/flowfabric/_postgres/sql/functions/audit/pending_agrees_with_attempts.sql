@@ -1,4 +1,4 @@
--- Only an execution without attempts waits for its first; only one with attempts is retried or continued.
+-- audit_pending_agrees_with_attempts: Only an execution without attempts waits for its first; only one with attempts is retried or continued.
 create or replace function flowfabric.audit_pending_agrees_with_attempts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

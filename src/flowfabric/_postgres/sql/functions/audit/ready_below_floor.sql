@@ -1,4 +1,4 @@
--- No ready row lies below the floor of its route: a claim would never see it.
+-- audit_ready_below_floor: No ready row lies below the floor of its route: a claim would never see it.
 create or replace function flowfabric.audit_ready_below_floor(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'ready_below_floor', r.partition, r.id, null from flowfabric.ready r

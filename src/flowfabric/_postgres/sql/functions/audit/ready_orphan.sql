@@ -1,4 +1,4 @@
--- Every ready row belongs to an execution.
+-- audit_ready_orphan: Every ready row belongs to an execution.
 create or replace function flowfabric.audit_ready_orphan(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'ready_orphan', r.partition, r.id, null from flowfabric.ready r

@@ -1,4 +1,4 @@
--- A ready row exists exactly where a claim may look, in its position.
+-- audit_ready_row: A ready row exists exactly where a claim may look, in its position.
 create or replace function flowfabric.audit_ready_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- The counter of reclaims counts the attempts that were reclaims.
+-- audit_reclaims_counted: The counter of reclaims counts the attempts that were reclaims.
 create or replace function flowfabric.audit_reclaims_counted(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

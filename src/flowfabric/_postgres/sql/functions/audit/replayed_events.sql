@@ -1,4 +1,4 @@
--- There is one operator event per replay.
+-- audit_replayed_events: There is one operator event per replay.
 create or replace function flowfabric.audit_replayed_events(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

@@ -1,4 +1,4 @@
--- The counter of retries counts the attempts that ended with a retry.
+-- audit_retries_counted: The counter of retries counts the attempts that ended with a retry.
 create or replace function flowfabric.audit_retries_counted(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

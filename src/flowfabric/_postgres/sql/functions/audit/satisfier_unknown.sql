@@ -1,4 +1,4 @@
--- The signals that satisfied a suspension are stored.
+-- audit_satisfier_unknown: The signals that satisfied a suspension are stored.
 create or replace function flowfabric.audit_satisfier_unknown(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'satisfier_unknown', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s

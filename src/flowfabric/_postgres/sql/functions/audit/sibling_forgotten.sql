@@ -1,4 +1,4 @@
--- Every upstream that a decided race no longer needs has ended, or is queued to be cancelled.
+-- audit_sibling_forgotten: Every upstream that a decided race no longer needs has ended, or is queued to be cancelled.
 create or replace function flowfabric.audit_sibling_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (
@@ -11,5 +11,4 @@ language sql stable as $$
       and e.completed_at is null and e.replays = 0
       and not exists (select from flowfabric.sibling_cancel s where s.partition = g.partition and s.flow_id = g.flow_id
                       and s.downstream = g.downstream and e.id = any (s.siblings))
-    -- cancelled flows: who is owed a cancel is held back, and nobody else
 $$;

@@ -1,4 +1,4 @@
--- A waitpoint counts its signals, and those that were dropped.
+-- audit_signal_count: A waitpoint counts its signals, and those that were dropped.
 create or replace function flowfabric.audit_signal_count(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'signal_count', w.partition, w.id, w.waitpoint_id::text from flowfabric.waitpoint w

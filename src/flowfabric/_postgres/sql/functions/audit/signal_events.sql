@@ -1,4 +1,4 @@
--- There is one event per signal.
+-- audit_signal_events: There is one event per signal.
 create or replace function flowfabric.audit_signal_events(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

@@ -1,4 +1,4 @@
--- The signals of an execution are numbered without gaps.
+-- audit_signal_order: The signals of an execution are numbered without gaps.
 create or replace function flowfabric.audit_signal_order(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'signal_order', g.partition, g.id, count(*)::text from flowfabric.signal g

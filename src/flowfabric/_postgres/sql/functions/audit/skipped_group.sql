@@ -1,4 +1,4 @@
--- Only the execution of an impossible group is skipped.
+-- audit_skipped_group: Only the execution of an impossible group is skipped.
 create or replace function flowfabric.audit_skipped_group(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'skipped_group', e.partition, e.id, g.state from flowfabric.execution e

@@ -1,4 +1,4 @@
--- An open suspension and its execution agree about times, attempt and reason.
+-- audit_suspension_facts: An open suspension and its execution agree about times, attempt and reason.
 create or replace function flowfabric.audit_suspension_facts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- An execution has an open suspension exactly while it is suspended.
+-- audit_suspension_open: An execution has an open suspension exactly while it is suspended.
 create or replace function flowfabric.audit_suspension_open(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- The waitpoints of a suspension are its own, and active exactly while it is open.
+-- audit_suspension_waitpoints: The waitpoints of a suspension are its own, and active exactly while it is open.
 create or replace function flowfabric.audit_suspension_waitpoints(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'suspension_waitpoints', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s

@@ -1,4 +1,4 @@
--- Every tag of an execution has one row in the list of tags, and there are no others.
+-- audit_tag_rows: Every tag of an execution has one row in the list of tags, and there are no others.
 create or replace function flowfabric.audit_tag_rows(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with listed as (   -- no index serves this: only for all partitions at once

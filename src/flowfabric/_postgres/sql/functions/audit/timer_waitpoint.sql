@@ -1,4 +1,4 @@
--- Every pending waitpoint that expires has a timer that is not later.
+-- audit_timer_waitpoint: Every pending waitpoint that expires has a timer that is not later.
 create or replace function flowfabric.audit_timer_waitpoint(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (

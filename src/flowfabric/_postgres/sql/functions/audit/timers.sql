@@ -1,4 +1,4 @@
--- Every time that will come has a timer that is not later. The rules are called timer_lease, timer_attempt and so on.
+-- audit_timers: Every time that will come has a timer that is not later. The rules are called timer_lease, timer_attempt and so on.
 create or replace function flowfabric.audit_timers(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (

@@ -1,4 +1,4 @@
--- An execution is created before its latest transition, which is not after its latest change.
+-- audit_times_ordered: An execution is created before its latest transition, which is not after its latest change.
 create or replace function flowfabric.audit_times_ordered(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

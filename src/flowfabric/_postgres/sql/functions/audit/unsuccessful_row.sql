@@ -1,4 +1,4 @@
--- Executions that failed, expired, or were cancelled or skipped are in that list once; others are not.
+-- audit_unsuccessful_row: Executions that failed, expired, or were cancelled or skipped are in that list once; others are not.
 create or replace function flowfabric.audit_unsuccessful_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,4 +1,4 @@
--- A parked execution waits for something that has not happened yet, or a timer wakes it.
+-- audit_waiter_missed: A parked execution waits for something that has not happened yet, or a timer wakes it.
 create or replace function flowfabric.audit_waiter_missed(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (

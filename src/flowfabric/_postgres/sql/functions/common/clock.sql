@@ -4,5 +4,6 @@ language sql volatile as $$
     select clock_timestamp() + shift from flowfabric.clock
 $$;
 
+-- ms: milliseconds as an interval.
 create or replace function flowfabric.ms(p_ms double precision) returns interval
 language sql immutable as $$ select p_ms * interval '1 millisecond' $$;

@@ -1,5 +1,6 @@
--- Wake-ups are hints: one constant notification per call, and only when somebody sleeps. Polling is the truth.
+-- Wake-ups are hints: one constant notification per call, and only when a process sleeps. Polling is the truth.
 
+-- wake_workers: notify the workers that sleep: something may be claimed.
 create or replace function flowfabric.wake_workers() returns void
 language plpgsql as $$
 begin

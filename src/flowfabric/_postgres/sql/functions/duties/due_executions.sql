@@ -69,7 +69,7 @@ begin
         except
         select l.partition, l.id, l.due from locked l
     ), later as (
-        -- Not yet due: at its own time. Not ours, or in somebody else's hands: as before.
+        -- Not yet due: at its own time. Not ours, or locked by another transaction: as before.
         select l.partition, l.id, case when l.ours then l.own else l.due end as due
         from locked l where l.own > p_now or (l.own is not null and not l.ours)
         union all

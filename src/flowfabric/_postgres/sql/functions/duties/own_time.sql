@@ -1,4 +1,4 @@
--- Duties: what happens when a time has come. One driver for all kinds; what differs is whose time it is (own_time)
+-- Duties: what happens at a due time. One driver for all kinds; what differs is whose time it is (own_time)
 -- and what is done (act).
 
 -- own_time: when this execution is really due for a kind of timer; null when it no longer is.

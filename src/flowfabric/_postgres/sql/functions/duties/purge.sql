@@ -1,4 +1,4 @@
--- purge: forget ended executions whose time is over. A flow goes as a whole, when the time of all its members is over;
+-- purge: delete ended executions past their retention. A flow is deleted as a whole, when all its members are past theirs;
 -- until then its members are looked at again.
 create or replace function flowfabric.purge(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$

@@ -1,6 +1,6 @@
 -- reconcile_edges: look through the groups in order for what the cascade should have done, and do it.
 --
--- Finds nothing unless there is a defect. Takes a place to go on behind and answers the last one it looked at, null at
+-- Finds nothing unless there is a defect. Takes a place to go on behind and returns the last one it looked at, null at
 -- the end.
 create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
@@ -26,7 +26,7 @@ begin
     if scanned = p_limit then
         partition := v_partition[scanned]; flow_id := v_flow[scanned]; downstream := v_downstream[scanned];
     end if;
-    -- Applied and unresolved, though the upstream has ended in a run that counts, and nobody has it on a list.
+    -- Applied and unresolved, though the upstream has ended in a run that counts, and no row says that it will be counted.
     select array_agg(d.edge_id), array_agg(d.partition), array_agg(d.flow_id), array_agg(d.downstream),
            array_agg(flowfabric.outcome_of(up.state))
     into v_edges, v_edge_partition, v_edge_flow, v_edge_downstream, v_outcome

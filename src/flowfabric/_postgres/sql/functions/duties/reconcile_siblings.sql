@@ -1,6 +1,6 @@
 -- reconcile_siblings: put right what a dispatcher left behind when it died
 --
--- Answers  sremmed_stale (nothing was owed), completed_drain (all siblings have ended) or no_op (the dispatcher's).
+-- Returns  sremmed_stale (nothing was owed), completed_drain (all siblings have ended) or no_op (the dispatcher's).
 create or replace function flowfabric.reconcile_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare

@@ -1,7 +1,7 @@
 -- run_one: one duty on one execution, whatever its timers say.
 --
 -- Locks    the execution.
--- Answers  'done', or why there was nothing to do: not_found, not_yet_due, or the state that stands in the way.
+-- Returns  'done', or why there was nothing to do: not_found, not_yet_due, or the state that prevents it.
 create or replace function flowfabric.run_one(p_kind text, p_partition integer, p_id uuid)
 returns table (code text, state text, lease_lost text)
 language plpgsql security definer as $$

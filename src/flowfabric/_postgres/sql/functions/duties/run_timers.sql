@@ -1,7 +1,7 @@
 -- run_timers: one round of one duty.
 --
 -- A round that fails as a whole is redone one by one; what fails alone is put off for p_backoff_ms and reported.
--- Answers  how many were handled, how many failed with the last message, whether more timers are due behind them.
+-- Returns  how many were handled, how many failed with the last message, whether more timers are due behind them.
 create or replace function flowfabric.run_timers(
     p_kind text, p_limit integer, p_after timestamptz, p_namespace text, p_tag_key text, p_tag_value text,
     p_backoff_ms bigint)

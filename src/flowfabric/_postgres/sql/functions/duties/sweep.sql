@@ -1,4 +1,4 @@
--- sweep: remove idempotency records, grants and watches whose time is over, empty flows, and event segments past their
+-- sweep: remove expired idempotency records, grants and watches, empty flows, and event segments past their
 -- retention.
 create or replace function flowfabric.sweep(p_limit integer) returns integer
 language plpgsql security definer as $$

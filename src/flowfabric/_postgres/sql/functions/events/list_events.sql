@@ -34,7 +34,7 @@ begin
 end;
 $$;
 
--- seek_event: a number behind which every event younger than a moment stands.
+-- seek_event: a number behind which are all events younger than a moment.
 --
 -- Numbers grow with time, give or take calls that ran side by side, so halving finds the place with a few index probes;
 -- callers leave a margin.

@@ -4,10 +4,10 @@
 --   * who writes events first announces the last number given out so far, as an advisory lock held to the end of its
 --     transaction: every number it draws is larger (open_log);
 --   * who reads notes the last number given out, then looks at the announcements, and reads up to the smaller of them.
---     Whoever was not seen there has ended and is visible, or will draw larger numbers (read_events).
+--     A writer that was not seen there has ended and is visible, or will draw larger numbers (read_events).
 -- Numbers are drawn under the execution's lock, so the events of one execution stand in the order of its history.
 
--- open_log: to be called before events are written; answers the segment they go to.
+-- open_log: to be called before events are written; returns the segment they go to.
 create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
 language plpgsql as $$
 begin

@@ -1,7 +1,7 @@
 -- read_events: committed events behind a number, in the one order, none missing
 --
 -- p_family is lease, completion, operator, signal or null for all.
--- Answers  the events, then one row with nothing but the number up to which the log was looked through, unless the page
+-- Returns  the events, then one row with nothing but the number up to which the log was looked through, unless the page
 --          is full.
 create or replace function flowfabric.read_events(
     p_family text, p_after bigint, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)

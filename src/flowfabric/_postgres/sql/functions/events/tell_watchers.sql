@@ -1,6 +1,6 @@
 -- tell_watchers: executions ended; one notification per process that watches any of them.
 --
--- Never waits: a row that its watcher is just renewing is told of and stays until its time is over.
+-- Never waits: a row that its watcher is just renewing is told of and stays until it expires.
 create or replace function flowfabric.tell_watchers(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- unwatch: never mind.
+-- unwatch: stop watching these executions.
 create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer as $$
     delete from flowfabric.watch w using (

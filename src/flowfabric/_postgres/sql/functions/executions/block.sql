@@ -3,7 +3,7 @@
 -- Called by the scheduler and by operators. What waits for a capable worker keeps its ready row: claims find it by
 -- its route, which a capable worker serves and no other does.
 -- Locks    the execution.
--- Answers  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
+-- Returns  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
 create or replace function flowfabric.block(p_partition integer, p_id uuid, p_reason text, p_detail text)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

@@ -3,7 +3,7 @@
 -- Called by the lease holder (fence given) or by source operator_override, flow_cascade, system_timeout or a name of
 -- the caller's own. Which source needs a fence is contract; see the branches.
 -- Locks    the executions, by partition and id.
--- Answers  one verdict per item: ok (also when it was cancelled before), replayed, or the reason it was refused.
+-- Returns  one verdict per item: ok (also when it was cancelled before), replayed, or the reason it was refused.
 create or replace function flowfabric.cancel(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_holder boolean, p_source text, p_reason text)

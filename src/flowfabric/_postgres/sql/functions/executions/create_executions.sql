@@ -5,8 +5,8 @@
 --          is null where every item has the default, and p_policy may be one for all.
 -- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
 --          ids that the caller gave, in the order of the items.
--- Answers  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
---          one row per item: created, duplicate (with the id that stands), or lane_closed.
+-- Returns  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
+--          one row per item: created, duplicate (with the id that exists), or lane_closed.
 create or replace function flowfabric.create_executions(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
@@ -64,7 +64,7 @@ begin
                          rows between unbounded preceding and unbounded following)
         ), won as (
             insert into flowfabric.idempotency as i (partition, scope, namespace, key, id, expires_at)
-            -- Without a window it is over for every call, also for one that began earlier and waited.
+            -- Without a window it has expired for every call, also for one that began earlier and waited.
             select t.partition, t.scope, t.namespace, t.key, t.id,
                    case when t.dedup > 0 then v_now + flowfabric.ms(t.dedup) else '-infinity' end
             from item t where t.ord = t.first_ord
@@ -138,7 +138,7 @@ begin
                     p_payload_encoding, p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
                     p_delay_ms, p_deadline_at, p_deadline_ms, v_now, null, null);
             exception when unique_violation then
-                -- Somebody was quicker with an id that was given; ids of our own making never meet.
+                -- Another call was quicker with a given id; ids minted by the engine never collide.
                 select array_agg(coalesce(v_code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)
                 into v_found
                 from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)

@@ -3,7 +3,7 @@
 -- delete_execution: forget an ended execution and everything it owns, now.
 --
 -- Locks    the execution.
--- Answers  ok, not_found, or execution_not_terminal.
+-- Returns  ok, not_found, or execution_not_terminal.
 create or replace function flowfabric.delete_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare

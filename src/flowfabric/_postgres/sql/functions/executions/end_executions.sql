@@ -1,4 +1,4 @@
--- end_executions: anything -> terminal, for many at once (P4). The only way an execution ends.
+-- end_executions: anything -> terminal, for many at once. The only way an execution ends.
 --
 -- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
 -- Takes    p_tids: the places of the rows, when every item is known to be active and leased, so that there is no ready

@@ -3,7 +3,7 @@
 -- Called by the worker that holds the leases, or by an operator (p_operator, no fence).
 -- Takes    per item the reason, its class and category, and optionally a retry policy instead of the frozen one.
 -- Locks    the executions, by partition and id.
--- Answers  one verdict per item: ok with detail retry_scheduled (at = when) or terminal_failed; replayed; or a refusal.
+-- Returns  one verdict per item: ok with detail retry_scheduled (at = when) or terminal_failed; replayed; or a refusal.
 create or replace function flowfabric.fail(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_reason text[], p_class text[], p_category text[], p_retry_policy text[], p_operator boolean)

@@ -1,4 +1,4 @@
--- insert_executions: the rows of new executions and their ready rows; answers how many may be claimed at once.
+-- insert_executions: the rows of new executions and their ready rows; returns how many may be claimed at once.
 --
 -- Unnests only what every item has: each further array would cost every row. p_deps: how many edges lead to each.
 create or replace function flowfabric.insert_executions(

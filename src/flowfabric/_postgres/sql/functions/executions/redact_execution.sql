@@ -2,7 +2,7 @@
 --
 -- Payload, result, step results, failure texts, messages and reasons go; names, states and times stay.
 -- Locks    the execution.
--- Answers  ok, not_found, or execution_not_terminal.
+-- Returns  ok, not_found, or execution_not_terminal.
 create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
@@ -34,7 +34,7 @@ begin
             encoding = case when s.result is null then s.encoding else 'redacted' end,
             error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
         where s.partition = p_partition and s.id = p_id;
-        -- Who sent a signal is forgotten; which signals came from the same sender is not.
+        -- The sender of a signal is forgotten; which signals came from the same sender is not.
         update flowfabric.signal g
         set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
             idempotency_key = null,

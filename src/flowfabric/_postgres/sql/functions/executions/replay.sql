@@ -3,7 +3,7 @@
 -- Called by operators.
 -- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
 --          the backlogs of their flows, where one is owed a cancel.
--- Answers  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
+-- Returns  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
 returns setof flowfabric.verdict
@@ -63,7 +63,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
         perform flowfabric.forget_signals(v_partitions, v_ids);
-        -- Who ended while it was owed a cancel is owed none any more; its next run is not what was cancelled.
+        -- An execution that ended while it was owed a cancel is owed none any more; its next run is not what was cancelled.
         perform flowfabric.ack_cancel_member(c.partition, c.flow_id, c.id)
         from (select m.* from unnest(v_partitions, v_ids) as u (partition, id)
               join flowfabric.cancel_member m on m.partition = u.partition and m.id = u.id
@@ -110,7 +110,7 @@ begin
         if v_gated_ids is not null then
             perform flowfabric.reset_groups(v_gated_partitions, v_gated_ids, v_now);
         end if;
-        -- Who has something to wait for is held back there.
+        -- Those that have something to wait for are held back there.
         perform flowfabric.make_ready(v_partitions, v_ids, null);
         if v_gated_ids is not null then
             update flowfabric.execution e

@@ -1,4 +1,4 @@
--- set_tag: answers whether the execution exists.
+-- set_tag: returns whether the execution exists.
 create or replace function flowfabric.set_tag(p_partition integer, p_id uuid, p_key text, p_value text) returns boolean
 language plpgsql security definer as $$
 declare

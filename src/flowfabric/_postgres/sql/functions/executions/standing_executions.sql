@@ -1,6 +1,6 @@
 -- standing_executions: what an item that may not be created would be answered before its policy is judged
 --
--- Answers  one row per item: duplicate (with the id that stands), lane_closed, or free.
+-- Returns  one row per item: duplicate (with the id that exists), lane_closed, or free.
 create or replace function flowfabric.standing_executions(
     p_partition integer[], p_id uuid[], p_namespace text[], p_key text[], p_flow uuid[], p_lane text[])
 returns table (ordinal integer, code text, partition integer, id uuid)

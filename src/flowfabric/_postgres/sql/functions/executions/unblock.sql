@@ -1,7 +1,7 @@
 -- unblock: held back for the expected reason -> may be claimed, in its old place
 --
 -- Locks    the execution.
--- Answers  ok, not_found or execution_not_eligible.
+-- Returns  ok, not_found or execution_not_eligible.
 create or replace function flowfabric.unblock(p_partition integer, p_id uuid, p_expected text)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

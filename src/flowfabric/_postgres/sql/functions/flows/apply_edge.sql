@@ -1,6 +1,6 @@
 -- apply_edge: a staged edge gates its downstream from now on
 --
--- Answers  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
+-- Returns  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
 create or replace function flowfabric.apply_edge(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_kind_known boolean, p_ref text)
 returns table (code text, unsatisfied integer, detail text)

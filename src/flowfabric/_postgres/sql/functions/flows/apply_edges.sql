@@ -42,7 +42,7 @@ begin
     update flowfabric.edge d set applied_at = v_now, from_run = u.run
     from unnest(v_tids, v_runs) as u (tid, run) where d.ctid = u.tid;
     -- A new edge opens a satisfied all_of again, and may be the one that shows that too many of a quorum were lost; other
-    -- decisions stand. Who waits for something that is still open is blocked before anything is resolved, so that it may
+    -- decisions stand. An execution that waits for something still open is blocked before anything is resolved, so that it may
     -- be released.
     with counted as (
         select c.id, u.tid, u.pending, c.n, c.live, c.last
@@ -96,7 +96,7 @@ begin
         having count(*) > 0;
         perform flowfabric.skip_members(array_fill(p_partition, array[cardinality(v_lost)]), v_lost, v_now);
     end if;
-    -- Late losers of a race that is over.
+    -- Late losers of a decided race.
     select array_agg(n.id) into v_late
     from (select distinct e.down as id from unnest(v_down, v_outcomes) as e (down, outcome) where e.outcome is null) n
     cross join lateral (select 1 from flowfabric.edge_group x where x.partition = p_partition and x.flow_id = p_flow

@@ -4,7 +4,7 @@
 --
 -- The targets that could be claimed are frozen here, those that come back later by make_ready: from now on none is claimed.
 -- Locks    the flow, then its members that have not ended, by id.
--- Answers  one row: ok, already_terminal or flow_not_found; what is stored; all members; how many are targets.
+-- Returns  one row: ok, already_terminal or flow_not_found; what is stored; all members; how many are targets.
 create or replace function flowfabric.cancel_flow_header(
     p_partition integer, p_flow uuid, p_reason text, p_policy text, p_grace_ms bigint, p_requester text)
 returns table (code text, policy text, reason text, members uuid[], targets integer)
@@ -45,7 +45,7 @@ begin
                     least(v_now + flowfabric.ms(p_grace_ms), flowfabric.far_date()));   -- what clients can read
             insert into flowfabric.cancel_member (partition, id, flow_id)
             select p_partition, u.id, p_flow from unnest(v_targets) u (id);
-            -- Reclaimable by anybody until now.
+            -- Reclaimable until now.
             perform flowfabric.drop_ready(array_fill(p_partition, array[targets]), v_targets);
             if v_frozen is not null then
                 perform flowfabric.freeze_members(array_fill(p_partition, array[cardinality(v_frozen)]), v_frozen, v_now);

@@ -2,8 +2,8 @@
 --
 -- One chunk. A chunk that fails as a whole is redone one by one; what fails alone stays owed.
 -- Takes    p_after: go on behind this member.
--- Locks    the backlog of the flow, then the executions, by id; passes over what is in somebody's hands.
--- Answers  how many were acknowledged, which could not be, how many are left, the last member looked at; busy: another
+-- Locks    the backlog of the flow, then the executions, by id; skips what another transaction has locked.
+-- Returns  how many were acknowledged, which could not be, how many are left, the last member looked at; busy: another
 --          call is at it.
 create or replace function flowfabric.cancel_members(
     p_partition integer, p_flow uuid, p_limit integer, p_after uuid)

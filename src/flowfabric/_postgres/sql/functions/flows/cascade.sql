@@ -3,7 +3,7 @@
 -- cascade: resolve the outgoing edges of ended executions, at most p_limit of them.
 --
 -- Takes    per end: the execution, which run of it ended, how, the event, and where to go on (null: from the start).
--- Answers  per end, in order: how many edges were seen, whether all of them were resolved, and if not, the first
+-- Returns  per end, in order: how many edges were seen, whether all of them were resolved, and if not, the first
 --          downstream that is still to be done.
 create or replace function flowfabric.cascade(
     p_partition integer[], p_id uuid[], p_run integer[], p_outcome text[], p_event bigint[], p_after uuid[],
@@ -35,7 +35,7 @@ begin
         return;
     end if;
     if cardinality(v_ord) > p_limit then
-        -- One more than may be done: it tells where the next call goes on.
+        -- One more than may be done: it tells where the next call continues.
         v_last := v_ord[p_limit + 1];
         v_next := v_downstream[p_limit + 1];
         v_ord := v_ord[:p_limit]; v_partition := v_partition[:p_limit]; v_flow := v_flow[:p_limit];

@@ -1,7 +1,7 @@
 -- delete_flow: forget a flow and its members, when all of them have ended
 --
 -- Locks    the flow, then its groups and its members, by id.
--- Answers  ok, flow_not_found, or flow_not_terminal.
+-- Returns  ok, flow_not_found, or flow_not_terminal.
 create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql security definer as $$
 begin

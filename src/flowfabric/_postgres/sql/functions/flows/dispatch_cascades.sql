@@ -3,7 +3,7 @@
 -- A chunk that fails as a whole is redone one by one; what fails alone stays, and is passed over with p_after.
 -- Takes    how many events and edges; the event to go on behind; whose executions; p_event: this event alone.
 -- Locks    pending rows, groups, downstreams; never waits.
--- Answers  how many ends were looked at and finished, how many edges resolved, what failed, whether there may be more.
+-- Returns  how many ends were looked at and finished, how many edges resolved, what failed, whether there may be more.
 create or replace function flowfabric.dispatch_cascades(
     p_limit integer, p_edges integer, p_after bigint, p_event bigint, p_stale_ms bigint,
     p_namespace text, p_tag_key text, p_tag_value text)

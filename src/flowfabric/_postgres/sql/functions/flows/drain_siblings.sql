@@ -1,13 +1,13 @@
 -- drain_siblings: forget what a group owes its siblings
 --
--- Answers  drained, already_drained, or drained_sans_group when the group itself is gone.
+-- Returns  drained, already_drained, or drained_sans_group when the group itself is gone.
 create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare
     v_entry boolean;
     v_pending boolean;
 begin
-    -- The group first, as whoever adds to the entry does.
+    -- The group first, as adding to the entry does.
     select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
     where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
     delete from flowfabric.sibling_cancel x

@@ -1,8 +1,8 @@
 -- gate: executions have become runnable; members of flows may have to be held back
 --
--- Called under the locks of the executions. Who is owed a cancel by its flow is frozen, who has a dependency that is not
+-- Called under the locks of the executions. An execution that its flow owes a cancel is frozen, one that has a dependency that is not
 -- satisfied is blocked. The summaries of their flows are to be counted again.
--- Answers  the others.
+-- Returns  the others.
 create or replace function flowfabric.gate(
     p_partition integer[], p_id uuid[], out partitions integer[], out ids uuid[])
 language plpgsql as $$

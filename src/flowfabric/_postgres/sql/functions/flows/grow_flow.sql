@@ -4,7 +4,7 @@
 -- Takes    p_new: the flow is made here. p_from: per edge the number of a new execution, or minus the number of an
 --          existing one in p_old; p_to: the number of a new one. p_deps: per new execution its edges (null: none has any).
 -- Locks    the flow, then the existing executions, by id.
--- Answers  one row: ok, exists (the flow, or these executions, were made before) or why not, with a place.
+-- Returns  one row: ok, exists (the flow, or these executions, were made before) or why not, with a place.
 create or replace function flowfabric.grow_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],

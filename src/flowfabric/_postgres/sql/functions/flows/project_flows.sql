@@ -1,4 +1,4 @@
--- project_flows: count the members of flows anew; answers how many summaries were written.
+-- project_flows: count the members of flows anew; returns how many summaries were written.
 --
 -- One at a time: of two counts the older must not be written last.
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer

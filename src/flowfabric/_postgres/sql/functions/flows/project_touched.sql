@@ -1,6 +1,6 @@
 -- project_touched: count the flows that changed since they were last counted; a bounded number of marks at a time
 --
--- Answers  how many flows were counted, and whether there are more marks.
+-- Returns  how many flows were counted, and whether there are more marks.
 create or replace function flowfabric.project_touched(p_limit integer) returns table (counted integer, more boolean)
 language plpgsql security definer as $$
 declare

@@ -1,7 +1,7 @@
 -- promote_blocked: release an execution whose group is satisfied and that is blocked all the same. A repair.
 --
 -- Locks    the group, then the execution.
--- Answers  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.
+-- Returns  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.
 create or replace function flowfabric.promote_blocked(p_partition integer, p_id uuid) returns text
 language plpgsql security definer as $$
 declare

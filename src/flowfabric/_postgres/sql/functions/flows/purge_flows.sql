@@ -8,7 +8,7 @@ begin
     where g.partition = u.partition and g.flow_id = u.flow;
     delete from flowfabric.sibling_cancel s using unnest(p_partition, p_flow) as u (partition, flow)
     where s.partition = u.partition and s.flow_id = u.flow;
-    -- The backlog first, as whoever acknowledges members does.
+    -- The backlog first, as acknowledging members does.
     delete from flowfabric.cancel_backlog c using unnest(p_partition, p_flow) as u (partition, flow)
     where c.partition = u.partition and c.flow_id = u.flow;
     delete from flowfabric.cancel_member c using unnest(p_partition, p_flow) as u (partition, flow)

@@ -1,7 +1,7 @@
 -- resolve_dependency: count one edge as if its upstream had ended so
 --
 -- Locks    the group, then the downstream.
--- Answers  satisfied, impossible, already_resolved, edge_not_found, not_applied.
+-- Returns  satisfied, impossible, already_resolved, edge_not_found, not_applied.
 create or replace function flowfabric.resolve_dependency(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_outcome text) returns text
 language plpgsql security definer as $$

@@ -2,7 +2,7 @@
 --
 -- Takes    edges, with the end of each one's upstream and its completion event, in the order in which they count.
 -- Locks    the groups, then their downstreams, by id; never waits. Groups that cannot be had whole are left alone.
--- Answers  the places of the edges left alone.
+-- Returns  the places of the edges left alone.
 create or replace function flowfabric.resolve_edges(
     p_partition integer[], p_flow uuid[], p_edge uuid[], p_downstream uuid[], p_outcome text[], p_event bigint[],
     p_now timestamptz)
@@ -46,7 +46,7 @@ begin
            array_agg(h.partition), array_agg(h.flow), array_agg(h.downstream)
     into v_found, v_found_tids, v_found_routes, v_found_pending, v_found_waits, v_found_partitions, v_found_flows, v_found_ids
     from held h;
-    -- Whoever is released is inserted into the ready rows of its route; that must not wait either.
+    -- A released execution gets a ready row of its route; that must not wait either.
     select array_agg(r.route) into v_closed
     from (select distinct u.route from unnest(v_found_routes, v_found_waits) as u (route, waits) where u.waits) r
     where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route);

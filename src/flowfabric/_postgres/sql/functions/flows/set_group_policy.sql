@@ -1,6 +1,6 @@
 -- set_group_policy: how the edges into an execution join; before the first of them is staged
 --
--- Answers  set, already_set, or why not.
+-- Returns  set, already_set, or why not.
 create or replace function flowfabric.set_group_policy(
     p_partition integer, p_flow uuid, p_downstream uuid, p_policy text, p_k integer, p_cancel_rest boolean) returns text
 language plpgsql security definer as $$

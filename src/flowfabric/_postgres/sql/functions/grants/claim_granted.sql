@@ -2,7 +2,7 @@
 --
 -- p_call   'fresh' (claim_execution), 'resumed' (claim_resumed_execution) or 'operator' (issue_grant_and_claim).
 -- Locks    the execution, then its ready row.
--- Answers  the lease as a row with code ok, or a row with the refusal only.
+-- Returns  the lease as a row with code ok, or a row with the refusal only.
 create or replace function flowfabric.claim_granted(
     p_call text, p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid,
     p_attempt uuid, p_ttl_ms bigint, p_grant_key text, p_policy text, p_timeout_ms bigint, p_deadline_at timestamptz)

@@ -1,7 +1,7 @@
 -- issue_claim_grant: for a scheduler; no budget or quota is asked here.
 --
 -- Locks    the execution.
--- Answers  ok with the key in detail and its expiry, or the refusal.
+-- Returns  ok with the key in detail and its expiry, or the refusal.
 create or replace function flowfabric.issue_claim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text)

@@ -1,7 +1,7 @@
 -- issue_reclaim_grant: the right to replace a lost lease.
 --
 -- Locks    the execution.
--- Answers  ok with the key in detail and its expiry; not_reclaimable with the reason; reclaim_cap_exceeded (the
+-- Returns  ok with the key in detail and its expiry; not_reclaimable with the reason; reclaim_cap_exceeded (the
 --          execution has then failed) with the count in lease_epoch; or the refusal.
 create or replace function flowfabric.issue_reclaim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,

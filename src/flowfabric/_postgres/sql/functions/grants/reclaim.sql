@@ -1,7 +1,7 @@
 -- reclaim: consume a reclaim grant: a new attempt under a new lease replaces the one that was lost.
 --
 -- Locks    the execution, then its ready row.
--- Answers  the lease as a row with code ok; not_reclaimable, reclaim_cap_exceeded (count in lease_epoch),
+-- Returns  the lease as a row with code ok; not_reclaimable, reclaim_cap_exceeded (count in lease_epoch),
 --          grant_not_found, or the refusal.
 create or replace function flowfabric.reclaim(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid, p_attempt uuid,

@@ -1,7 +1,7 @@
 -- Grants: the right to claim one execution, given to one worker for a short time. A grant changes no state; while it
 -- lives the ready row is hidden from other claims. See start_attempts.sql for what consuming one does.
 
--- write_grant: sign and store a grant, and hide the ready row. Answers the key and the expiry, or no row when no
+-- write_grant: sign and store a grant, and hide the ready row. Returns the key and the expiry, or no row when no
 -- signing key exists.
 create or replace function flowfabric.write_grant(
     e flowfabric.execution, p_kind text, p_worker text, p_instance text, p_lane text, p_hash text,

@@ -1,7 +1,7 @@
 -- check_token: what is wrong with a token, or null.
 --
 -- Takes no lock and reads what never changes. Whatever is unknown gets one answer after the same work: a digest is
--- computed and compared in any case, with a key of nobody's if there is none.
+-- computed and compared in any case, with a random key if there is none.
 create or replace function flowfabric.check_token(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text)
 returns text
 language plpgsql stable as $$

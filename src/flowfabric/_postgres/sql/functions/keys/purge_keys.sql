@@ -1,4 +1,4 @@
--- purge_keys: erase the secrets whose grace is over; answers how many. The names stay, so that none is used twice.
+-- purge_keys: erase the secrets past their grace; returns how many. The names stay, so that none is used twice.
 create or replace function flowfabric.purge_keys(p_now timestamptz) returns integer
 language plpgsql as $$
 declare

@@ -1,6 +1,6 @@
 -- seed_secret: install a first key; never replaces one
 --
--- Answers  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
+-- Returns  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
 create or replace function flowfabric.seed_secret(p_kid text, p_secret bytea)
 returns table (code text, detail text)
 language plpgsql security definer as $$

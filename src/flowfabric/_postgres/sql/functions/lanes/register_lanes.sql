@@ -1,7 +1,7 @@
 -- Lanes: named queues with a state: active; paused (takes work, gives none out); draining (gives out, takes none);
 -- disabled (neither).
 
--- register_lanes: answers how many were new.
+-- register_lanes: returns how many were new.
 create or replace function flowfabric.register_lanes(p_names text[]) returns integer
 language sql volatile security definer as $$
     with made as (

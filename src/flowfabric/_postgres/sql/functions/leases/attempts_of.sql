@@ -8,6 +8,7 @@ language sql stable as $$
     where e.partition = p_partition and e.id = p_id and e.attempts > 0
 $$;
 
+-- latest_attempt: the latest attempt of an execution, in the form of its history.
 create or replace function flowfabric.latest_attempt(e flowfabric.execution) returns flowfabric.attempt
 language sql immutable as $$
     select row(e.partition, e.id, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_lifecycle,

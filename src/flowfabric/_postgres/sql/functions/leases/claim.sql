@@ -2,7 +2,7 @@
 --
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
 -- Locks    ready rows and their executions, skipping what is locked; it never waits.
--- Answers  one row per lease taken, best first. Nothing to do is no row.
+-- Returns  one row per lease taken, best first. Nothing to do is no row.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order, whatever is guessed.
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
@@ -44,7 +44,7 @@ begin
                              order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
                   group by q.route) n;
             exit when not coalesce(v_lost, false);
-            -- What reached its reclaim cap ends here, lest it count for a route that then gives a lower rank.
+            -- What reached its reclaim cap ends here: otherwise it would count towards this route and a lower-ranked row would be taken.
             select array_agg(x.partition), array_agg(x.id) into v_partitions, v_ids
             from (select e.partition, e.id
                   from (select c.* from unnest(v_routes) as w (route)

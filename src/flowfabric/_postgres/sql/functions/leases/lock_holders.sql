@@ -1,11 +1,11 @@
--- The ordered lease check (P1) that every call of a lease holder passes, and the marks of a lost lease.
+-- The ordered lease check that every call of a lease holder passes, and the marks of a lost lease.
 
 -- lock_holders: lock the executions of a call and tell which items hold a live lease.
 --
 -- Takes    per item the fence (lease, epoch, attempt) and optionally the attempt index; a null lease is an operator's
 --          call, which skips the comparison of the fence and nothing else.
 -- Locks    the executions, by partition and id.
--- Answers  the time, read once all locks are held, and the ordinals that pass with the places of their rows, in the
+-- Returns  the time, read once all locks are held, and the ordinals that pass with the places of their rows, in the
 --          order of the ordinals. The others go to refuse_holders.
 create or replace function flowfabric.lock_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],

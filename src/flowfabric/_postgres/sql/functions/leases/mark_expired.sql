@@ -1,4 +1,4 @@
--- mark_expired: active and leased -> active with a lapsed lease, which any worker may reclaim (P3).
+-- mark_expired: active and leased -> active with a lapsed lease, which any worker may reclaim.
 --
 -- The caller holds the locks and has checked that the leases lapsed.
 create or replace function flowfabric.mark_expired(p_partition integer[], p_id uuid[], p_now timestamptz)

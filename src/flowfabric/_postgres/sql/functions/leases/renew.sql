@@ -2,7 +2,7 @@
 --
 -- Called by the worker that holds the leases; there is no operator's way.
 -- Locks    the executions, by partition and id.
--- Answers  one verdict per item: ok with the new expiry, or the reason it was refused.
+-- Returns  one verdict per item: ok with the new expiry, or the reason it was refused.
 create or replace function flowfabric.renew(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_ttl_ms bigint[])
@@ -23,7 +23,7 @@ begin
     join flowfabric.execution e on e.partition = p_partition[o] and e.id = p_id[o]
     where v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms)) < e.lease_expires_at
     having count(*) > 0;
-    -- The lease timer stands at an earlier expiry; when it is due it finds the new one and is set again.
+    -- The lease timer has an earlier expiry; when it is due it finds the new one and is set again.
     return query
     with renewed as (
         update flowfabric.execution e

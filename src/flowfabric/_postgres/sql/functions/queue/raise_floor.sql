@@ -6,7 +6,7 @@
 --     row lies below it (by adding a row, never by waiting for one);
 --   * who raises it holds that lock exclusively (or gives up at once), so no insert is under way that it cannot see.
 
--- raise_floor: move the floor of a route up to its first live ready row; does nothing when somebody inserts.
+-- raise_floor: move the floor of a route up to its first live ready row; does nothing while rows are inserted.
 create or replace function flowfabric.raise_floor(p_route integer) returns void
 language plpgsql as $$
 declare

@@ -1,6 +1,6 @@
 -- take_ready: lock and remove the first ready rows of a route, with their executions locked.
 --
--- What reached its reclaim cap is ended here instead of given out, and the search goes on behind it.
+-- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues behind it.
 create or replace function flowfabric.take_ready(
     p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
 returns flowfabric.taken
@@ -20,7 +20,7 @@ begin
         v_rank := -1; v_created := '-infinity'; v_id := flowfabric.zero_uuid();
     end if;
     loop
-        -- A row whose execution is in somebody's hands is passed over, and the scan goes on behind it.
+        -- Skip rows whose execution is locked; the scan continues behind them.
         with locked as (
             select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
                    e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,

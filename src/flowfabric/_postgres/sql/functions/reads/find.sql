@@ -1,8 +1,8 @@
 -- find: executions by any combination of filters, newest first
 --
 -- Every filter that could be rare has a narrow source in that order; the rest is tested on the rows found. A call
--- looks at no more than p_budget rows and then answers where it stopped, so its cost has a bound.
--- Answers  the matches, then one row without state that carries the position to go on from, if there is more or the
+-- looks at no more than p_budget rows and then returns where it stopped, so its cost has a bound.
+-- Returns  the matches, then one row without state that carries the position to go on from, if there is more or the
 --          budget ran out before that was known.
 create or replace function flowfabric.find(
     p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,

@@ -1,3 +1,4 @@
+-- list_attempts: every attempt of one execution, in order.
 create or replace function flowfabric.list_attempts(p_partition integer, p_id uuid)
 returns setof flowfabric.attempt
 language sql stable security definer as $$

@@ -18,5 +18,6 @@ language sql stable security definer as $$
     order by e.lease_expires_at, flowfabric.id_text(e.partition, e.id) collate "C" limit p_limit
 $$;
 
+-- id_text: the id of an execution as text, for the cursor.
 create or replace function flowfabric.id_text(p_partition integer, p_id uuid) returns text
 language sql immutable as $$ select '{fp:' || p_partition || '}:' || p_id $$;

@@ -1,3 +1,4 @@
+-- list_schedules: one schedule by name, or a page of all, by name.
 create or replace function flowfabric.list_schedules(p_name text, p_after text, p_limit integer)
 returns setof flowfabric.schedule
 language sql stable security definer as $$

@@ -8,7 +8,7 @@
 --          now, sleep (how long, in milliseconds), submit (the execution that was made). An array is null where no item
 --          has a value; without kinds all are steps.
 -- Locks    the executions, by partition and id.
--- Answers  one verdict with ordinal 0 when all went well and no time is asked for; else one per item, with `at` for
+-- Returns  one verdict with ordinal 0 when all went well and no time is asked for; else one per item, with `at` for
 --          now (the time) and sleep (when it ends).
 create or replace function flowfabric.record_steps(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],

@@ -51,7 +51,7 @@ $$;
 -- satisfiers: the earliest signal of each distinct thing that each leaf counts, as places in the columns.
 --
 -- A condition holds when every leaf has as many as it wants: there is no "any" above the leaves.
--- Answers  whether it holds, and the places, in order.
+-- Returns  whether it holds, and the places, in order.
 create or replace function flowfabric.satisfiers(
     p_condition jsonb, p_keys text[], p_names text[], p_ids uuid[], p_types text[], p_identities text[], p_upto integer,
     out holds boolean, out places integer[])
@@ -82,7 +82,7 @@ language sql immutable as $$
     from flowfabric.leaves(p_condition) l
 $$;
 
--- required_names: the signal names that a condition waits for on a key, for whoever wants to send one.
+-- required_names: the signal names that a condition waits for on a key, to tell senders.
 create or replace function flowfabric.required_names(p_condition jsonb, p_key text) returns text[]
 language sql immutable as $$
     select coalesce(array_agg(d.name order by d.place), '{}') from (

@@ -1,12 +1,12 @@
--- Waitpoints: pending until a suspension uses them, active while it is open, closed or expired for ever after.
+-- Waitpoints: pending until a suspension uses them, active while it is open, then closed or expired forever.
 --
--- Whoever changes one holds the lock of its execution. Those of an execution are looked for behind a fence (offset 0):
+-- Every change of one holds the lock of its execution. Those of an execution are looked for behind a fence (offset 0):
 -- a plan made while the table was empty must not read all that are open when it is not.
 
 -- create_waitpoint: a pending waitpoint and its token, for a lease holder to hand out before it suspends
 --
 -- Locks    the execution.
--- Answers  one verdict; with ok the token and when it expires.
+-- Returns  one verdict; with ok the token and when it expires.
 create or replace function flowfabric.create_waitpoint(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_waitpoint uuid, p_key text, p_ms double precision, p_outlives_attempt boolean)

@@ -1,9 +1,9 @@
 -- deliver_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
 --
--- Called by whoever holds the token; p_lane instead of a token means an operator who has shown who he is otherwise.
+-- Called with the token; with p_lane instead by an operator the caller has already authenticated.
 -- Locks    nothing before the token is verified, then the execution: signal, suspend, resume and timeout each come before
 --          or after the others.
--- Answers  one row: accepted with the effect, duplicate with the signal that stands, or the reason it was refused.
+-- Returns  one row: accepted with the effect, duplicate with the signal that exists, or the reason it was refused.
 create or replace function flowfabric.deliver_signal(
     p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_lane text, p_signal uuid, p_name text,
     p_category text, p_source_type text, p_source_identity text, p_payload bytea, p_encoding text, p_correlation text,
@@ -183,7 +183,7 @@ language sql immutable as $$
     select jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint, 'source_identity', nullif(p_identity, ''))
 $$;
 
--- note_bad_token: somebody showed a token that is not ours; noted once a second at most, and never waited for.
+-- note_bad_token: a token was not ours; noted at most once a second, and never waits.
 create or replace function flowfabric.note_bad_token(p_partition integer, p_id uuid) returns void
 language sql volatile as $$
     update flowfabric.execution e set hmac_failed_at = f.at

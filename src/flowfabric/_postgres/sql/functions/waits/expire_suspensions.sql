@@ -1,4 +1,4 @@
--- expire_suspensions: suspensions whose time is over; what follows is theirs to say.
+-- expire_suspensions: suspensions past their timeout; their timeout behaviour decides what follows.
 --
 -- Called by the duty, under the locks of executions that are suspended and due.
 create or replace function flowfabric.expire_suspensions(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
@@ -69,7 +69,7 @@ begin
 end;
 $$;
 
--- known_behavior: what is done when a suspension's time is over; an alias and unknown words are understood.
+-- known_behavior: what is done at a suspension's timeout; an alias and unknown words are understood.
 create or replace function flowfabric.known_behavior(p_behavior text) returns text
 language sql immutable as $$
     select case when p_behavior in ('fail', 'cancel', 'expire', 'auto_resume_with_timeout_signal', 'escalate') then p_behavior

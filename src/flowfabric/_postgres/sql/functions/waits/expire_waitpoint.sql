@@ -1,7 +1,7 @@
 -- expire_waitpoint: the same for one execution, asked for by one of its waitpoints.
 --
 -- Locks    the execution.
--- Answers  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.
+-- Returns  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.
 create or replace function flowfabric.expire_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid) returns text
 language plpgsql security definer as $$
 declare

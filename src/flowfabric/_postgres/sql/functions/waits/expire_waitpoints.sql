@@ -1,5 +1,5 @@
--- expire_waitpoints: pending waitpoints whose time is over; what they had received stays recorded. Whoever is parked
--- until a signal comes there goes on: none will.
+-- expire_waitpoints: expired pending waitpoints; signals they had received stay recorded. An execution that is
+-- parked until a signal comes there continues: none will.
 create or replace function flowfabric.expire_waitpoints(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare

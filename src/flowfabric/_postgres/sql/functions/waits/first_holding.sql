@@ -22,6 +22,7 @@ begin
 end;
 $$;
 
+-- holds_at: whether the first p_upto signals satisfy a condition.
 create or replace function flowfabric.holds_at(p_condition jsonb, p_signals flowfabric.recorded, p_upto integer) returns boolean
 language sql immutable as $$
     select f.holds from flowfabric.satisfiers(p_condition, p_signals.keys, p_signals.names, p_signals.ids, p_signals.types,

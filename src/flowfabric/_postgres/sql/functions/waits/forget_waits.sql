@@ -1,4 +1,4 @@
--- forget_waits: these executions wait for nobody any more.
+-- forget_waits: these executions wait for nothing any more.
 --
 -- Called under their locks. Never waits: a row that cannot be had is being consumed by the end of the one waited for.
 create or replace function flowfabric.forget_waits(p_partition integer[], p_id uuid[]) returns void

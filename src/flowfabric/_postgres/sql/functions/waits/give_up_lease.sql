@@ -1,4 +1,4 @@
--- give_up_lease: the execution of a suspension that was just written stops being anybody's.
+-- give_up_lease: the execution of a suspension that was just written becomes suspended and loses its lease.
 create or replace function flowfabric.give_up_lease(s flowfabric.suspension, p_now timestamptz) returns void
 language plpgsql as $$
 declare

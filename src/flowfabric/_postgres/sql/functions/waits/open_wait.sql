@@ -4,7 +4,7 @@
 --
 -- Called by the lease holder. What is remembered already is answered as it is.
 -- Locks    the execution.
--- Answers  one verdict; with ok the waitpoints, their keys and tokens, and `at`, the deadline.
+-- Returns  one verdict; with ok the waitpoints, their keys and tokens, and `at`, the deadline.
 create or replace function flowfabric.open_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
     p_n integer, p_waitpoints uuid[], p_keys text[], p_ms double precision)

@@ -6,7 +6,7 @@
 -- waitpoints of its own: p_seen is how many it knows of on each; the next one on any of them wakes it.
 -- Locks    the execution and those it waits for, by partition and id, all at once: whatever ends one of them comes
 --          before (and is seen here) or after (and finds the waiter rows).
--- Answers  one verdict: ok; ok with detail 'ended', 'due' or 'signal' when there is nothing to wait for (the lease is kept);
+-- Returns  one verdict: ok; ok with detail 'ended', 'due' or 'signal' when there is nothing to wait for (the lease is kept);
 --          or the reason it was refused.
 create or replace function flowfabric.park(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,

@@ -2,11 +2,11 @@
 --
 -- Calls of a lease holder that give the lease back without ending the attempt:
 --   delay          until a time
---   park           until a time, if one is given, or until somebody wakes it (see park.sql)
+--   park           until a time, if one is given, or until it is woken (see park.sql)
 --   wait_children  until its dependencies are satisfied; if they are, it may be claimed at once
 --   release        for another worker, at once
 -- Locks    for wait_children the execution's group; the execution.
--- Answers  one verdict: ok, or the reason it was refused.
+-- Returns  one verdict: ok, or the reason it was refused.
 create or replace function flowfabric.pause(
     p_call text, p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_delay_until timestamptz, p_delay_ms bigint, p_operator boolean)

@@ -1,4 +1,4 @@
--- probe_waitpoint: an early answer for a bridge: unknown, mismatch or ok. Who is let through is verified again.
+-- probe_waitpoint: an early check for a bridge: unknown, mismatch or ok. The delivery verifies again.
 create or replace function flowfabric.probe_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text) returns text
 language sql stable security definer as $$
     select coalesce((

@@ -1,7 +1,7 @@
 -- resume_execution: an operator ends a suspension, whatever its condition says
 --
 -- Locks    the execution.
--- Answers  one verdict: ok with the state, not_found or execution_not_suspended.
+-- Returns  one verdict: ok with the state, not_found or execution_not_suspended.
 create or replace function flowfabric.resume_execution(p_partition integer, p_id uuid, p_trigger text, p_delay_ms bigint)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

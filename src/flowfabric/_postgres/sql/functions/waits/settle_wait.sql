@@ -1,8 +1,8 @@
--- settle_wait: how a wait stands, and the memory of it once it is over
+-- settle_wait: the outcome of a wait so far, remembered once it is final
 --
--- Called by the lease holder, before it goes on waiting; or, with p_give_up, when it does not: an open wait is over then.
+-- Called by the lease holder, before it continues to wait; or, with p_give_up, when it does not: that ends an open wait.
 -- Locks    the execution.
--- Answers  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, what is remembered of it, and
+-- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, what is remembered of it, and
 --          how many signals each waitpoint has received.
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,

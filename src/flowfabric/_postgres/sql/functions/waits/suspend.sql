@@ -82,7 +82,7 @@ begin
 end;
 $$;
 
--- as_suspended, not_suspended: the answers of suspend.
+-- as_suspended: the row of a suspension, with tokens signed again.
 create or replace function flowfabric.as_suspended(s flowfabric.suspension, e flowfabric.execution)
 returns setof flowfabric.suspended
 language sql stable as $$
@@ -95,6 +95,7 @@ language sql stable as $$
     from flowfabric.route r where r.id = e.route
 $$;
 
+-- not_suspended: the row of a refusal.
 create or replace function flowfabric.not_suspended(p_code text, p_detail text, e flowfabric.execution)
 returns setof flowfabric.suspended
 language sql immutable as $$

@@ -1,7 +1,7 @@
--- wake_parents: executions ended; whoever is parked until then goes on.
+-- wake_parents: executions ended; the executions parked until then continue.
 --
--- Called by end_executions, under its locks. Never waits: a parked execution that is in somebody's hands, or whose
--- route is, gets a timer. Whoever removes waiter rows otherwise holds the lock of the execution that waits, so a row
+-- Called by end_executions, under its locks. Never waits: a parked execution that is locked, or whose
+-- route is, gets a timer. Every other removal of waiter rows holds the lock of the execution that waits, so a row
 -- that cannot be had belongs to an execution that cannot be had either.
 create or replace function flowfabric.wake_parents(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
@@ -39,7 +39,7 @@ begin
     if v_free_ids is not null then
         perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
     end if;
-    -- Looked at again when it is let go of. What goes on already, or waits for a retry, needs nothing.
+    -- Looked at again when it is released. What continues already, or waits for a retry, needs nothing.
     perform flowfabric.set_timers('parked', array_agg(u.partition), array_agg(u.id), array_agg(p_now))
     from unnest(v_partitions, v_ids) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
