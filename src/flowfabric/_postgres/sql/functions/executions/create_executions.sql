@@ -21,7 +21,6 @@ declare
     v_now timestamptz;
     v_code text[];            -- null while the item may still be created
     v_unfit text[];           -- per item: why it would not be made even if its key were free
-    v_found text[];
     v_standing uuid[];        -- per item: the id a duplicate is answered with
     v_routes integer[];
     v_made integer;
@@ -48,51 +47,8 @@ begin
             left join flowfabric.execution e on p_id_given and e.partition = u.partition and e.id = u.id
             left join flowfabric.lane l on l.name = p_lanes[coalesce(u.no, 1)];
         end if;
-        -- Of equal keys inside the call the first with a window wins and those behind it are its duplicates; a key
-        -- without a window never matches, so that all before the winner are made too. What would not be made anyway
-        -- takes no key from those behind it.
-        with item as (
-            select u.*, min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w is not null as windowed,
-                   coalesce(min(u.ord) filter (where v_unfit[u.ord] is null and u.dedup > 0) over w,
-                            max(u.ord) filter (where v_unfit[u.ord] is null) over w) as first_ord
-            from (select k.partition, coalesce(k.flow, flowfabric.zero_uuid()) as scope,
-                         coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
-                  from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
-                       with ordinality as k (partition, flow, namespace, key, id, dedup, ord)
-                  where k.key is not null) u
-            window w as (partition by u.partition, u.scope, u.namespace, u.key order by u.ord
-                         rows between unbounded preceding and unbounded following)
-        ), won as (
-            insert into flowfabric.idempotency as i (partition, scope, namespace, key, id, expires_at)
-            -- Without a window it has expired for every call, also for one that began earlier and waited.
-            select t.partition, t.scope, t.namespace, t.key, t.id,
-                   case when t.dedup > 0 then v_now + flowfabric.ms(t.dedup) else '-infinity' end
-            from item t where t.ord = t.first_ord
-            order by t.partition, t.scope, t.namespace, t.key
-            on conflict (partition, scope, namespace, key) do update
-                set id = excluded.id, expires_at = excluded.expires_at
-                where i.expires_at <= v_now
-            returning i.partition, i.scope, i.namespace, i.key
-        )
-        select array_agg(case when t.ord is null then null
-                              when t.first_ord is null then case when i.key is not null then 'duplicate' end
-                              when w.key is null then 'duplicate'
-                              when t.ord > t.first_ord and t.windowed then 'duplicate' end order by o.ord)
-        into v_code
-        from generate_series(1, cardinality(p_id)) o (ord)
-        left join item t on t.ord = o.ord
-        left join won w on w.partition = t.partition and w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
-        left join flowfabric.idempotency i on t.first_ord is null and i.partition = t.partition and i.scope = t.scope
-             and i.namespace = t.namespace and i.key = t.key and i.expires_at > v_now;
-        -- A new statement sees what the winner of a race has committed meanwhile.
-        if array_position(v_code, 'duplicate') is not null then
-            select array_agg(case when v_code[u.ord] is not null then i.id end order by u.ord) into v_standing
-            from unnest(p_partition, p_flow, p_namespace, p_key)
-                 with ordinality as u (partition, flow, namespace, key, ord)
-            left join flowfabric.idempotency i on i.partition = u.partition
-                 and i.scope = coalesce(u.flow, flowfabric.zero_uuid())
-                 and i.namespace = coalesce(u.namespace, '') and i.key = u.key;
-        end if;
+        select k.code, k.standing into v_code, v_standing
+        from flowfabric.take_keys(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms, v_unfit, v_now) k;
     end if;
 
     if p_id_given then
@@ -124,47 +80,25 @@ begin
             perform flowfabric.hold_routes(array_remove(v_routes, null));
         end if;
 
-        while v_made is null loop
-            if not p_id_given then
-                v_made := flowfabric.insert_executions(
-                    v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
-                    p_payload_encoding, p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
-                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now, null, null);
-                exit;
-            end if;
-            begin
-                v_made := flowfabric.insert_executions(
-                    v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload,
-                    p_payload_encoding, p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
-                    p_delay_ms, p_deadline_at, p_deadline_ms, v_now, null, null);
-            exception when unique_violation then
-                -- Another call was quicker with a given id; ids minted by the engine never collide.
-                select array_agg(coalesce(v_code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)
-                into v_found
-                from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
-                left join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
-                if v_found is not distinct from v_code then
-                    raise exception 'an execution id was taken by a transaction this one cannot see'
-                        using errcode = 'serialization_failure';
-                end if;
-                v_code := v_found;
-            end;
-        end loop;
-
+        if p_id_given then
+            select g.made, g.code into v_made, v_code from flowfabric.insert_given(
+                v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
+                p_priority, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_deadline_ms, v_now) g;
+        else
+            v_made := flowfabric.insert_executions(
+                v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
+                p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_deadline_ms, v_now, null, null);
+        end if;
         perform flowfabric.settle_new(
             v_routes, v_code, p_route_no, p_partition, p_id, p_priority, p_tags,
             p_delay_until is not null or p_delay_ms is not null,
             p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
     end if;
 
-    -- A key taken above for an item that was not made is given back.
     if p_key is not null and v_code && array['exists', 'lane_closed'] then
-        delete from flowfabric.idempotency i
-        using unnest(p_partition, p_flow, p_namespace, p_key, p_id) with ordinality
-              as u (partition, flow, namespace, key, id, ord)
-        where v_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition and i.namespace = coalesce(u.namespace, '')
-          and i.key = u.key and i.id = u.id and i.expires_at > v_now
-          and i.scope = coalesce(u.flow, flowfabric.zero_uuid());
+        perform flowfabric.give_back_keys(p_partition, p_flow, p_namespace, p_key, p_id, v_code, v_now);
     end if;
 
     if v_code is null and p_delay_until is null and p_delay_ms is null then

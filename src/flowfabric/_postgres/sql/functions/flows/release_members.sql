@@ -40,7 +40,6 @@ begin
     into v_routes, v_ranks, v_created, v_ids, v_late_partitions, v_late_ids, v_late_due, v_held_partitions, v_held_ids, v_reasons
     from released r;
     if v_ids is not null then
-        perform flowfabric.hold_routes(v_routes);
         perform flowfabric.lower_floor(v_routes, v_ranks, v_created, v_ids);
         perform flowfabric.wake_workers();
     end if;

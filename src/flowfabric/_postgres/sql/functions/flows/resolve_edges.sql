@@ -50,6 +50,8 @@ begin
     select array_agg(r.route) into v_closed
     from (select distinct u.route from unnest(v_found_routes, v_found_waits) as u (route, waits) where u.waits) r
     where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route);
+    -- From the order found to the numbers of the groups. A loop: a join with the numbers would be nested (the settings of
+    -- complete allow no other), and takes the square of their count.
     for i in 1 .. coalesce(cardinality(v_found), 0) loop
         v_no := v_found[i];
         v_held[v_no] := v_closed is null or not v_found_waits[i] or v_found_routes[i] <> all (v_closed);
