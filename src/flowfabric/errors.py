@@ -162,7 +162,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(
         "transport",
-        "database_missing server_too_old schema_missing schema_older schema_newer",
+        "database_missing server_too_old schema_missing schema_older schema_newer schema_foreign",
         "terminal",
         500,
         code="other",
@@ -193,6 +193,7 @@ CONNECTION_KINDS: Final = frozenset(
         "schema_missing",
         "schema_older",
         "schema_newer",
+        "schema_foreign",
     }
 )
 
@@ -439,6 +440,9 @@ class ConnectionFailed(TransportError):
             "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",
             "schema_older": "the flowfabric schema is older than this package; run `flowfabric migrate`",
             "schema_newer": "the flowfabric schema is newer than this package; upgrade the package",
+            "schema_foreign": "the flowfabric schema was made by another, unreleased version and cannot be migrated; "
+            "save what you need with that version (`flowfabric db dump`), then empty the database "
+            "(`flowfabric db reset`, or drop the schema flowfabric)",
         }
     )
 

@@ -23,7 +23,7 @@ from tests.support import in_database, started, submit
 pytestmark = pytest.mark.both_servers
 
 PATIENCE = 60.0
-ALL_STEPS = tuple(f"{step.number:04d}_{step.name}" for step in steps())
+ALL_STEPS = tuple(step.label for step in steps())
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ async def shape(sql: asyncpg.Connection[Any]) -> list[Any]:
     return [tuple(row) for row in (*relations, *functions)]
 
 
-def with_step(monkeypatch: pytest.MonkeyPatch, sql: str, name: str = "extra") -> None:
-    """The package as it would be with one more schema step."""
-    more = (*steps(), Step(SCHEMA_VERSION + 1, name, sql))
+def with_step(monkeypatch: pytest.MonkeyPatch, *sql: str, name: str = "extra") -> None:
+    """The package as it would be with more schema steps."""
+    more = (*steps(), *(Step(SCHEMA_VERSION + i, name, text) for i, text in enumerate(sql, 1)))
     monkeypatch.setattr(module, "steps", lambda: more)
     monkeypatch.setattr(module, "SCHEMA_VERSION", len(more))
 
@@ -271,3 +271,61 @@ async def test_functions_of_another_build_are_told_and_replaced_whole(
 async def test_a_worker_role_that_was_dropped_is_passed_over(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
     await migrate_database(database)
+
+
+async def test_new_steps_are_applied_once_and_in_order(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "create table flowfabric.steps_seen (n integer)", "insert into flowfabric.steps_seen values (2)"
+    with monkeypatch.context() as patched:
+        with_step(patched, first)
+        assert await migrate_database(database) == Migration(("0002_extra",), 2)
+    with monkeypatch.context() as patched:
+        with_step(patched, first, second, "update flowfabric.steps_seen set n = n * 10 + 3")
+        assert await migrate_database(database) == Migration(("0003_extra", "0004_extra"), 4)
+        assert await migrate_database(database) == Migration((), 4)
+    assert await sql.fetchval("select n from flowfabric.steps_seen") == 23
+    assert await sql.fetchval("select steps from flowfabric.deployment_info()") == [
+        *ALL_STEPS, "0002_extra", "0003_extra", "0004_extra",
+    ]  # fmt: skip
+    with pytest.raises(ff.ConnectionFailed) as newer:
+        await migrate_database(database)
+    assert newer.value.kind == "schema_newer"
+
+
+async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sql.execute("delete from flowfabric.schema_step")
+    await sql.execute(
+        "insert into flowfabric.schema_step (number, name)"
+        " values (1, 'executions'), (2, 'tasks'), (3, 'suspension'), (4, 'flows')"
+    )
+    before = await shape(sql)
+    for call in (migrate_database, schema_version, ff.Engine.connect):
+        with pytest.raises(ff.ConnectionFailed, match=r"flowfabric db dump.*flowfabric db reset") as foreign:
+            await call(database)  # type: ignore[operator]
+        assert foreign.value.kind == "schema_foreign"
+    assert await shape(sql) == before
+    # As the functions of that version told it, to this one.
+    await sql.execute("drop function flowfabric.deployment_info()")
+    await sql.execute(
+        "create function flowfabric.deployment_info() returns table"
+        " (schema_version integer, functions text, flow_partitions integer, server_version integer)"
+        " language sql as $$select 4, 'another', 256, 180000$$"
+    )
+    with pytest.raises(ff.ConnectionFailed, match="run `flowfabric migrate`"):
+        await ff.Engine.connect(database)
+    for call in (migrate_database, schema_version):
+        with pytest.raises(ff.ConnectionFailed) as foreign:
+            await call(database)  # type: ignore[operator]
+        assert foreign.value.kind == "schema_foreign"
+    # A step of the package that was renamed since is another step.
+    await sql.execute("delete from flowfabric.schema_step where number > 1")
+    await sql.execute("update flowfabric.schema_step set name = 'schema'; update flowfabric.build set functions = '-'")
+    with_step(monkeypatch, "select 1")
+    await migrate_database(database)
+    monkeypatch.undo()
+    with_step(monkeypatch, "select 1", name="renamed")
+    with pytest.raises(ff.ConnectionFailed, match=r"0002_extra.*0002_renamed"):
+        await migrate_database(database)

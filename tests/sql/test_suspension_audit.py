@@ -259,13 +259,10 @@ async def test_a_rule_finds_its_damage(stage: Stage, engine: Party, damage: Dama
 
 async def test_every_rule_about_suspensions_is_tried() -> None:
     """Rules that read the tables of this chapter, by the text of the audit."""
-    text = (resources.files("flowfabric._postgres") / "sql" / "functions" / "audit.sql").read_text()
-    rules = re.split(r"(?=select '[a-z_]+'[, ])", text)[1:]
-    about = {
-        re.match(r"select '([a-z_]+)'", rule)[1]  # type: ignore[index]
-        for rule in rules
-        if re.search(r"flowfabric\.(suspension|waitpoint|signal|keystore)\b|signal_effect|'suspend'", rule)
-    }
+    folder = resources.files("flowfabric._postgres") / "sql" / "functions" / "audit"
+    tables = re.compile(r"flowfabric\.(suspension|waitpoint|signal|keystore)\b|signal_effect|'suspend'")
+    texts = [file.read_text() for file in folder.iterdir()]
+    about = {rule for text in texts if tables.search(text) for rule in re.findall(r"select '([a-z_]+)'[, ]", text)}
     assert about and about <= {damage.rule for damage in DAMAGES}
 
 

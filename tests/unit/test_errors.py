@@ -407,6 +407,7 @@ def test_a_refusal_takes_the_facts_of_its_class() -> None:
         ("schema_missing", "run `flowfabric migrate`"),
         ("schema_older", "run `flowfabric migrate`"),
         ("schema_newer", "upgrade the package"),
+        ("schema_foreign", "`flowfabric db reset`"),
     ],
 )
 def test_a_failed_connection_says_what_to_do(kind: str, words: str) -> None:

@@ -83,7 +83,7 @@ async def _server(connection: asyncpg.Connection[Any]) -> Finding:
 async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
     migrate = "run `flowfabric migrate`"
     try:
-        row = await connection.fetchrow("select schema_version, functions from flowfabric.deployment_info()")
+        row = await connection.fetchrow("select schema_version, steps, functions from flowfabric.deployment_info()")
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding("schema", "problem", "not installed", migrate)
     except asyncpg.UndefinedColumnError:

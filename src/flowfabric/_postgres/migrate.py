@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import asyncpg
@@ -31,6 +32,11 @@ class Step:
     name: str
     sql: str
 
+    @property
+    def label(self) -> str:
+        """The step as it is shown and compared: `0001_name`."""
+        return f"{self.number:04d}_{self.name}"
+
 
 @dataclass(frozen=True)
 class Migration:
@@ -41,16 +47,27 @@ class Migration:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    root = resources.files("flowfabric._postgres") / "sql" / folder
-    for entry in sorted(root.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".sql"):
-            yield entry.name, entry.read_text(encoding="utf-8")
+    """Yield the path below `sql/` and the text of every SQL file under a folder, in the order of the paths."""
+    yield from _under(resources.files("flowfabric._postgres") / "sql" / folder, folder)
+
+
+def _under(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.is_dir():
+            yield from _under(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".sql"):
+            yield f"{path}/{entry.name}", entry.read_text(encoding="utf-8")
+
+
+def _settings() -> str:
+    return (resources.files("flowfabric._postgres") / "sql" / "settings.sql").read_text(encoding="utf-8")
 
 
 def steps() -> tuple[Step, ...]:
     """The numbered steps of this package, in order."""
     found = []
-    for name, sql in _files("schema"):
+    for path, sql in _files("schema"):
+        name = path.rpartition("/")[2]
         match = _STEP.match(name)
         if match is None:
             raise ValueError(f"schema step {name} is not named like 0001_name.sql")
@@ -63,8 +80,8 @@ def steps() -> tuple[Step, ...]:
 def functions_digest() -> str:
     """What tells one build of the functions from another."""
     digest = hashlib.sha256()
-    for name, sql in _files("functions"):
-        digest.update(f"{name}\0{sql}\0".encode())
+    for path, sql in (*_files("functions"), ("settings", _settings())):
+        digest.update(f"{path}\0{sql}\0".encode())
     return digest.hexdigest()
 
 
@@ -72,19 +89,31 @@ SCHEMA_VERSION = len(steps())
 FUNCTIONS_DIGEST = functions_digest()
 
 
+def check_steps(recorded: Sequence[str]) -> None:
+    """Refuse a database whose recorded steps (`0001_name`) are not those of this package."""
+    ours = {step.number: step.label for step in steps()}
+    for label in recorded:
+        known = ours.get(int(label.partition("_")[0]), label)
+        if known != label:
+            raise ConnectionFailed("schema_foreign", f"it has the step {label}, this package has {known}")
+
+
 async def current_version(connection: asyncpg.Connection[Any]) -> int:
-    """The version of the schema in the database; 0 when there is none. A worker role may ask too."""
+    """Return the version of the schema in the database; 0 when there is none. A worker role may ask too."""
     if await connection.fetchval("select to_regprocedure('flowfabric.deployment_info()') is not null"):
         with contextlib.suppress(asyncpg.UndefinedColumnError):  # the function of another build
-            return await connection.fetchval("select schema_version from flowfabric.deployment_info()") or 0
+            row = await connection.fetchrow("select schema_version, steps from flowfabric.deployment_info()")
+            check_steps(row["steps"] if row is not None else ())
+            return (row["schema_version"] if row is not None else None) or 0
     return await _recorded_version(connection)
 
 
 async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
     if not await connection.fetchval("select to_regclass('flowfabric.schema_step') is not null"):
         return 0
-    version = await connection.fetchval("select coalesce(max(number), 0) from flowfabric.schema_step")
-    return int(version)
+    rows = await connection.fetch("select number, name from flowfabric.schema_step order by number")
+    check_steps([Step(row["number"], row["name"], "").label for row in rows])
+    return int(rows[-1]["number"]) if rows else 0
 
 
 async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence[str] = ()) -> Migration:
@@ -118,7 +147,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
                     step.number,
                     step.name,
                 )
-                applied.append(f"{step.number:04d}_{step.name}")
+                applied.append(step.label)
             await connection.execute("create table if not exists flowfabric.build (functions text not null)")
             if await connection.fetchval("select functions from flowfabric.build") != FUNCTIONS_DIGEST:
                 # Of another build: nothing of it may stay behind. Grants are given again below.
@@ -127,6 +156,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
             await connection.execute("set local check_function_bodies = off")
             for _, sql in _files("functions"):
                 await connection.execute(sql)
+            await connection.execute(_settings())
             await connection.execute("delete from flowfabric.build")
             await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
             await connection.execute("select flowfabric.seed_keystore()")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from flowfabric._postgres.connections import Connections
-from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
+from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check_steps
 from flowfabric.errors import (
     Bug,
     ConnectionFailed,
@@ -127,7 +127,7 @@ class Database:
             check_server(connection, self.target)
             try:
                 row = await connection.fetchrow(
-                    "select schema_version, functions, flow_partitions from flowfabric.deployment_info()"
+                    "select schema_version, steps, functions, flow_partitions from flowfabric.deployment_info()"
                 )
             except asyncpg.UndefinedColumnError as error:
                 raise ConnectionFailed(
@@ -137,6 +137,7 @@ class Database:
                 raise ConnectionFailed("schema_missing", target=self.target) from error
             except asyncpg.InsufficientPrivilegeError as error:
                 raise ConnectionFailed("missing_privileges", str(error), target=self.target) from error
+        check_steps(row["steps"] if row is not None else ())
         version = (row["schema_version"] if row is not None else None) or 0
         if version < SCHEMA_VERSION:
             raise ConnectionFailed(

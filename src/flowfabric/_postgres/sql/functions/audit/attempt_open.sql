@@ -1,0 +1,12 @@
+-- audit_attempt_open: At most the latest attempt is open, and it is open as the state says.
+create or replace function flowfabric.audit_attempt_open(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'attempt_open', e.partition, e.id, e.state || ' ' || e.attempt_lifecycle from e
+    where e.attempts > 0 and e.attempt_lifecycle <> all (case
+        when e.state = 'active' then array['started']
+        when e.pending = 'interrupted' then array['suspended']
+        else array['ended_success', 'ended_failure', 'ended_cancelled'] end)
+$$;

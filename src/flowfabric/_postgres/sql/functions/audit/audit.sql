@@ -1,0 +1,100 @@
+-- audit: what must hold of every execution and every flow, as queries that find nothing
+--
+-- Each rule is a file of this folder: a sentence, and the query that finds what contradicts it. A rule that may be behind for
+-- a while (cascades, cancels, summaries) is excused by the row that says what is still to be done.
+-- Called by the audit duty for one partition at a time and by the tests for all (p_partition null). Repairs nothing.
+-- Takes    p_events: check the event log too; counts of events hold inside its retention.
+-- Locks    nothing.
+-- Returns  one row per violation: the rule, and the execution, or the flow or edge where the rule is about one.
+create or replace function flowfabric.audit(p_partition integer, p_events boolean)
+returns table (rule text, partition integer, id uuid, detail text)
+language plpgsql stable security definer as $$
+declare
+    v_now timestamptz := flowfabric.now();
+    -- As a range both cases have one plan that follows the keys, which a session need not make again and again.
+    v_low integer := coalesce(p_partition, 0);
+    v_high integer := coalesce(p_partition, 65535);
+begin
+    return query
+    select * from flowfabric.audit_state_facts(v_low, v_high)
+    union all select * from flowfabric.audit_facts_known(v_low, v_high)
+    union all select * from flowfabric.audit_completed_at(v_low, v_high)
+    union all select * from flowfabric.audit_pending_agrees_with_attempts(v_low, v_high)
+    union all select * from flowfabric.audit_times_ordered(v_low, v_high)
+    union all select * from flowfabric.audit_lane_registered(v_low, v_high)
+    union all select * from flowfabric.audit_ready_row(v_low, v_high)
+    union all select * from flowfabric.audit_ready_orphan(v_low, v_high)
+    union all select * from flowfabric.audit_ready_below_floor(v_low, v_high)
+    union all select * from flowfabric.audit_blocked_row(v_low, v_high)
+    union all select * from flowfabric.audit_blocked_orphan(v_low, v_high)
+    union all select * from flowfabric.audit_unsuccessful_row(v_low, v_high)
+    union all select * from flowfabric.audit_tag_rows(v_low, v_high)
+    union all select * from flowfabric.audit_timers(v_low, v_high)
+    union all select * from flowfabric.audit_timer_waitpoint(v_low, v_high)
+    union all select * from flowfabric.audit_attempt_history(v_low, v_high)
+    union all select * from flowfabric.audit_attempt_open(v_low, v_high)
+    union all select * from flowfabric.audit_attempt_history_ended(v_low, v_high)
+    union all select * from flowfabric.audit_attempt_orphan(v_low, v_high)
+    union all select * from flowfabric.audit_attempt_identity(v_low, v_high)
+    union all select * from flowfabric.audit_epoch_order(v_low, v_high)
+    union all select * from flowfabric.audit_reclaims_counted(v_low, v_high)
+    union all select * from flowfabric.audit_retries_counted(v_low, v_high)
+    union all select * from flowfabric.audit_parked_for_ever(v_low, v_high)
+    union all select * from flowfabric.audit_waiter_missed(v_low, v_high)
+    union all select * from flowfabric.audit_step_orphan(v_low, v_high)
+    union all select * from flowfabric.audit_suspension_open(v_low, v_high)
+    union all select * from flowfabric.audit_suspension_facts(v_low, v_high)
+    union all select * from flowfabric.audit_suspension_waitpoints(v_low, v_high)
+    union all select * from flowfabric.audit_waitpoint_state(v_low, v_high)
+    union all select * from flowfabric.audit_condition_held(v_low, v_high)
+    union all select * from flowfabric.audit_satisfier_unknown(v_low, v_high)
+    union all select * from flowfabric.audit_signal_order(v_low, v_high)
+    union all select * from flowfabric.audit_signal_count(v_low, v_high)
+    union all select * from flowfabric.audit_keystore(v_low, v_high)
+    union all select * from flowfabric.audit_grant_state(v_low, v_high, v_now)
+    union all select * from flowfabric.audit_grant_hides(v_low, v_high, v_now);
+
+    return query
+    select * from flowfabric.audit_flow_counts(v_low, v_high)
+    union all select * from flowfabric.audit_flow_header(v_low, v_high)
+    union all select * from flowfabric.audit_flow_grew_closed(v_low, v_high)
+    union all select * from flowfabric.audit_flow_missing(v_low, v_high)
+    union all select * from flowfabric.audit_edge_ends(v_low, v_high)
+    union all select * from flowfabric.audit_graph_acyclic(v_low, v_high)
+    union all select * from flowfabric.audit_edge_facts(v_low, v_high)
+    union all select * from flowfabric.audit_edge_without_group(v_low, v_high)
+    union all select * from flowfabric.audit_group_counts(v_low, v_high)
+    union all select * from flowfabric.audit_group_policy(v_low, v_high)
+    union all select * from flowfabric.audit_group_decision(v_low, v_high)
+    union all select * from flowfabric.audit_group_satisfied_at(v_low, v_high)
+    union all select * from flowfabric.audit_held_back(v_low, v_high)
+    union all select * from flowfabric.audit_impossible_alive(v_low, v_high)
+    union all select * from flowfabric.audit_skipped_group(v_low, v_high)
+    union all select * from flowfabric.audit_input_row(v_low, v_high)
+    union all select * from flowfabric.audit_edge_forgotten(v_low, v_high)
+    union all select * from flowfabric.audit_edge_ahead(v_low, v_high)
+    union all select * from flowfabric.audit_cascade_row(v_low, v_high)
+    union all select * from flowfabric.audit_sibling_row(v_low, v_high)
+    union all select * from flowfabric.audit_sibling_flag(v_low, v_high)
+    union all select * from flowfabric.audit_sibling_forgotten(v_low, v_high)
+    union all select * from flowfabric.audit_cancel_owed(v_low, v_high)
+    union all select * from flowfabric.audit_cancel_backlog(v_low, v_high)
+    union all select * from flowfabric.audit_cancel_forgotten(v_low, v_high)
+    union all select * from flowfabric.audit_flow_summary(v_low, v_high);
+
+    if p_events then
+        return query
+        select * from flowfabric.audit_completion_events(v_low, v_high)
+        union all select * from flowfabric.audit_last_outcome(v_low, v_high)
+        union all select * from flowfabric.audit_replayed_events(v_low, v_high)
+        union all select * from flowfabric.audit_lease_epochs(v_low, v_high)
+        union all select * from flowfabric.audit_lease_history(v_low, v_high)
+        union all select * from flowfabric.audit_leased_last_event(v_low, v_high)
+        union all select * from flowfabric.audit_signal_events(v_low, v_high)
+        union all select * from flowfabric.audit_event_namespace(v_low, v_high)
+        union all select * from flowfabric.audit_edge_event(v_low, v_high)
+        union all select * from flowfabric.audit_cascade_event(v_low, v_high)
+        union all select * from flowfabric.audit_cancel_requested_event(v_low, v_high);
+    end if;
+end;
+$$;

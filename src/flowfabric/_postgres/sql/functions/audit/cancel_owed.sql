@@ -1,0 +1,13 @@
+-- audit_cancel_owed: A member that is owed a cancel is held back, and its flow is being cancelled.
+create or replace function flowfabric.audit_cancel_owed(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with c as (
+        select x.* from flowfabric.cancel_member x where x.partition between p_low and p_high
+    )
+    select 'cancel_owed', c.partition, c.id, concat_ws(' ', e.state, e.blocking_reason) from c
+    left join flowfabric.execution e on e.partition = c.partition and e.id = c.id and e.flow_id = c.flow_id
+    where e.id is null
+       or not exists (select from flowfabric.cancel_backlog b where b.partition = c.partition and b.flow_id = c.flow_id)
+       or (e.completed_at is null and e.state not in ('active', 'suspended')
+           and e.blocking_reason is distinct from 'paused_by_flow_cancel')
+$$;

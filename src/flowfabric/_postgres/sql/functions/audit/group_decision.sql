@@ -1,0 +1,13 @@
+-- audit_group_decision: The state of a group is what its counters come to.
+create or replace function flowfabric.audit_group_decision(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with g as (
+        select x.* from flowfabric.edge_group x where x.partition between p_low and p_high
+    )
+    select 'group_decision', g.partition, g.downstream, g.state from g
+    where not coalesce(case
+        when g.policy = 'all_of' or g.state = 'pending' then
+            g.state = flowfabric.decide(g.policy, g.k, g.n, g.succeeded, g.failed + g.skipped, 'pending')
+        when g.state = 'satisfied' then g.succeeded >= g.k
+        when g.state = 'impossible' then g.failed + g.skipped > 0 and g.n >= g.k end, false)
+$$;

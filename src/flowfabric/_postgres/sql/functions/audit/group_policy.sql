@@ -1,0 +1,10 @@
+-- audit_group_policy: The numbers of a group fit its policy.
+create or replace function flowfabric.audit_group_policy(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with g as (
+        select x.* from flowfabric.edge_group x where x.partition between p_low and p_high
+    )
+    select 'group_policy', g.partition, g.downstream, concat_ws(' ', g.policy, g.k, g.cancel_rest) from g
+    where not coalesce(case g.policy when 'all_of' then g.k is null and not g.cancel_rest
+                                     when 'any_of' then g.k = 1 when 'quorum' then g.k >= 1 end, false)
+$$;

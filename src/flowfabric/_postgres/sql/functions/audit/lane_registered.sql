@@ -1,0 +1,10 @@
+-- audit_lane_registered: Every execution has a route, and its lane is registered.
+create or replace function flowfabric.audit_lane_registered(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'lane_registered', e.partition, e.id, e.route::text from e
+    where not exists (select from flowfabric.route r join flowfabric.lane l on l.name = r.lane where r.id = e.route)
+    -- a ready row exists exactly where a claim may look, in its place, not below the floor
+$$;

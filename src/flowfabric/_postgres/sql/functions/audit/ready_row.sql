@@ -1,0 +1,18 @@
+-- audit_ready_row: A ready row exists exactly where a claim may look, in its position.
+create or replace function flowfabric.audit_ready_row(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'ready_row', e.partition, e.id, e.state || ' has ' || (select count(*) from flowfabric.ready r where r.id = e.id)
+    from e where (select count(*) from flowfabric.ready r
+                  where r.partition = e.partition and r.id = e.id and r.route = e.route
+                    and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at
+                    and r.deadline_at is not distinct from e.deadline_at
+                    and (r.available_at is not null) = (e.state = 'active'))
+        <> case when (e.state in ('waiting', 'resumable')
+                      and e.blocking_reason in ('waiting_for_worker', 'waiting_for_capable_worker'))
+                  or (e.state = 'active' and e.lease_lost is not null   -- owed a cancel, it is not for anybody
+                      and not exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id))
+                then 1 else 0 end
+$$;

@@ -1,0 +1,13 @@
+-- audit_replayed_events: There is one operator event per replay.
+create or replace function flowfabric.audit_replayed_events(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with v as materialized (
+        select x.* from flowfabric.event x where x.partition between p_low and p_high
+    ), e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'replayed_events', e.partition, e.id, e.replays::text from e
+    where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.operator_type = 'replayed')
+          <> e.replays
+    -- leases: every epoch is acquired once (or spent by a suspension), in order, and given back before the next
+$$;

@@ -1,0 +1,11 @@
+-- audit_retries_counted: The counter of retries counts the attempts that ended with a retry.
+create or replace function flowfabric.audit_retries_counted(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'retries_counted', e.partition, e.id, e.retries::text from e
+    where e.retries <> (select count(*) from flowfabric.attempts_of(e.partition, e.id) a
+                        where a.disposition = 'retry_scheduled')
+    -- what waits for nothing but another execution is waited for by a row; no row is without an owner
+$$;

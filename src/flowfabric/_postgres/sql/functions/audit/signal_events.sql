@@ -1,0 +1,12 @@
+-- audit_signal_events: There is one event per signal.
+create or replace function flowfabric.audit_signal_events(p_low integer, p_high integer) returns setof flowfabric.violation
+language sql stable as $$
+    with v as materialized (
+        select x.* from flowfabric.event x where x.partition between p_low and p_high
+    ), e as (
+        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+    )
+    select 'signal_events', e.partition, e.id, null from e
+    where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.signal_effect <> 'deduped')
+       <> (select count(*) from flowfabric.signal g where g.partition = e.partition and g.id = e.id and g.source_type <> 'system')
+$$;

@@ -1,0 +1,22 @@
+-- Constants and one-line rules that several chapters share. Immutable and plain SQL: the planner puts their values in
+-- place of the calls, so they cost nothing.
+
+-- zero_uuid: below every id there is; where a scan begins, and the scope of a key outside flows.
+create or replace function flowfabric.zero_uuid() returns uuid
+language sql immutable as $$ select '00000000-0000-0000-0000-000000000000'::uuid $$;
+
+-- far_date: a time that never comes; an execution delayed until then waits for something else.
+create or replace function flowfabric.far_date() returns timestamptz
+language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
+
+-- ready_lock: the first number of the advisory lock on a route's ready rows; the second is the route.
+create or replace function flowfabric.ready_lock() returns integer
+language sql immutable as $$ select 708301 $$;
+
+-- priority_of: the stored priority for the one asked for: 0 to 9000.
+create or replace function flowfabric.priority_of(p_asked integer) returns integer
+language sql immutable as $$ select least(greatest(coalesce(p_asked, 0), 0), 9000) $$;
+
+-- rank_of: where a priority stands in the order of ready rows, in which every column ascends.
+create or replace function flowfabric.rank_of(p_priority integer) returns integer
+language sql immutable as $$ select 9000 - p_priority $$;

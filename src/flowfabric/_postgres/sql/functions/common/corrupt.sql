@@ -1,0 +1,7 @@
+-- corrupt: stop here, and undo what was done.
+create or replace function flowfabric.corrupt(p_message text) returns boolean
+language plpgsql as $$
+begin
+    raise exception '%', p_message using errcode = 'FF004';
+end;
+$$;

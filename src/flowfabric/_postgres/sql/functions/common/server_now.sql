@@ -1,0 +1,3 @@
+-- server_now: the clock, for callers without rights on the tables behind it.
+create or replace function flowfabric.server_now() returns timestamptz
+language sql volatile security definer as $$ select flowfabric.now() $$;

@@ -1,0 +1,5 @@
+-- server_time_ms: the clock, in milliseconds since the epoch.
+create or replace function flowfabric.server_time_ms() returns bigint
+language sql volatile security definer as $$
+    select floor(extract(epoch from flowfabric.now()) * 1000)::bigint
+$$;

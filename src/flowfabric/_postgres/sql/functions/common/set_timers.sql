@@ -1,0 +1,28 @@
+-- Timers: "look at these executions at this time". A timer is never moved or withdrawn: when it is due the duty
+-- looks at the execution itself, acts if the execution's own time is due, and sets the timer again if it is
+-- still to come. So renewing a lease or ending an execution touches no timer.
+
+-- set_timers: look at these executions at these times; one row per time. Wakes duty runners that would come too late.
+create or replace function flowfabric.set_timers(
+    p_kind text, p_partition integer[], p_id uuid[], p_due timestamptz[]) returns void
+language plpgsql as $$
+declare
+    v_first timestamptz;
+begin
+    if p_id is null then
+        return;
+    end if;
+    with set as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select p_kind, u.due, array_agg(u.partition), array_agg(u.id)
+        from unnest(p_partition, p_id, p_due) as u (partition, id, due)
+        where u.due < flowfabric.far_date()
+        group by u.due
+        returning due_at
+    )
+    select min(due_at) into v_first from set;
+    if v_first is not null then
+        perform flowfabric.wake_duties(v_first);
+    end if;
+end;
+$$;

@@ -1,0 +1,25 @@
+-- Duties: what happens at a due time. One driver for all kinds; what differs is whose time it is (own_time)
+-- and what is done (act).
+
+-- own_time: when this execution is really due for a kind of timer; null when it no longer is.
+create or replace function flowfabric.own_time(p_kind text, e flowfabric.execution, d flowfabric.deployment)
+returns timestamptz
+language sql immutable as $$
+    select case p_kind
+        when 'lease' then case when e.state = 'active' and e.lease_lost is null then e.lease_expires_at end
+        when 'attempt' then case when e.state = 'active' then e.attempt_timeout_at end
+        when 'deadline' then case when e.completed_at is null then e.deadline_at end
+        when 'delay' then case when e.state = 'delayed' and e.delay_until < flowfabric.far_date() then e.delay_until end
+        when 'parked' then case when flowfabric.is_parked(e) then timestamptz '-infinity' end
+        when 'suspension' then case when e.state = 'suspended' then e.suspension_timeout_at end
+        when 'waitpoint' then case when e.has_waitpoints and e.completed_at is null then timestamptz '-infinity' end
+        when 'retention' then e.completed_at + flowfabric.retention_of(e.state, e.policy, d)
+    end
+$$;
+
+-- retention_of: how long an ended execution is kept.
+create or replace function flowfabric.retention_of(p_state text, p_policy jsonb, d flowfabric.deployment) returns interval
+language sql immutable as $$
+    select coalesce(flowfabric.ms((p_policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint),
+                    case when p_state in ('failed', 'expired') then d.failure_retention else d.retention end)
+$$;

@@ -1,0 +1,59 @@
+-- reconcile_edges: look through the groups in order for what the cascade should have done, and do it.
+--
+-- Finds nothing unless there is a defect. Takes a place to go on behind and returns the last one it looked at, null at
+-- the end.
+create or replace function flowfabric.reconcile_edges(
+    p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
+returns table (scanned integer, reconciled integer, partition integer, flow_id uuid, downstream uuid)
+language plpgsql security definer as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := flowfabric.now();
+    v_partition integer[]; v_flow uuid[]; v_downstream uuid[]; v_state text[];
+    v_edges uuid[]; v_edge_partition integer[]; v_edge_flow uuid[]; v_edge_downstream uuid[]; v_outcome text[];
+    v_left integer[] := '{}';
+begin
+    perform flowfabric.require_read_committed();
+    reconciled := 0;
+    select array_agg(g.partition), array_agg(g.flow_id), array_agg(g.downstream), array_agg(g.state)
+    into v_partition, v_flow, v_downstream, v_state
+    from (select x.* from flowfabric.edge_group x
+          where (x.partition, x.flow_id, x.downstream) > (
+              coalesce(p_partition, -1), coalesce(p_flow, flowfabric.zero_uuid()),
+              coalesce(p_downstream, flowfabric.zero_uuid()))
+          order by x.partition, x.flow_id, x.downstream limit p_limit) g;
+    scanned := coalesce(cardinality(v_flow), 0);
+    if scanned = p_limit then
+        partition := v_partition[scanned]; flow_id := v_flow[scanned]; downstream := v_downstream[scanned];
+    end if;
+    -- Applied and unresolved, though the upstream has ended in a run that counts, and no row says that it will be counted.
+    select array_agg(d.edge_id), array_agg(d.partition), array_agg(d.flow_id), array_agg(d.downstream),
+           array_agg(flowfabric.outcome_of(up.state))
+    into v_edges, v_edge_partition, v_edge_flow, v_edge_downstream, v_outcome
+    from unnest(v_partition, v_flow, v_downstream) as u (partition, flow, downstream)
+    join flowfabric.edge d on d.partition = u.partition and d.downstream = u.downstream and d.flow_id = u.flow
+    join flowfabric.execution up on up.partition = d.partition and up.id = d.upstream
+    where d.applied_at is not null and d.outcome is null and up.completed_at is not null and d.from_run <= up.replays
+      and (p_namespace is null or up.namespace = p_namespace)
+      and (p_tag_key is null or coalesce(up.tags ->> p_tag_key = p_tag_value, false))
+      and not exists (select from flowfabric.pending_cascade p where p.partition = up.partition and p.id = up.id);
+    if v_edges is not null then
+        v_left := flowfabric.resolve_edges(
+            v_edge_partition, v_edge_flow, v_edges, v_edge_downstream, v_outcome,
+            array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
+        reconciled := cardinality(v_edges) - cardinality(v_left);
+    end if;
+    -- Blocked, though nothing blocks it.
+    for v_no in 1 .. scanned loop
+        if v_state[v_no] = 'satisfied' and exists (
+                select from flowfabric.execution e where e.partition = v_partition[v_no] and e.id = v_downstream[v_no]
+                  and e.state = 'waiting_children' and e.flow_id = v_flow[v_no]
+                  and (p_namespace is null or e.namespace = p_namespace)
+                  and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false)))
+           and flowfabric.promote_blocked(v_partition[v_no], v_downstream[v_no]) = 'ok' then
+            reconciled := reconciled + 1;
+        end if;
+    end loop;
+    return next;
+end;
+$$;

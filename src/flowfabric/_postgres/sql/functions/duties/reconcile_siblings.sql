@@ -1,0 +1,31 @@
+-- reconcile_siblings: put right what a dispatcher left behind when it died
+--
+-- Returns  sremmed_stale (nothing was owed), completed_drain (all siblings have ended) or no_op (the dispatcher's).
+create or replace function flowfabric.reconcile_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
+language plpgsql security definer as $$
+declare
+    s flowfabric.sibling_cancel;
+    g flowfabric.edge_group;
+begin
+    select x.* into s from flowfabric.sibling_cancel x
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream for update skip locked;
+    if s.flow_id is null then
+        return 'no_op';
+    end if;
+    select x.* into g from flowfabric.edge_group x
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream for update skip locked;
+    if g.flow_id is null and exists (select from flowfabric.edge_group x where x.partition = p_partition
+            and x.flow_id = p_flow and x.downstream = p_downstream) then
+        return 'no_op';
+    elsif g.flow_id is not null and g.cancel_siblings_pending and exists (
+            select from unnest(s.siblings) u (id)
+            join flowfabric.execution e on e.partition = p_partition and e.id = u.id and e.completed_at is null) then
+        return 'no_op';
+    end if;
+    delete from flowfabric.sibling_cancel x
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream;
+    update flowfabric.edge_group x set cancel_siblings_pending = false
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream and x.cancel_siblings_pending;
+    return case when g.flow_id is null or not g.cancel_siblings_pending then 'sremmed_stale' else 'completed_drain' end;
+end;
+$$;

@@ -1,0 +1,37 @@
+-- sweep: remove expired idempotency records, grants and watches, empty flows, and event segments past their
+-- retention.
+create or replace function flowfabric.sweep(p_limit integer) returns integer
+language plpgsql security definer as $$
+declare
+    v_now timestamptz := flowfabric.now();
+    v_n integer;
+    v_sum integer := 0;
+begin
+    delete from flowfabric.idempotency i using (
+        select x.ctid as tid from flowfabric.idempotency x where x.expires_at <= v_now
+        order by x.expires_at limit p_limit for update skip locked) old
+    where i.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_n;
+    delete from flowfabric.claim_grant g using (
+        select x.ctid as tid from flowfabric.claim_grant x where x.expires_at <= v_now
+        order by x.expires_at limit p_limit for update skip locked) old
+    where g.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    delete from flowfabric.watch w using (
+        select x.ctid as tid from flowfabric.watch x where x.until < clock_timestamp() - interval '1 minute'
+        limit p_limit for update skip locked) old
+    where w.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    -- Flows that nothing was ever put into.
+    delete from flowfabric.flow f using (
+        select x.ctid as tid from flowfabric.flow x, flowfabric.deployment d
+        where x.node_count = 0 and x.last_mutation_at <= v_now - d.failure_retention
+        limit p_limit for update of x skip locked) old
+    where f.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now);
+end;
+$$;

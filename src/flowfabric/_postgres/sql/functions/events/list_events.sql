@@ -1,0 +1,61 @@
+-- The event log as people look at it: what happened to one execution, and how much happens at all.
+
+-- list_events: the events of one execution in the order of its history, as far back as the log is kept
+create or replace function flowfabric.list_events(p_partition integer, p_id uuid)
+returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
+               tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
+               lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
+               revoked_by text, details jsonb)
+language plpgsql stable security definer as $$
+#variable_conflict use_column
+declare
+    v_margin constant interval := '5 minutes';
+    v_created_at timestamptz;
+    v_completed_at timestamptz;
+    v_from bigint;
+    v_upto bigint;
+begin
+    select e.created_at, e.completed_at into v_created_at, v_completed_at
+    from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
+    if not found then
+        return;
+    end if;
+    v_from := flowfabric.seek_event(v_created_at - v_margin);
+    if v_completed_at is not null then
+        v_upto := flowfabric.seek_event(v_completed_at + v_margin) + 1000;
+    end if;
+    return query
+    select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
+           e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
+           e.worker_instance_id, e.reason, e.revoked_by, e.details
+    from flowfabric.event e
+    where e.seq > v_from and (v_upto is null or e.seq <= v_upto) and e.partition = p_partition and e.id = p_id
+    order by e.seq;
+end;
+$$;
+
+-- seek_event: a number behind which are all events younger than a moment.
+--
+-- Numbers grow with time, give or take calls that ran side by side, so halving finds the place with a few index probes;
+-- callers leave a margin.
+create or replace function flowfabric.seek_event(p_at timestamptz) returns bigint
+language plpgsql stable as $$
+declare
+    v_low bigint := 0;
+    v_high bigint;
+    v_middle bigint;
+    v_found timestamptz;
+begin
+    select n.last_value into v_high from flowfabric.event_number n;
+    while v_high - v_low > 500 loop
+        v_middle := (v_low + v_high) / 2;
+        select e.occurred_at into v_found from flowfabric.event e where e.seq > v_middle order by e.seq limit 1;
+        if found and v_found < p_at then
+            v_low := v_middle;
+        else
+            v_high := v_middle;
+        end if;
+    end loop;
+    return v_low;
+end;
+$$;

@@ -1,0 +1,17 @@
+-- log_end: the number up to which the log is complete: nothing can appear below it any more.
+--
+-- The order of the two looks matters, and what is read with the answer must be read by a younger statement.
+create or replace function flowfabric.log_end() returns bigint
+language plpgsql volatile as $$
+declare
+    v_upto bigint;
+    v_announced bigint;
+begin
+    select n.last_value into v_upto from flowfabric.event_number n;
+    select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
+    from pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
+      and l.database = (select d.oid from pg_database d where d.datname = current_database());
+    return least(v_upto, v_announced);
+end;
+$$;

@@ -1,0 +1,8 @@
+-- tell_holders: leases were taken away from their workers; one notification per worker that held any of them.
+create or replace function flowfabric.tell_holders(p_partition integer[], p_id uuid[]) returns void
+language sql volatile as $$
+    select pg_notify('flowfabric', 'lost ' || d.worker_instance_id)
+    from (select distinct e.worker_instance_id from unnest(p_partition, p_id) as u (partition, id)
+          join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+          where e.state = 'active') d
+$$;

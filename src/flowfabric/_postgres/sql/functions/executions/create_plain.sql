@@ -1,0 +1,47 @@
+-- create_plain: executions of one route with nothing but a payload and one policy
+--
+-- The most common call, in as few statements as possible: each costs time on a cold connection.
+-- Returns  how many partitions there are; null when the route is new or closed, and then nothing was made.
+create or replace function flowfabric.create_plain(
+    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
+returns integer
+language plpgsql as $$
+declare
+    v_now timestamptz;
+    v_partitions integer;
+    v_route integer;
+    v_outranks boolean;
+    v_wakes boolean;
+begin
+    select flowfabric.now(), d.flow_partitions, r.id into v_now, v_partitions, v_route
+    from flowfabric.deployment d, flowfabric.route r, flowfabric.lane l
+    where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
+      and l.name = p_lane and l.state in ('active', 'paused');
+    if not found then
+        return null;
+    end if;
+    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);   -- as hold_routes does, without the call
+    with made as (
+        insert into flowfabric.execution
+            (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
+             priority, transitioned_at, mutated_at)
+        select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker', 'first',
+               0, v_now, v_now
+        from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
+    )
+    insert into flowfabric.ready (route, rank, created_at, id, partition)
+    select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
+    select exists (select from flowfabric.ready_floor f
+                   where f.route = v_route and (f.rank, f.created_at) >= (flowfabric.rank_of(0), v_now)),
+           exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp())
+    into v_outranks, v_wakes;
+    if v_outranks or current_setting('transaction_isolation') <> 'read committed' then
+        perform flowfabric.lower_floor(array_agg(v_route), array_agg(flowfabric.rank_of(0)), array_agg(v_now), array_agg(i))
+        from unnest(p_id) i;
+    end if;
+    if v_wakes then
+        perform pg_notify('flowfabric', 'work');
+    end if;
+    return v_partitions;
+end;
+$$;

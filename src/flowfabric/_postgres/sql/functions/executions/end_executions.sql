@@ -1,0 +1,115 @@
+-- end_executions: anything -> terminal, for many at once. The only way an execution ends.
+--
+-- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
+-- Takes    p_tids: the places of the rows, when every item is known to be active and leased, so that there is no ready
+--          row, grant, block or wait to remove; null otherwise.
+--          p_lease_event: emit the lease part of the event even if the lease was lost before.
+-- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
+create or replace function flowfabric.end_executions(
+    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_lifecycle text, p_disposition text,
+    p_result bytea[], p_result_encoding text[], p_failure_reason text[], p_failure_category text[],
+    p_cancel_reason text, p_cancelled_by text, p_lease_reason text, p_revoked_by text, p_lease_event boolean,
+    p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_leased boolean[];
+    v_tids tid[] := p_tids;
+    v_slot smallint := flowfabric.open_log(p_now);
+    v_had_waitpoints boolean;
+    v_partitions integer[]; v_ids uuid[]; v_flows uuid[]; v_runs integer[]; v_events bigint[];   -- members of flows
+begin
+    if p_tids is null then
+        if p_lease_reason is distinct from 'completed' then
+            perform flowfabric.tell_holders(p_partition, p_id);
+        end if;
+        select array_agg(p_lease_event or (e.state = 'active' and e.lease_lost is null) order by u.ord),
+               array_agg(e.ctid order by u.ord)
+        into v_leased, v_tids
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+        perform flowfabric.drop_ready(p_partition, p_id);
+        perform flowfabric.forget_waits(p_partition, p_id);
+        delete from flowfabric.blocked b
+        using unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
+          and b.partition = e.partition;
+    end if;
+
+    with ended as (
+        update flowfabric.execution e
+        set state = p_state,
+            attempt_lifecycle = case when e.state = 'active' or e.pending = 'interrupted' then p_lifecycle else e.attempt_lifecycle end,
+            attempt_ended_at = case when e.state = 'active' or e.pending = 'interrupted' then p_now else e.attempt_ended_at end,
+            disposition = case when e.state = 'active' or e.pending = 'interrupted' then p_disposition else e.disposition end,
+            attempt_failure_reason = case when e.state = 'active' or e.pending = 'interrupted'
+                then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason,
+                              case p_state when 'skipped' then 'dependency_impossible' end) else e.attempt_failure_reason end,
+            attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
+            blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
+            delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null, suspension_timeout_at = null,
+            held_back = null,
+            result = u.result, result_encoding = u.result_encoding,
+            failure_reason = coalesce(u.failure_reason, e.failure_reason),
+            failure_category = coalesce(u.failure_category, e.failure_category),
+            cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
+            completed_at = p_now, transitioned_at = p_now, mutated_at = p_now
+        from unnest(v_tids, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
+             as u (tid, result, result_encoding, failure_reason, failure_category, leased)
+        where e.ctid = u.tid
+        returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
+                  e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased,
+                  e.has_waitpoints, e.replays
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
+             attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+        select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
+               case when p_state = 'completed' then 'success' else p_state end,
+               case when e.leased then 'revoked' end, case when e.leased then e.lease_id end,
+               case when e.leased then e.epoch end, e.attempt_id, e.attempt_index,
+               case when e.leased then e.worker_id end, case when e.leased then e.worker_instance_id end,
+               case when e.leased then p_lease_reason end, case when e.leased then p_revoked_by end
+        from ended e
+        returning seq, flow_id
+    ), listed as (
+        insert into flowfabric.unsuccessful (state, created_at, id, partition)
+        select p_state, e.created_at, e.id, e.partition from ended e where p_state <> 'completed'
+    ), kept as (
+        insert into flowfabric.timer (kind, due_at, partitions, ids)
+        select 'retention', r.due, array_agg(r.partition), array_agg(r.id)
+        from (select e.partition, e.id,
+                     p_now + flowfabric.retention_of(p_state, e.policy, d) as due
+              from ended e, flowfabric.deployment d) r
+        group by r.due
+    )
+    select bool_or(e.has_waitpoints), array_agg(e.partition) filter (where e.flow_id is not null),
+           array_agg(e.id) filter (where e.flow_id is not null), array_agg(e.flow_id) filter (where e.flow_id is not null),
+           array_agg(e.replays) filter (where e.flow_id is not null),
+           (select array_agg(l.seq) from logged l where l.flow_id is not null)   -- in the same order
+    into v_had_waitpoints, v_partitions, v_ids, v_flows, v_runs, v_events
+    from ended e;
+    if v_had_waitpoints then
+        perform flowfabric.end_waits(
+            array_agg(u.partition), array_agg(u.id),
+            array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
+        from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
+    end if;
+    if v_flows is not null then
+        perform flowfabric.cascade_ended(v_partitions, v_ids, v_flows, v_runs, v_events, p_state, p_now);
+    end if;
+    -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others. The fence (offset 0) keeps a
+    -- plan that was made while they were empty from reading them through when they are not.
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               cross join lateral (select from flowfabric.waiter w
+                                   where w.child_partition = u.partition and w.child_id = u.id offset 0) w) then
+        perform flowfabric.wake_parents(p_partition, p_id, p_now);
+    end if;
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               cross join lateral (select from flowfabric.watch w
+                                   where w.partition = u.partition and w.id = u.id offset 0) w) then
+        perform flowfabric.tell_watchers(p_partition, p_id);
+    end if;
+end;
+$$;

@@ -1,0 +1,16 @@
+-- delete_flow: forget a flow and its members, when all of them have ended
+--
+-- Locks    the flow, then its groups and its members, by id.
+-- Returns  ok, flow_not_found, or flow_not_terminal.
+create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
+language plpgsql security definer as $$
+begin
+    perform 1 from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow for update;
+    if not found then
+        return 'flow_not_found';
+    end if;
+    perform 1 from flowfabric.edge_group g where g.partition = p_partition and g.flow_id = p_flow order by g.downstream for update;
+    perform 1 from flowfabric.execution e where e.flow_id = p_flow order by e.id for update;
+    return flowfabric.forget_flow(p_partition, p_flow);
+end;
+$$;

@@ -1,0 +1,23 @@
+-- drain_siblings: forget what a group owes its siblings
+--
+-- Returns  drained, already_drained, or drained_sans_group when the group itself is gone.
+create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
+language plpgsql security definer as $$
+declare
+    v_entry boolean;
+    v_pending boolean;
+begin
+    -- The group first, as adding to the entry does.
+    select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
+    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
+    delete from flowfabric.sibling_cancel x
+    where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream;
+    v_entry := found;
+    if v_pending is null then
+        return 'drained_sans_group';
+    end if;
+    update flowfabric.edge_group g set cancel_siblings_pending = false
+    where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream and g.cancel_siblings_pending;
+    return case when v_entry or v_pending then 'drained' else 'already_drained' end;
+end;
+$$;

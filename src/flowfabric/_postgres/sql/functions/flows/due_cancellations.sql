@@ -1,0 +1,7 @@
+-- due_cancellations: cancelled flows past their grace that still owe something, oldest first.
+create or replace function flowfabric.due_cancellations(p_limit integer)
+returns table (partition integer, flow_id uuid)
+language sql volatile security definer as $$
+    select b.partition, b.flow_id from flowfabric.cancel_backlog b
+    where b.grace_until <= flowfabric.now() order by b.grace_until limit p_limit
+$$;

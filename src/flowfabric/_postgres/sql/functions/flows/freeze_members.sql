@@ -1,0 +1,18 @@
+-- freeze_members: runnable -> waiting, held back because the flow was cancelled. Called under the locks of the executions.
+create or replace function flowfabric.freeze_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
+language plpgsql as $$
+begin
+    delete from flowfabric.blocked b
+    using unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id and b.partition = e.partition;
+    update flowfabric.execution e
+    set state = 'waiting', blocking_reason = 'paused_by_flow_cancel', blocking_detail = 'flow cancelled', delay_until = null,
+        held_back = null,
+        transitioned_at = p_now, mutated_at = p_now
+    from unnest(p_partition, p_id) as u (partition, id)
+    where e.partition = u.partition and e.id = u.id
+      and e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children');
+    perform flowfabric.forget_waits(p_partition, p_id);
+end;
+$$;

@@ -1,0 +1,7 @@
+-- queued_siblings: the groups that owe their siblings a cancel, oldest first.
+create or replace function flowfabric.queued_siblings(p_limit integer)
+returns table (partition integer, flow_id uuid, downstream uuid, siblings uuid[], enqueued_at timestamptz)
+language sql stable security definer as $$
+    select s.partition, s.flow_id, s.downstream, s.siblings, s.enqueued_at
+    from flowfabric.sibling_cancel s order by s.enqueued_at limit p_limit
+$$;

@@ -1,0 +1,11 @@
+-- read_members: the members of a flow as a picture or a list of results shows them, in the order they were made.
+create or replace function flowfabric.read_members(p_flow uuid, p_results boolean)
+returns table (partition integer, id uuid, node text, kind text, state text, created_at timestamptz, started_at timestamptz,
+               completed_at timestamptz, failure_reason text, failure_category text, cancellation_reason text,
+               result bytea, result_encoding text)
+language sql stable security definer as $$
+    select e.partition, e.id, e.node, r.kind, e.state, e.created_at, e.started_at, e.completed_at, e.failure_reason,
+           e.failure_category, e.cancellation_reason, case when p_results then e.result end, e.result_encoding
+    from flowfabric.execution e join flowfabric.route r on r.id = e.route
+    where e.flow_id = p_flow order by e.created_at, e.id
+$$;

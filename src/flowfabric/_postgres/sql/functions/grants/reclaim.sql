@@ -1,0 +1,70 @@
+-- reclaim: consume a reclaim grant: a new attempt under a new lease replaces the one that was lost.
+--
+-- Locks    the execution, then its ready row.
+-- Returns  the lease as a row with code ok; not_reclaimable, reclaim_cap_exceeded (count in lease_epoch),
+--          grant_not_found, or the refusal.
+create or replace function flowfabric.reclaim(
+    p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid, p_attempt uuid,
+    p_ttl_ms bigint, p_grant_key text, p_policy text, p_max_reclaims bigint)
+returns table (
+    code text, detail text, partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid,
+    attempt_type text, lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text,
+    namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
+    tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
+    replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
+language plpgsql security definer as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_code text := 'ok';
+    v_detail text;
+    v_count bigint;
+    e flowfabric.execution;
+    g flowfabric.claim_grant;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_now := flowfabric.now();
+    select x.* into g from flowfabric.claim_grant x
+    where x.partition = p_partition and x.id = p_id and x.kind = 'reclaim' and x.expires_at > v_now;
+    if e.id is null then
+        v_code := 'not_found';
+    elsif p_lane is not null and p_lane <> (select r.lane from flowfabric.route r where r.id = e.route) then
+        v_code := 'invalid_input'; v_detail := 'lane_id';
+    elsif g.id is null then
+        v_code := 'grant_not_found';
+    elsif g.worker_id <> p_worker then
+        v_code := 'invalid_input'; v_detail := 'worker_id';
+    elsif p_grant_key is not null
+          and (p_grant_key <> g.grant_key or flowfabric.verify_grant(p_partition, p_id, p_grant_key) <> 'ok') then
+        v_code := 'grant_not_found';
+    elsif flowfabric.is_used(p_partition, p_id, p_lease, p_attempt) then
+        v_code := 'invalid_input'; v_detail := 'used_id';
+    elsif exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id) then
+        v_code := 'not_reclaimable'; v_detail := 'its flow was cancelled';
+        delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
+    elsif e.state <> 'active' or (e.lease_lost is null and e.lease_expires_at > v_now) then
+        v_code := 'not_reclaimable';
+        v_detail := case when e.state = 'active' then 'the lease is live' else 'execution is ' || e.state end;
+        delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
+    else
+        if e.lease_lost is null then
+            perform flowfabric.mark_expired(array[p_partition], array[p_id], v_now);
+        end if;
+        if e.reclaims >= flowfabric.reclaim_cap(e.policy, p_max_reclaims) then
+            v_code := 'reclaim_cap_exceeded'; v_count := e.reclaims;
+            perform flowfabric.end_capped(array[p_partition], array[p_id], v_now);
+        end if;
+    end if;
+    if v_code = 'ok' then
+        perform flowfabric.drop_ready(array[p_partition], array[p_id]);
+        return query
+        select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
+            (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
+            array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
+            null, null, p_policy::jsonb, null, true, v_now) s;
+    else
+        code := v_code; detail := v_detail; partition := p_partition; id := p_id; lease_epoch := v_count;
+        return next;
+    end if;
+end;
+$$;

@@ -1,0 +1,15 @@
+-- set_lane_state: returns the state before; registers an unknown lane.
+create or replace function flowfabric.set_lane_state(p_name text, p_state text) returns text
+language plpgsql security definer as $$
+declare
+    v_before text;
+begin
+    perform flowfabric.register_lanes(array[p_name]);
+    select l.state into v_before from flowfabric.lane l where l.name = p_name for no key update;
+    update flowfabric.lane l set state = p_state where l.name = p_name;
+    if p_state in ('active', 'draining') then
+        perform flowfabric.wake_workers();
+    end if;
+    return v_before;
+end;
+$$;

@@ -1,0 +1,20 @@
+-- attempts_of: every attempt of one execution, the history and the latest.
+create or replace function flowfabric.attempts_of(p_partition integer, p_id uuid)
+returns setof flowfabric.attempt
+language sql stable as $$
+    select a.* from flowfabric.attempt a where a.partition = p_partition and a.id = p_id
+    union all
+    select (flowfabric.latest_attempt(e)).* from flowfabric.execution e
+    where e.partition = p_partition and e.id = p_id and e.attempts > 0
+$$;
+
+-- latest_attempt: the latest attempt of an execution, in the form of its history.
+create or replace function flowfabric.latest_attempt(e flowfabric.execution) returns flowfabric.attempt
+language sql immutable as $$
+    select row(e.partition, e.id, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_lifecycle,
+               e.attempt_started_at, e.attempt_resumed_at, e.attempt_suspended_at, e.attempt_ended_at,
+               e.lease_id, e.epoch, e.worker_id, e.worker_instance_id, e.attempt_failure_reason,
+               e.attempt_failure_category, e.attempt_policy, e.retry_reason, e.previous_attempt_index,
+               e.replay_reason, e.replay_requested_by, e.replayed_from_attempt_index, e.reclaim_reason,
+               e.disposition, e.retry_at)::flowfabric.attempt
+$$;

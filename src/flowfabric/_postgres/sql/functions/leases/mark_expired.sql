@@ -1,0 +1,27 @@
+-- mark_expired: active and leased -> active with a lapsed lease, which any worker may reclaim.
+--
+-- The caller holds the locks and has checked that the leases lapsed.
+create or replace function flowfabric.mark_expired(p_partition integer[], p_id uuid[], p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_slot smallint := flowfabric.open_log(p_now);
+begin
+    with lost as (
+        update flowfabric.execution e
+        set lease_lost = 'expired', lease_lost_at = p_now, blocking_reason = 'waiting_for_worker',
+            blocking_detail = 'lease expired, awaiting reclaim', pending = 'interrupted',
+            transitioned_at = p_now, mutated_at = p_now
+        from unnest(p_partition, p_id) as u (partition, id)
+        where e.partition = u.partition and e.id = u.id
+        returning e.*
+    )
+    insert into flowfabric.event
+        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+         attempt_index, worker_id, worker_instance_id, reason)
+    select v_slot, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
+           l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker_id, l.worker_instance_id, 'lease_expired'
+    from lost l;
+    perform flowfabric.offer_lost(p_partition, p_id);
+end;
+$$;

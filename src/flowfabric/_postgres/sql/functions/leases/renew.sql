@@ -1,0 +1,51 @@
+-- renew: the lease lives on, for many at once
+--
+-- Called by the worker that holds the leases; there is no operator's way.
+-- Locks    the executions, by partition and id.
+-- Returns  one verdict per item: ok with the new expiry, or the reason it was refused.
+create or replace function flowfabric.renew(
+    p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
+    p_ttl_ms bigint[])
+returns setof flowfabric.verdict
+language plpgsql security definer as $$
+declare
+    v_now timestamptz;
+    v_slot smallint;
+    v_ok integer[];
+begin
+    select l.at, l.ok into v_now, v_ok
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
+    v_slot := flowfabric.open_log(v_now);
+    -- A lease cut shorter than before may lapse before the timer that watches it.
+    perform flowfabric.set_timers('lease', array_agg(e.partition), array_agg(e.id),
+                                  array_agg(v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))))
+    from unnest(v_ok) o
+    join flowfabric.execution e on e.partition = p_partition[o] and e.id = p_id[o]
+    where v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms)) < e.lease_expires_at
+    having count(*) > 0;
+    -- The lease timer has an earlier expiry; when it is due it finds the new one and is set again.
+    return query
+    with renewed as (
+        update flowfabric.execution e
+        set lease_ttl_ms = coalesce(p_ttl_ms[o], e.lease_ttl_ms), lease_renewed_at = v_now,
+            lease_expires_at = v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))
+        from unnest(v_ok) o
+        where e.partition = p_partition[o] and e.id = p_id[o]
+        returning o, e.*
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+             attempt_index, worker_id, worker_instance_id)
+        select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
+               r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
+        from renewed r
+    )
+    select v.o, 'ok', null::text, 'active', r.epoch, r.attempt_id, r.lease_expires_at
+    from unnest(v_ok) as v (o)
+    join renewed r on r.partition = p_partition[v.o] and r.id = p_id[v.o];
+    if cardinality(v_ok) < cardinality(p_id) then
+        return query select * from flowfabric.refuse_holders(
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);
+    end if;
+end;
+$$;

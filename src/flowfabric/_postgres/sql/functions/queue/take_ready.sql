@@ -1,0 +1,82 @@
+-- take_ready: lock and remove the first ready rows of a route, with their executions locked.
+--
+-- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues behind it.
+create or replace function flowfabric.take_ready(
+    p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
+returns flowfabric.taken
+language plpgsql as $$
+declare
+    v_rank integer;
+    v_created timestamptz;
+    v_id uuid;
+    v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
+    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
+    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean;
+    v_capped integer[];
+begin
+    select f.rank, f.created_at, f.id into v_rank, v_created, v_id
+    from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
+    if v_rank is null then
+        v_rank := -1; v_created := '-infinity'; v_id := flowfabric.zero_uuid();
+    end if;
+    loop
+        -- Skip rows whose execution is locked; the scan continues behind them.
+        with locked as (
+            select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
+                   e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
+                   r.granted_until is not null as granted
+            from flowfabric.ready r
+            join flowfabric.execution e on e.partition = r.partition and e.id = r.id
+            where r.route = p_route and (r.rank, r.created_at, r.id) >= (v_rank, v_created, v_id)
+              and (r.granted_until is null or r.granted_until <= p_now)
+              and (r.deadline_at is null or r.deadline_at > p_now)
+              and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+            order by r.rank, r.created_at, r.id
+            limit p_limit - cardinality(v_taken.ids)
+            for update of r skip locked
+            for no key update of e skip locked
+        )
+        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
+               bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+        into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
+        from locked l;
+        exit when v_tids is null;
+        delete from flowfabric.ready r where r.ctid = any (v_tids);
+        if v_granted then
+            -- Grants that lapsed unused.
+            delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
+            where g.partition = u.partition and g.id = u.id;
+        end if;
+        if v_held then
+            delete from flowfabric.blocked b
+            using unnest(v_partitions, v_ids) as u (partition, id)
+            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+            where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
+              and b.partition = e.partition;
+        end if;
+        if v_lost then
+            select array_agg(o) into v_capped
+            from unnest(v_partitions, v_ids) with ordinality as u (partition, id, o)
+            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+            where e.lease_lost is not null and e.reclaims >= flowfabric.reclaim_cap(e.policy, null);
+            if v_capped is not null then
+                perform flowfabric.end_capped(
+                    (select array_agg(v_partitions[o]) from unnest(v_capped) o),
+                    (select array_agg(v_ids[o]) from unnest(v_capped) o), flowfabric.now());
+                select array_agg(u.partition order by o), array_agg(u.id order by o), array_agg(u.place order by o)
+                into v_partitions, v_ids, v_places
+                from unnest(v_partitions, v_ids, v_places) with ordinality as u (partition, id, place, o)
+                where o <> all (v_capped);
+            end if;
+        else
+            v_capped := null;
+        end if;
+        v_taken.partitions := v_taken.partitions || v_partitions;
+        v_taken.ids := v_taken.ids || v_ids;
+        v_taken.tids := v_taken.tids || v_places;
+        v_taken.again := v_taken.again or v_again;
+        exit when v_capped is null;
+    end loop;
+    return v_taken;
+end;
+$$;

@@ -1,0 +1,12 @@
+-- advance_schedule: one row for the caller that moves the schedule on from the time it read; none for all others.
+--
+-- For a statement that creates what is due behind this row, in the same transaction.
+create or replace function flowfabric.advance_schedule(
+    p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
+returns table (moved boolean)
+language sql volatile security definer as $$
+    update flowfabric.schedule s
+    set next_at = p_next, last_at = coalesce(p_last, s.last_at)
+    where s.name = p_name and s.next_at = p_expected and not s.paused
+    returning true
+$$;

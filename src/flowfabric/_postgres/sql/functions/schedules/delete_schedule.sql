@@ -1,0 +1,8 @@
+-- delete_schedule: forget a schedule. Returns whether it existed.
+create or replace function flowfabric.delete_schedule(p_name text) returns boolean
+language plpgsql security definer as $$
+begin
+    delete from flowfabric.schedule s where s.name = p_name;
+    return found;
+end;
+$$;

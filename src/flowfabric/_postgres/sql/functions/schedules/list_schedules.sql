@@ -1,0 +1,8 @@
+-- list_schedules: one schedule by name, or a page of all, by name.
+create or replace function flowfabric.list_schedules(p_name text, p_after text, p_limit integer)
+returns setof flowfabric.schedule
+language sql stable security definer as $$
+    select s.* from flowfabric.schedule s
+    where (p_name is null or s.name = p_name) and (p_after is null or s.name > p_after collate "C")
+    order by s.name limit p_limit
+$$;

@@ -1,0 +1,18 @@
+-- may_submit: one row if the fence holds and no child is remembered under this name yet; the lease stays held until the
+-- transaction ends.
+--
+-- For a statement that makes an execution and remembers it behind this row.
+create or replace function flowfabric.may_submit(
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text, p_n integer)
+returns table (may boolean)
+language plpgsql volatile security definer as $$
+begin
+    if exists (select from flowfabric.holds_lease(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index))
+       and not exists (select from flowfabric.execution e join flowfabric.step s on s.partition = e.partition and s.id = e.id
+                           and s.generation = e.generation and s.kind = 'submit' and s.name = p_name and s.n = p_n
+                       where e.partition = p_partition and e.id = p_id) then
+        may := true;
+        return next;
+    end if;
+end;
+$$;

@@ -1,0 +1,79 @@
+-- Durable steps: what a handler did, remembered by kind, name and how often the name was used before.
+
+-- record_steps: remember what handlers did, for many executions at once
+--
+-- Called by the worker that holds the leases. What is recorded as done stays as it was: a repeated call changes nothing.
+-- A failure is replaced by whatever comes after it.
+-- Takes    per item the fence, the name and number, the kind and what belongs to it: step and result (result or error),
+--          now, sleep (how long, in milliseconds), submit (the execution that was made). An array is null where no item
+--          has a value; without kinds all are steps.
+-- Locks    the executions, by partition and id.
+-- Returns  one verdict with ordinal 0 when all went well and no time is asked for; else one per item, with `at` for
+--          now (the time) and sleep (when it ends).
+create or replace function flowfabric.record_steps(
+    p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
+    p_name text[], p_n integer[], p_kind text[], p_result bytea[], p_encoding text[], p_error text[],
+    p_seconds double precision[], p_ms bigint[], p_child_partition integer[], p_child_id uuid[])
+returns setof flowfabric.verdict
+language plpgsql security definer as $$
+declare
+    v_now timestamptz;
+    v_ok integer[];
+    v_tids tid[];
+    v_made integer;
+    v_all boolean;
+begin
+    select l.at, l.ok, l.tids into v_now, v_ok, v_tids
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
+    v_all := cardinality(v_ok) = cardinality(p_id);
+    if not v_all then
+        return query select * from flowfabric.refuse_holders(
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);
+        -- From here on the columns hold what passed, in its order.
+        select array_agg(p_name[o]), array_agg(p_n[o]), array_agg(p_kind[o]), array_agg(p_result[o]), array_agg(p_encoding[o]),
+               array_agg(p_error[o]), array_agg(p_seconds[o]), array_agg(p_ms[o]), array_agg(p_child_partition[o]),
+               array_agg(p_child_id[o])
+        into p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_ms, p_child_partition, p_child_id
+        from unnest(v_ok) o;
+    end if;
+    insert into flowfabric.step
+        (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,
+         child_id, seconds, recorded_at)
+    select e.partition, e.id, e.generation, i.name, i.n, coalesce(i.kind, 'step'), e.retries + e.replays, e.attempt_index,
+           i.result, i.encoding, i.error::jsonb,
+           case i.kind when 'now' then v_now when 'sleep' then v_now + flowfabric.ms(i.ms) end,
+           i.child_partition, i.child_id, i.seconds, v_now
+    from unnest(v_tids, p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_ms, p_child_partition, p_child_id)
+         as i (tid, name, n, kind, result, encoding, error, seconds, ms, child_partition, child_id)
+    join flowfabric.execution e on e.ctid = i.tid
+    on conflict do nothing;
+    get diagnostics v_made = row_count;
+    if v_made < cardinality(v_ok) then
+        update flowfabric.step s
+        set run = i.run, attempt_index = i.attempt_index, result = i.result, encoding = i.encoding,
+            error = i.error::jsonb,
+            child_partition = i.child_partition, child_id = i.child_id, seconds = i.seconds, recorded_at = v_now
+        from (select distinct on (e.partition, e.id, coalesce(x.kind, 'step'), x.name, x.n)
+                     e.partition, e.id, e.generation, coalesce(x.kind, 'step') as kind, x.name, x.n,
+                     e.retries + e.replays as run, e.attempt_index, x.result, x.encoding, x.error, x.seconds,
+                     x.child_partition, x.child_id
+              from unnest(v_tids, p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_child_partition,
+                          p_child_id) with ordinality
+                   as x (tid, name, n, kind, result, encoding, error, seconds, child_partition, child_id, o)
+              join flowfabric.execution e on e.ctid = x.tid
+              order by e.partition, e.id, coalesce(x.kind, 'step'), x.name, x.n, x.error is not null, x.o) i
+        where s.partition = i.partition and s.id = i.id and s.generation = i.generation and s.kind = i.kind
+          and s.name = i.name and s.n = i.n and s.error is not null;
+    end if;
+    if p_kind is null and v_all then
+        return query select 0, 'ok', null::text, 'active', null::bigint, null::uuid, v_now;
+        return;
+    end if;
+    return query
+    select h.o, 'ok', null::text, 'active', null::bigint, null::uuid, s.at
+    from unnest(v_ok, v_tids, p_kind, p_name, p_n) as h (o, tid, kind, name, n)
+    join flowfabric.execution e on e.ctid = h.tid
+    join flowfabric.step s on s.partition = e.partition and s.id = e.id and s.generation = e.generation
+         and s.kind = coalesce(h.kind, 'step') and s.name = h.name and s.n = h.n;
+end;
+$$;

@@ -1,0 +1,20 @@
+-- list_waits: the open waitpoints of all executions, the longest waiting first.
+create or replace function flowfabric.list_waits(
+    p_after_at timestamptz, p_after_id uuid, p_limit integer, p_lane text, p_namespace text, p_key text)
+returns table (partition integer, id uuid, kind text, lane text, namespace text, waitpoint_id uuid, waitpoint_key text,
+               state text, reason_code text, created_at timestamptz, timeout_at timestamptz, timeout_behavior text,
+               required_signal_names text[], signal_count integer)
+language sql stable security definer as $$
+    select w.partition, w.id, r.kind, r.lane, e.namespace, w.waitpoint_id, w.waitpoint_key, w.state, s.reason_code,
+           w.created_at, case when w.state = 'active' then s.timeout_at else nullif(w.expires_at, flowfabric.far_date()) end,
+           s.timeout_behavior, w.required_signal_names, w.signal_count
+    from flowfabric.waitpoint w
+    join flowfabric.execution e on e.partition = w.partition and e.id = w.id
+    join flowfabric.route r on r.id = e.route
+    left join flowfabric.suspension s on s.partition = w.partition and s.id = w.id and s.closed_at is null and w.state = 'active'
+    where w.state in ('pending', 'active') and (w.state = 'active' or w.expires_at > flowfabric.now())
+      and (p_after_at is null or (w.created_at, w.waitpoint_id) > (p_after_at, p_after_id))
+      and (p_lane is null or r.lane = p_lane) and (p_namespace is null or e.namespace = p_namespace)
+      and (p_key is null or w.waitpoint_key = p_key)
+    order by w.created_at, w.waitpoint_id limit p_limit + 1
+$$;

@@ -1,0 +1,13 @@
+-- observe_signals: what ended the newest suspension of an attempt, in the order of acceptance.
+create or replace function flowfabric.observe_signals(p_partition integer, p_id uuid, p_attempt_index integer)
+returns table (signal_id uuid, signal_name text, signal_category text, source_type text, source_identity text,
+               correlation_id text, accepted_at timestamptz, payload bytea, payload_encoding text, waitpoint_key text)
+language sql stable security definer as $$
+    select g.signal_id, g.signal_name, g.signal_category, g.source_type, g.source_identity, g.correlation_id, g.accepted_at,
+           g.payload, g.payload_encoding, g.waitpoint_key
+    from (select x.* from flowfabric.suspension x
+          where x.partition = p_partition and x.id = p_id and x.attempt_index = p_attempt_index
+          order by x.number desc limit 1) s
+    join flowfabric.signal g on g.partition = s.partition and g.id = s.id and g.signal_id = any (s.satisfier_signal_ids)
+    order by g.ordinal
+$$;

@@ -1,0 +1,45 @@
+-- resume: suspended -> resumable, or delayed first; its suspension is closed already.
+create or replace function flowfabric.resume(p_partition integer, p_id uuid, p_delay_ms bigint, p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_until timestamptz := case when p_delay_ms > 0 then p_now + flowfabric.ms(p_delay_ms) end;
+    v_route integer; v_rank integer; v_created timestamptz; v_deadline timestamptz;
+    v_flow uuid;
+    v_floor boolean; v_wakes boolean;
+begin
+    update flowfabric.execution e
+    set state = case when v_until is null then 'resumable' else 'delayed' end, resume_pending = true, delay_until = v_until,
+        suspension_timeout_at = null,
+        blocking_reason = case when v_until is null then 'waiting_for_worker' else 'waiting_for_resume_delay' end,
+        blocking_detail = 'resumes at ' || to_char(v_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
+        transitioned_at = p_now, mutated_at = p_now
+    where e.partition = p_partition and e.id = p_id
+    returning e.route, flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id
+    into v_route, v_rank, v_created, v_deadline, v_flow;
+    if v_until is not null then
+        perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+        if v_flow is not null then
+            perform flowfabric.gate(array[p_partition], array[p_id]);
+        end if;
+        return;
+    end if;
+    -- A member of a flow may have to be held back.
+    if v_flow is not null then
+        perform flowfabric.make_ready(array[p_partition], array[p_id], null);
+        return;
+    end if;
+    -- As make_ready does, for one.
+    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
+    values (v_route, v_rank, v_created, p_id, p_partition, v_deadline);
+    select exists (select from flowfabric.ready_floor f where f.route = v_route),
+           exists (select from flowfabric.sleeper x where x.topic = 'work' and x.until > clock_timestamp())
+    into v_floor, v_wakes;
+    if v_floor or current_setting('transaction_isolation') <> 'read committed' then
+        perform flowfabric.lower_floor(array[v_route], array[v_rank], array[v_created], array[p_id]);
+    end if;
+    if v_wakes then
+        perform pg_notify('flowfabric', 'work');
+    end if;
+end;
+$$;

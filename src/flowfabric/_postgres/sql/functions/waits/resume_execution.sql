@@ -1,0 +1,35 @@
+-- resume_execution: an operator ends a suspension, whatever its condition says
+--
+-- Locks    the execution.
+-- Returns  one verdict: ok with the state, not_found or execution_not_suspended.
+create or replace function flowfabric.resume_execution(p_partition integer, p_id uuid, p_trigger text, p_delay_ms bigint)
+returns setof flowfabric.verdict
+language plpgsql security definer as $$
+declare
+    v_now timestamptz;
+    v_slot smallint;
+    e flowfabric.execution;
+    s flowfabric.suspension;
+begin
+    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_now := flowfabric.now();
+    if e.id is null or e.state <> 'suspended' then
+        return query select 1, case when e.id is null then 'not_found' else 'execution_not_suspended' end, null::text,
+                            e.state, e.epoch, e.attempt_id, null::timestamptz;
+        return;
+    end if;
+    select x.* into s from flowfabric.suspension x
+    where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    perform flowfabric.close_suspension(
+        p_partition, p_id, s.number, s.waitpoint_ids, 'operator_resumed', p_trigger, null, null, null, null,
+        v_now);
+    perform flowfabric.resume(p_partition, p_id, p_delay_ms, v_now);
+    v_slot := flowfabric.open_log(v_now);
+    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id,
+                                  attempt_index, details)
+    values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'resumed', e.attempt_id, e.attempt_index,
+            jsonb_build_object('trigger_type', p_trigger));
+    return query select 1, 'ok', null::text, x.state, x.epoch, x.attempt_id, x.delay_until
+    from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
+end;
+$$;

@@ -1,0 +1,716 @@
+-- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, waits,
+-- flows, schedules, events, processes; then the types that functions pass around, and the view that readers use.
+--
+-- Rows are separated by how often they change and by who looks for them:
+--   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
+--   ready       one narrow row while an execution may be claimed; the claim deletes it
+--   timer       "look at these executions at this time"; one row per call, checked again when it is due
+--   attempt     attempts that a later one replaced; the latest attempt lives in the execution
+--   event       append-only; a ring of eight segments, emptied by age
+--
+-- `partition` is the partition of the execution or flow; `id` without a prefix is the id of an execution.
+-- Words (states, kinds, reasons) are text without check constraints where a hot statement writes them: each constraint
+-- is read in again by every statement. The audit checks them instead (functions/audit).
+
+-- Deployment ----------------------------------------------------------------------------------------------------------
+
+create table flowfabric.deployment (
+    one               boolean primary key default true constraint deployment_is_one_row check (one),
+    flow_partitions   integer not null   -- how many partitions ids are spread over; fixed for the life of the database
+        constraint deployment_partitions_in_range check (flow_partitions between 1 and 65535),
+    auto_reclaim      boolean not null default true,        -- claims take over executions whose lease was lost
+    reclaim_grace     interval not null default '0',        -- how long after the loss of a lease they begin to
+    retention         interval not null default '24 hours', -- how long successful executions are kept
+    event_retention   interval not null default '48 hours'  -- how long events are kept
+        constraint deployment_event_retention_long_enough check (event_retention >= interval '24 hours'),
+    failure_retention interval not null default '14 days'   -- how long failed and expired executions are kept
+);
+insert into flowfabric.deployment (flow_partitions) values (256);
+
+-- The clock of tests: only the owner may move it.
+create table flowfabric.clock (
+    one   boolean primary key default true constraint clock_is_one_row check (one),
+    shift interval not null default '0'
+);
+insert into flowfabric.clock default values;
+
+-- Keys ----------------------------------------------------------------------------------------------------------------
+
+-- Signing keys. Only the two padded halves that HMAC needs are stored; no function returns them.
+create table flowfabric.keystore (
+    kid          text primary key,
+    inner_key    bytea,
+    outer_key    bytea,
+    state        text not null constraint keystore_state_known check (state in ('current', 'verifying', 'retired')),
+    installed_at timestamptz not null,
+    expires_at   timestamptz           -- of a verifying key: until when signatures made with it are accepted
+);
+create unique index keystore_one_current on flowfabric.keystore (state) where state = 'current';
+
+-- Lanes ---------------------------------------------------------------------------------------------------------------
+
+create table flowfabric.lane (
+    name          text collate "C" primary key,
+    state         text not null default 'active'
+        constraint lane_state_known check (state in ('active', 'paused', 'draining', 'disabled')),
+    registered_at timestamptz not null,
+    registered_by text not null
+);
+
+-- A lane, a kind and a required capability set, as one small number.
+create table flowfabric.route (
+    id           integer generated always as identity primary key,
+    lane         text collate "C" not null references flowfabric.lane (name),
+    kind         text collate "C" not null,
+    capabilities text[] not null default '{}',
+    digest       text not null           -- of the capabilities, for the unique index
+);
+create unique index route_is_unique on flowfabric.route (lane, kind, digest);
+
+-- Executions ----------------------------------------------------------------------------------------------------------
+
+create table flowfabric.execution (
+    partition        integer not null,
+    id               uuid not null,
+    -- written once
+    route            integer not null,
+    created_at       timestamptz not null,
+    namespace        text not null,
+    creator          text not null,
+    flow_id          uuid,
+    idempotency_key  text,
+    payload          bytea not null,
+    payload_encoding text,
+    policy           jsonb,
+    budget_ids       uuid[],
+    quota_policy_id  uuid,
+    -- state: one word and the few facts it does not imply
+    state            text not null,   -- waiting, delayed, rate_limited, waiting_children, active, suspended, resumable,
+                                      -- completed, failed, cancelled, expired, skipped
+    blocking_reason  text,            -- what it waits for, as a word
+    blocking_detail  text,            -- the same for people
+    pending          text,            -- which attempt comes next: first, retry, replay, interrupted (the same again)
+    resume_pending   boolean not null default false,   -- resumed from a suspension, and not claimed since
+    lease_lost       text,            -- while active: expired, revoked
+    priority         integer not null,
+    tags             jsonb,
+    -- counters, which only grow
+    attempts         integer not null default 0,
+    retries          integer not null default 0,
+    replays          integer not null default 0,
+    reclaims         integer not null default 0,
+    epoch            bigint not null default 0,        -- counts leases: part of the fence
+    generation       integer not null default 0,       -- counts replays of a success, which begin without steps
+    -- what hot calls look for elsewhere only if it is there
+    has_waitpoints   boolean not null default false,   -- ever had one: the end of an attempt closes or moves them
+    has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
+    -- its place in a flow
+    node             text,            -- its name in the flow, if it was submitted with one
+    held_back        text,            -- while it waits for dependencies: the blocking reason it had before
+    -- times at which something is due
+    delay_until           timestamptz,
+    deadline_at           timestamptz,
+    attempt_timeout_at    timestamptz,
+    attempt_timeout_left  interval,   -- while no lease runs: what is left for the attempt
+    suspension_timeout_at timestamptz,   -- of the open suspension
+    -- the latest attempt
+    attempt_index        integer,
+    attempt_id           uuid,
+    attempt_type         text,        -- initial, retry, reclaim, replay
+    attempt_lifecycle    text,        -- started, suspended, ended_success, ended_failure, ended_cancelled
+    attempt_started_at   timestamptz,
+    attempt_resumed_at   timestamptz,
+    attempt_suspended_at timestamptz,
+    attempt_ended_at     timestamptz,
+    attempt_failure_reason   text,
+    attempt_failure_category text,
+    attempt_policy       jsonb,
+    retry_reason         text,
+    previous_attempt_index integer,
+    replay_reason        text,
+    replay_requested_by  text,
+    replayed_from_attempt_index integer,
+    reclaim_reason       text,
+    disposition          text,        -- how the attempt ended, for a repeated report
+    retry_at             timestamptz, -- the same: when the retry was scheduled for
+    -- the latest lease of that attempt
+    lease_id             uuid,
+    worker_id            text,
+    worker_instance_id   text,
+    lease_ttl_ms         bigint,
+    lease_acquired_at    timestamptz,
+    lease_expires_at     timestamptz,
+    lease_renewed_at     timestamptz,
+    lease_lost_at        timestamptz,
+    lease_revoke_reason  text,
+    -- outcome
+    result               bytea,
+    result_encoding      text,
+    failure_reason       text,
+    failure_category     text,
+    cancellation_reason  text,
+    cancelled_by         text,
+    pending_replay_reason       text, -- for the attempt that a replay begins
+    pending_replay_requested_by text,
+    capability_mismatch_at timestamptz,  -- a worker without the capabilities asked for it
+    hmac_failed_at       timestamptz, -- a signal came with a token that is not ours
+    progress_pct         smallint,
+    progress_message     text,
+    progress_updated_at  timestamptz,
+    started_at           timestamptz,
+    completed_at         timestamptz, -- set exactly in the five final states
+    transitioned_at      timestamptz not null,   -- the state changed
+    mutated_at           timestamptz not null,   -- anything changed
+    primary key (partition, id)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+-- Half-empty pages leave room for the claimed and the finished version of every row beside it (HOT).
+
+-- Lists: newest first within a route, a namespace or a flow. None of these columns changes in the hot path.
+create index execution_by_route on flowfabric.execution (route, created_at, id);
+create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
+create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
+
+-- Attempts that a later one replaced. The columns mean what they mean in the execution.
+create table flowfabric.attempt (
+    partition            integer not null,
+    id                   uuid not null,
+    attempt_index        integer not null,
+    attempt_id           uuid not null,
+    attempt_type         text not null,
+    attempt_lifecycle    text not null,
+    started_at           timestamptz not null,
+    resumed_at           timestamptz,
+    suspended_at         timestamptz,
+    ended_at             timestamptz,
+    lease_id             uuid not null,
+    lease_epoch          bigint not null,
+    worker_id            text not null,
+    worker_instance_id   text not null,
+    failure_reason       text,
+    failure_category     text,
+    policy_snapshot      jsonb,
+    retry_reason         text,
+    previous_attempt_index integer,
+    replay_reason        text,
+    replay_requested_by  text,
+    replayed_from_attempt_index integer,
+    reclaim_reason       text,
+    disposition          text,
+    retry_at             timestamptz,
+    primary key (partition, id, attempt_index)
+);
+
+-- Which execution a key stands for.
+create table flowfabric.idempotency (
+    partition  integer not null,
+    scope      uuid not null,          -- the flow, or nil for a stand-alone execution
+    namespace  text not null,
+    key        text not null,
+    id         uuid not null,
+    expires_at timestamptz not null,
+    primary key (partition, scope, namespace, key)
+);
+create index idempotency_expiry on flowfabric.idempotency (expires_at);
+
+-- Narrow rows for lists that would otherwise have to search all executions.
+create table flowfabric.tag (
+    digest     bigint not null,        -- of key and value
+    created_at timestamptz not null,
+    id         uuid not null,
+    partition  integer not null
+);
+create unique index tag_by_digest on flowfabric.tag (digest, created_at, id, partition);
+
+create table flowfabric.unsuccessful (
+    state      text not null,          -- failed, cancelled, expired, skipped
+    created_at timestamptz not null,
+    id         uuid not null,
+    partition  integer not null
+);
+create unique index unsuccessful_by_state on flowfabric.unsuccessful (state, created_at, id, partition);
+
+create table flowfabric.blocked (
+    blocking_reason text not null,
+    created_at      timestamptz not null,
+    id              uuid not null,
+    partition       integer not null,
+    blocked_at      timestamptz not null
+);
+create unique index blocked_by_reason on flowfabric.blocked (blocking_reason, created_at, id, partition);
+
+-- The queue -----------------------------------------------------------------------------------------------------------
+
+create table flowfabric.ready (
+    route         integer not null,
+    rank          integer not null,   -- of the priority (rank_of), so that every column of the order ascends
+    created_at    timestamptz not null,
+    id            uuid not null,
+    partition     integer not null,
+    granted_until timestamptz,        -- hidden from claims while a grant lives
+    deadline_at   timestamptz,
+    available_at  timestamptz         -- of a lost lease: it may be reclaimed from here on
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
+create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
+
+-- Where the scan of a route may begin: below the lowest of these positions no ready row exists. An optimisation
+-- that keeps claims away from dead index entries while an old snapshot keeps them alive. See queue/raise_floor.sql.
+create table flowfabric.ready_floor (
+    route      integer not null,
+    rank       integer not null,
+    created_at timestamptz not null,
+    id         uuid not null
+);
+create index ready_floor_by_route on flowfabric.ready_floor (route);
+
+create table flowfabric.timer (
+    kind       text not null,   -- lease, attempt, deadline, delay, parked, suspension, waitpoint, retention
+    due_at     timestamptz not null,
+    partitions integer[] not null,
+    ids        uuid[] not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index timer_due on flowfabric.timer (kind, due_at);
+
+-- Grants --------------------------------------------------------------------------------------------------------------
+
+-- The right of one worker to claim one execution, for a short time.
+create table flowfabric.claim_grant (
+    partition           integer not null,
+    id                  uuid not null,
+    kind                text not null constraint claim_grant_kind_known check (kind in ('claim', 'reclaim')),
+    grant_key           text not null,       -- signed; see grants/write_grant.sql
+    worker_id           text not null,
+    worker_instance_id  text not null,
+    lane                text not null,
+    capability_hash     text,                -- what the scheduler noted, given back as it came
+    worker_capabilities text[] not null,
+    route_snapshot      text,
+    admission_summary   text,
+    ttl_ms              bigint not null,
+    issued_at           timestamptz not null,
+    expires_at          timestamptz not null,
+    primary key (partition, id)
+);
+create index claim_grant_expiry on flowfabric.claim_grant (expires_at);
+
+-- Steps ---------------------------------------------------------------------------------------------------------------
+
+-- What a handler did and need not do again, by name; each kind has names of its own. `run` counts retries and replays:
+-- a failure is remembered for its run only, a success for the generation.
+create table flowfabric.step (
+    partition       integer not null,
+    id              uuid not null,
+    generation      integer not null,
+    name            text collate "C" not null,
+    n               integer not null,   -- how often the name was used before in this run
+    kind            text not null
+        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait')),
+    run             integer not null,
+    attempt_index   integer not null,
+    result          bytea,
+    encoding        text,
+    error           jsonb,              -- set when the step failed, or the execution waited for did
+    at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
+    child_partition integer,            -- of submit: the execution made
+    child_id        uuid,
+    waitpoint_ids   uuid[],             -- of wait: the waitpoints of the wait
+    seconds         double precision,   -- how long the step took
+    recorded_at     timestamptz not null,
+    primary key (partition, id, generation, kind, name, n)
+);
+
+-- Waits ---------------------------------------------------------------------------------------------------------------
+
+-- Which parked executions wait for the end of which executions. Consumed by the end of the execution waited for.
+create table flowfabric.waiter (
+    partition       integer not null,
+    id              uuid not null,
+    child_partition integer not null,
+    child_id        uuid not null,
+    primary key (partition, id, child_partition, child_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index waiter_by_child on flowfabric.waiter (child_partition, child_id);
+
+-- Where signals arrive. The token is not stored: it is signed again from the keystore when it is asked for.
+create table flowfabric.waitpoint (
+    partition             integer not null,
+    waitpoint_id          uuid not null,
+    id                    uuid not null,        -- the execution
+    attempt_index         integer not null,
+    suspension_id         uuid,                 -- set when it becomes active
+    waitpoint_key         text not null,        -- its name within the wait
+    token_kid             text not null,        -- the key that signs its token
+    state                 text not null,        -- pending, active, closed, expired
+    outlives_attempt      boolean not null,     -- moves to the next attempt instead of closing with its own
+    required_signal_names text[] not null default '{}',
+    created_at            timestamptz not null,
+    activated_at          timestamptz,
+    expires_at            timestamptz,          -- while pending: its own; while active: when its suspension ends
+    signal_count          integer not null default 0,
+    matched_signal_count  integer not null default 0,
+    dropped_signal_count  integer not null default 0,
+    last_signal_at        timestamptz,
+    satisfied_at          timestamptz,
+    closed_at             timestamptz,
+    close_reason          text,
+    primary key (partition, waitpoint_id)
+) with (fillfactor = 70);
+create index waitpoint_by_execution on flowfabric.waitpoint (partition, id, waitpoint_id);
+create index waitpoint_open on flowfabric.waitpoint (created_at, waitpoint_id) where state in ('pending', 'active');
+
+-- One row per suspension; open while closed_at is null.
+create table flowfabric.suspension (
+    partition         integer not null,
+    id                uuid not null,
+    number            integer not null,         -- counts the suspensions of the execution
+    suspension_id     uuid not null,
+    attempt_index     integer not null,
+    attempt_id        uuid not null,
+    lease_id          uuid not null,            -- the fence that suspended, for a repeated call
+    lease_epoch       bigint not null,
+    waitpoint_ids     uuid[] not null,          -- the first is the primary
+    waitpoint_keys    text[] not null,
+    reason_code       text not null,
+    requested_by      text not null,
+    continuation_metadata_pointer text,
+    resume_condition  jsonb not null,
+    resume_policy     jsonb not null,
+    suspended_at      timestamptz not null,
+    timeout_at        timestamptz,
+    timeout_behavior  text,
+    idempotency_key   text,
+    replay_until      timestamptz,              -- a repeated call returns this row until then
+    is_early          boolean not null,         -- was satisfied by signals that had arrived before; never open
+    last_signal_at    timestamptz,
+    satisfied_at      timestamptz,
+    closed_at         timestamptz,
+    close_reason      text,
+    trigger_type      text,                     -- what ended it: signal, operator, timeout
+    closer_signal_id  uuid,                     -- the signal that satisfied the condition
+    satisfier_signal_ids uuid[],                -- all signals that count for it
+    primary key (partition, id, number)
+) with (fillfactor = 70);
+create unique index suspension_one_open on flowfabric.suspension (partition, id) where closed_at is null;
+create index suspension_open_by_time on flowfabric.suspension (partition, suspended_at, id) where closed_at is null;
+
+create table flowfabric.signal (
+    partition        integer not null,
+    id               uuid not null,
+    ordinal          integer not null,          -- counts the signals of the execution: the order everywhere
+    signal_id        uuid not null,
+    waitpoint_id     uuid not null,
+    waitpoint_key    text not null,
+    suspension_id    uuid,
+    signal_name      text not null,
+    signal_category  text not null,
+    source_type      text not null,
+    source_identity  text not null,
+    correlation_id   text not null,
+    payload          bytea,
+    payload_encoding text not null,
+    idempotency_key  text,
+    target_scope     text not null,
+    created_at       timestamptz not null,      -- as the sender says
+    accepted_at      timestamptz not null,
+    observed_effect  text not null,             -- what it did to the suspension
+    match_detail     text not null,             -- what it did for the condition
+    is_dropped       boolean not null default false,   -- only its identity is kept, so that a repetition is recognised
+    primary key (partition, id, ordinal)
+);
+create unique index signal_by_id on flowfabric.signal (partition, id, signal_id);
+create index signal_by_waitpoint on flowfabric.signal (partition, waitpoint_id, ordinal);
+create index signal_by_key on flowfabric.signal (partition, waitpoint_id, idempotency_key)
+    where idempotency_key is not null;
+
+-- Flows ---------------------------------------------------------------------------------------------------------------
+
+-- Graphs of executions. A group (all applied edges into one execution) guards the outcomes of its edges and decides
+-- about its execution. What a call could not do at once stays as a narrow row: pending_cascade, sibling_cancel,
+-- cancel_member.
+create table flowfabric.flow (
+    partition           integer not null,
+    flow_id             uuid not null,
+    flow_kind           text not null,
+    namespace           text not null,
+    state               text not null default 'open',   -- open, cancelled
+    node_count          integer not null default 0,
+    edge_count          integer not null default 0,     -- the graph's revision is both counts together
+    created_at          timestamptz not null,
+    last_mutation_at    timestamptz not null,
+    cancelled_at        timestamptz,
+    cancel_reason       text,
+    cancellation_policy text,
+    tags                jsonb not null default '{}',
+    primary key (partition, flow_id)
+) with (fillfactor = 70);
+create index flow_by_time on flowfabric.flow (created_at, flow_id);
+create index flow_empty on flowfabric.flow (last_mutation_at) where node_count = 0;
+
+create table flowfabric.edge (
+    partition        integer not null,
+    flow_id          uuid not null,
+    edge_id          uuid not null,
+    upstream         uuid not null,
+    downstream       uuid not null,
+    data_passing_ref text,                  -- the upstream's result takes the place of the downstream's input
+    passes           boolean not null default false,   -- the upstream's result is passed beside the downstream's input
+    created_at       timestamptz not null,
+    applied_at       timestamptz,           -- null: staged, and gates nothing
+    from_run         integer not null default 0,   -- ends of the upstream's runs (its replays) before this one do not count
+    outcome          text,                  -- how the upstream ended, once that was counted
+    is_in_time       boolean not null default false,   -- counted before or with the decision of the group
+    is_kept          boolean not null default false,   -- the upstream was replayed since; what it had passed is kept here
+    kept_result      bytea,
+    kept_encoding    text,
+    resolved_at      timestamptz,
+    resolved_event   bigint,
+    primary key (partition, flow_id, edge_id)
+) with (fillfactor = 60);
+create index edge_from on flowfabric.edge (partition, upstream, downstream);
+create index edge_into on flowfabric.edge (partition, downstream);
+
+create table flowfabric.edge_group (
+    partition    integer not null,
+    flow_id      uuid not null,
+    downstream   uuid not null,
+    policy       text not null default 'all_of',    -- all_of, any_of, quorum
+    k            integer,                           -- successes wanted; null: all
+    cancel_rest  boolean not null default false,    -- once decided, cancel the upstreams that are still running
+    n            integer not null default 0,        -- applied edges
+    succeeded    integer not null default 0,
+    failed       integer not null default 0,
+    skipped      integer not null default 0,
+    state        text not null default 'pending',   -- pending, satisfied, impossible
+    satisfied_at timestamptz,
+    cancel_siblings_pending boolean not null default false,
+    cancel_siblings_reason  text,
+    primary key (partition, flow_id, downstream)
+) with (fillfactor = 50);
+
+-- A result that takes the place of an execution's input. The input itself is never rewritten.
+create table flowfabric.injected_input (
+    partition   integer not null,
+    id          uuid not null,
+    upstream    uuid not null,
+    payload     bytea not null,
+    encoding    text,
+    injected_at timestamptz not null,
+    primary key (partition, id)
+);
+
+-- Ends whose outgoing edges are not all resolved.
+create table flowfabric.pending_cascade (
+    seq         bigint primary key,    -- the completion event
+    partition   integer not null,
+    id          uuid not null,
+    flow_id     uuid not null,
+    run         integer not null,      -- which run of the execution ended: its replays at that time
+    outcome     text not null,
+    after       uuid,                  -- downstreams before this one are done
+    enqueued_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Upstreams that a decided group no longer needs, to be cancelled.
+create table flowfabric.sibling_cancel (
+    partition   integer not null,
+    flow_id     uuid not null,
+    downstream  uuid not null,
+    siblings    uuid[] not null,
+    enqueued_at timestamptz not null,
+    due_at      timestamptz not null,      -- its position in the queue
+    primary key (partition, flow_id, downstream)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index sibling_cancel_order on flowfabric.sibling_cancel (due_at);
+
+-- Flows whose cancellation is under way, and the members still owed a cancel.
+create table flowfabric.cancel_backlog (
+    partition    integer not null,
+    flow_id      uuid not null,
+    requested_at timestamptz not null,
+    requester    text not null,
+    reason       text not null,
+    cancellation_policy text not null,
+    grace_until  timestamptz not null,     -- until then the members are left to the caller
+    primary key (partition, flow_id)
+);
+create index cancel_backlog_due on flowfabric.cancel_backlog (grace_until);
+create table flowfabric.cancel_member (
+    partition integer not null,
+    id        uuid not null,
+    flow_id   uuid not null,
+    primary key (partition, id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index cancel_member_by_flow on flowfabric.cancel_member (partition, flow_id, id);
+
+-- Counted members, and the flows to be counted again: one row per change, as often as it comes.
+create table flowfabric.flow_summary (
+    partition        integer not null,
+    flow_id          uuid not null,
+    state            text not null,
+    completed        integer not null,
+    failed           integer not null,
+    cancelled        integer not null,
+    expired          integer not null,
+    skipped          integer not null,
+    active           integer not null,
+    suspended        integer not null,
+    waiting          integer not null,
+    delayed          integer not null,
+    rate_limited     integer not null,
+    waiting_children integer not null,
+    updated_at       timestamptz not null,
+    primary key (partition, flow_id)
+) with (fillfactor = 70);
+create table flowfabric.flow_touched (
+    partition integer not null,
+    flow_id   uuid not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+-- Schedules -----------------------------------------------------------------------------------------------------------
+
+-- Recurring work. The process that moves next_at on from the value it read creates what is due: nothing fires twice.
+create table flowfabric.schedule (
+    name             text collate "C" primary key,
+    kind             text not null,
+    timing           jsonb not null,    -- when it fires, as the engine reads it
+    catch_up         text not null constraint schedule_catch_up_known check (catch_up in ('skip', 'one', 'all')),
+    payload          bytea not null,
+    payload_encoding text,
+    options          jsonb not null,    -- of the submissions it makes
+    paused           boolean not null default false,
+    next_at          timestamptz,       -- null: never again
+    last_at          timestamptz,       -- the latest time it fired for
+    last_partition   integer,           -- the execution made then
+    last_id          uuid,
+    created_at       timestamptz not null,
+    updated_at       timestamptz not null
+);
+create index schedule_due on flowfabric.schedule (next_at) where not paused;
+
+-- Events --------------------------------------------------------------------------------------------------------------
+
+create sequence flowfabric.event_number;
+-- So that last_value is always a number already given out. Not nextval, which would leave the next 32 unlogged: in a
+-- database copied from this one a crash would give them out again.
+select setval('flowfabric.event_number', 1);
+
+-- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
+-- so that the end of a leased execution is one row in two families.
+create table flowfabric.event (
+    slot               smallint not null,      -- the segment of the ring
+    seq                bigint not null default nextval('flowfabric.event_number'),
+    occurred_at        timestamptz not null,
+    partition          integer not null,
+    id                 uuid,
+    flow_id            uuid,
+    namespace          text,
+    tags               jsonb,
+    lease_type         text,                   -- lease family: acquired, renewed, expired, reclaimed, revoked
+    outcome            text,                   -- completion family: the final state
+    operator_type      text,                   -- operator family: what was done
+    lease_id           uuid,
+    lease_epoch        bigint,
+    attempt_id         uuid,
+    attempt_index      integer,
+    worker_id          text,
+    worker_instance_id text,
+    reason             text,
+    revoked_by         text,
+    details            jsonb,
+    signal_effect      text                    -- signal family: what a delivery did
+) partition by list (slot);
+create table flowfabric.event_0 partition of flowfabric.event for values in (0);
+create table flowfabric.event_1 partition of flowfabric.event for values in (1);
+create table flowfabric.event_2 partition of flowfabric.event for values in (2);
+create table flowfabric.event_3 partition of flowfabric.event for values in (3);
+create table flowfabric.event_4 partition of flowfabric.event for values in (4);
+create table flowfabric.event_5 partition of flowfabric.event for values in (5);
+create table flowfabric.event_6 partition of flowfabric.event for values in (6);
+create table flowfabric.event_7 partition of flowfabric.event for values in (7);
+create index event_order on flowfabric.event (seq);
+
+-- Which processes want to hear that an execution ended. A hint: they poll as well.
+create unlogged table flowfabric.watch (
+    partition integer not null,
+    id        uuid not null,
+    instance  uuid not null,
+    until     timestamptz not null,     -- real time, not the movable clock
+    primary key (partition, id, instance)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Which processes sleep, and until when at most: tells writers whether a notification is worth its price.
+create unlogged table flowfabric.sleeper (
+    instance uuid not null,
+    topic    text not null constraint sleeper_topic_known check (topic in ('work', 'timer')),
+    until    timestamptz not null,     -- real time, not the movable clock
+    wakes_at timestamptz,              -- of timers: when this process polls again anyway
+    primary key (instance, topic)
+);
+
+-- Types ---------------------------------------------------------------------------------------------------------------
+
+-- What one item of a call came to. `code` is 'ok', 'replayed' or the kind of the refusal.
+create type flowfabric.verdict as (
+    ordinal            integer,
+    code               text,
+    detail             text,
+    state              text,
+    lease_epoch        bigint,
+    attempt_id         uuid,
+    at                 timestamptz
+);
+
+-- What a claim took out of a route.
+create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
+
+-- What came out of the due timers of one kind.
+create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);
+
+-- A lease and what is needed to do the work, with the results that upstreams pass on, side by side: what every way of
+-- claiming returns.
+create type flowfabric.claimed as (
+    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
+    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
+    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
+    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
+
+-- What upstreams pass to an execution: a result in place of its input, and results beside it.
+create type flowfabric.inputs as (
+    payload bytea, encoding text, upstreams uuid[], states text[], results bytea[], encodings text[]
+);
+
+-- What a suspend came to, beside its verdict.
+create type flowfabric.suspended as (
+    code text, detail text, state text, lease_epoch bigint, attempt_id uuid, variant text, suspension_id uuid,
+    waitpoint_ids uuid[], waitpoint_keys text[], tokens text[], attempt_index integer, lane text,
+    worker_instance_id text, lease_ttl_ms bigint
+);
+
+-- Signals as columns, for the evaluation of a condition.
+create type flowfabric.recorded as (
+    ordinals integer[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz
+);
+
+-- What the audit found.
+create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
+
+-- Views ---------------------------------------------------------------------------------------------------------------
+
+-- An execution as readers see it: everything but payload and result, with its route spelt out.
+create view flowfabric.execution_view as
+select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
+       e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
+       e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
+       e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
+       e.attempt_type, e.lease_id, e.worker_id, e.worker_instance_id, e.lease_ttl_ms, e.lease_acquired_at,
+       e.lease_expires_at, e.lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
+       e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
+       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at, e.started_at,
+       e.completed_at, e.transitioned_at,
+       greatest(e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
+       r.lane, r.kind, r.capabilities, e.generation,
+       e.suspension_timeout_at, e.hmac_failed_at,
+       (select s.waitpoint_ids[1] from flowfabric.suspension s
+        where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
+from flowfabric.execution e join flowfabric.route r on r.id = e.route;

@@ -1,0 +1,52 @@
+-- Settings of functions. A migration applies them after it has created the functions; no function carries its own.
+--
+-- owner    Every function that runs with the owner's rights has a fixed search path, so that no object of a caller can
+--          take the place of one of ours.
+-- keyed    Hot calls that reach their rows by key, through arrays. The planner does not know how long the arrays are
+--          and would hash or scan whole tables; one generic plan saves planning on every call.
+-- reads    Reads of a few executions by key: the same joins, but planned for the arguments at hand.
+-- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
+-- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
+-- timers   A round joins the due executions by key, however many timers exist.
+-- audit    Wide unions over small sets: compiling them takes longer than running them.
+-- ring     Emptying a segment of the event log gives up when a reader holds it.
+do $settings$
+declare
+    v record;
+begin
+    for v in
+        select f.name, g.settings, p.oid::regprocedure as function
+        from (values
+            ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
+                            'enable_seqscan = off', 'jit = off'],
+                'block cancel change_priority claim_granted complete create_executions create_waitpoint deliver_signal fail
+                 find issue_claim_grant issue_reclaim_grant open_wait park pause progress reclaim record_steps renew replay
+                 revoke_lease settle_wait suspend unblock verify_grant'),
+            ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
+                'may_submit read_outcomes read_steps'),
+            ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
+                            'enable_bitmapscan = off', 'jit = off'],
+                'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow
+                 promote_blocked reconcile_edges resolve_dependency stage_edges'),
+            ('claim', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
+                            'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
+                'claim'),
+            ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off'], 'run_timers'),
+            ('audit', array['jit = off'], 'audit'),
+            ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
+        ) as g (name, settings, functions)
+        cross join lateral regexp_split_to_table(g.functions, '\s+') as f (name)
+        left join pg_proc p on p.pronamespace = 'flowfabric'::regnamespace and p.proname = f.name
+        union all
+        select p.proname, array['search_path = flowfabric, pg_temp'], p.oid::regprocedure
+        from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
+    loop
+        if v.function is null then
+            raise exception 'settings for a function that does not exist: %', v.name;
+        end if;
+        for i in 1 .. cardinality(v.settings) loop
+            execute format('alter function %s set %s', v.function, v.settings[i]);
+        end loop;
+    end loop;
+end;
+$settings$;
