@@ -7,11 +7,12 @@ import base64
 import binascii
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, get_args
+from typing import Any, Self, get_args
 from uuid import UUID
 
 import asyncpg
 import msgspec
+from msgspec import Struct
 
 from flowfabric._postgres import rows
 from flowfabric.conditions import Condition, check_condition, condition_to_json, named_keys
@@ -101,6 +102,10 @@ _SUSPEND = (
 _DELIVER = (
     "select code, detail, signal_id, effect, match_detail from flowfabric.deliver_signal("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
+)
+_SIGNAL_BY_KEY = (
+    "select code, detail, signal_id, effect, match_detail, keys from flowfabric.signal_by_key("
+    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
 )
 _RESUME = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.resume_execution($1, $2, $3, $4)"
@@ -377,14 +382,25 @@ class Suspensions(Calls):
 
         Repeat it with the same `signal_id` or `idempotency_key` as often as needed: it is taken once.
         """
-        return await self._deliver(
-            parse_execution(execution_id),
-            waitpoint_id,
-            (_token(waitpoint_token), None),
-            (signal_id, signal_name, signal_category, source_type, source_identity),
-            (payload, payload_encoding, correlation_id, idempotency_key, target_scope, created_at),
-            (dedup_ttl, resume_delay, max_signals_per_execution, signal_maxlen),
-        )
+        target, token = parse_execution(execution_id), _token(waitpoint_token)
+        signal = _NewSignal(
+            signal_id=signal_id,
+            name=signal_name,
+            category=signal_category,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=payload,
+            encoding=payload_encoding,
+            correlation_id=correlation_id,
+            idempotency_key=idempotency_key,
+            scope=target_scope,
+            created_at=created_at,
+            dedup_ttl=dedup_ttl,
+            resume_delay=resume_delay,
+            most=max_signals_per_execution,
+            maxlen=signal_maxlen,
+        ).checked()
+        return await self._deliver(target, waitpoint_id, token, None, signal)
 
     async def deliver_approval_signal(
         self,
@@ -401,75 +417,106 @@ class Suspensions(Calls):
     ) -> Accepted | DuplicateSignal:
         """Deliver an operator's decision. The caller has authenticated the operator; no token is needed."""
         suffix = check_text(idempotency_suffix, "idempotency_suffix")
-        return await self._deliver(
-            parse_execution(execution_id),
-            waitpoint_id,
-            (None, check_lane(lane_id)),
-            (None, signal_name, "approval", "operator", source_identity),
-            (None, "json", None, f"approval:{signal_name}:{suffix}", "execution", None),
-            (signal_dedup_ttl, None, max_signals_per_execution, maxlen),
-        )
+        target, lane = parse_execution(execution_id), check_lane(lane_id)
+        signal = _NewSignal(
+            name=signal_name,
+            category="approval",
+            source_type="operator",
+            source_identity=source_identity,
+            idempotency_key=f"approval:{signal_name}:{suffix}",
+            scope="execution",
+            dedup_ttl=signal_dedup_ttl,
+            most=max_signals_per_execution,
+            maxlen=maxlen,
+        ).checked()
+        return await self._deliver(target, waitpoint_id, None, lane, signal)
 
     async def _deliver(
-        self,
-        target: ExecutionId,
-        waitpoint_id: UUID,
-        right: tuple[str | None, str | None],
-        who: tuple[Any, Any, Any, Any, Any],
-        what: tuple[Any, Any, Any, Any, Any, Any],
-        limits: tuple[Any, Any, Any, Any],
+        self, target: ExecutionId, waitpoint_id: UUID, token: str | None, lane: str | None, signal: _NewSignal
     ) -> Accepted | DuplicateSignal:
-        signal_id, name, category, source_type, identity = who
-        payload, encoding, correlation, key, scope, created_at = what
-        dedup, delay, most, maxlen = limits
-        name = _filled(name, "signal_name")
-        if name.startswith("__"):
-            raise InvalidInput("reserved_signal_name", field="signal_name", allowed="not beginning with __")
-        if _filled(source_type, "source_type") == "system":
-            raise InvalidInput("reserved for the engine", field="source_type", allowed="anything but system")
-        if scope not in _SCOPES:
-            raise InvalidInput(f"got {scope!r}", field="target_scope", allowed=", ".join(_SCOPES))
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
             _DELIVER,
             target.partition,
             target.uuid,
             waitpoint,
-            *right,
-            mint_uuid() if signal_id is None else parse_uuid(signal_id, "signal_id"),
-            name,
-            check_text(category, "signal_category"),
-            source_type,
-            check_text(identity, "source_identity"),
-            optional_bytes(payload, "payload"),
-            check_text(encoding, "payload_encoding"),
-            None if correlation is None else check_text(correlation, "correlation_id", 512),
-            None if key is None else check_text(key, "idempotency_key", 1100),
-            scope,
-            None if created_at is None else moment(created_at, "created_at"),
-            check_duration(dedup, "dedup_ttl", least_ms=0),
-            None if delay is None else check_duration(delay, "resume_delay", least_ms=0),
-            None if most is None else check_int(most, "max_signals_per_execution", 0, 2**32 - 1),
-            check_int(maxlen, "signal_maxlen", 0, 2**31 - 1),
+            token,
+            lane,
+            *signal.identity(),
+            None if signal.created_at is None else moment(signal.created_at, "created_at"),
+            *signal.limits(),
             repeatable=True,  # its id is the same however often it is sent
         )
         match row["code"]:
-            case "accepted":
-                return Accepted(row["signal_id"], row["effect"], row["match_detail"])
-            case "duplicate":
-                return DuplicateSignal(row["signal_id"])
-            case "invalid_token" | "payload_too_large" | "signal_limit_exceeded":
-                raise ValidationFailed(row["code"], row["detail"] or "", execution_id=target)
-            case "invalid_input":
-                raise InvalidInput(row["detail"], execution_id=target)  # its beginning is contract: lane_mismatch
-            case "not_found":
-                if right[1] is None:  # purged since its token was verified
-                    raise ValidationFailed("invalid_token", "invalid_token", execution_id=target)
-                raise NotFound("execution", target)
+            case "not_found" if lane is None:  # purged since its token was verified
+                raise ValidationFailed("invalid_token", "invalid_token", execution_id=target)
             case "waitpoint_not_found":
                 raise NotFound("waitpoint", waitpoint)
-            case code:
-                raise refusal(code, row["detail"] or "", execution_id=target)
+            case _:
+                return _delivered(row, target)
+
+    async def signal_execution(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_key: str | None = None,
+        *,
+        signal_name: str,
+        source_type: str,
+        source_identity: str = "",
+        signal_category: str = "external",
+        signal_id: UUID | None = None,
+        payload: bytes | None = None,
+        payload_encoding: str = "json",
+        correlation_id: str | None = None,
+        idempotency_key: str | None = None,
+        target_scope: str = "waitpoint",
+        dedup_ttl: timedelta = DEDUP_TTL,
+        resume_delay: timedelta | None = None,
+        max_signals_per_execution: int | None = None,
+        signal_maxlen: int = _MAXLEN,
+    ) -> Accepted | DuplicateSignal:
+        """Deliver a signal to the open waitpoint with this key, without a token: for a client that you trust.
+
+        Without a key the execution must have one only: `InvalidInput` lists them otherwise. `NotFound` when none with
+        this key is open, unless `idempotency_key` tells that the signal was accepted before.
+        """
+        target = parse_execution(execution_id)
+        key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
+        signal = _NewSignal(
+            signal_id=signal_id,
+            name=signal_name,
+            category=signal_category,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=payload,
+            encoding=payload_encoding,
+            correlation_id=correlation_id,
+            idempotency_key=idempotency_key,
+            scope=target_scope,
+            dedup_ttl=dedup_ttl,
+            resume_delay=resume_delay,
+            most=max_signals_per_execution,
+            maxlen=signal_maxlen,
+        ).checked()
+        row = await self._row(
+            _SIGNAL_BY_KEY,
+            target.partition,
+            target.uuid,
+            key,
+            *signal.identity(),
+            *signal.limits(),
+            repeatable=True,
+        )
+        match row["code"]:
+            case "several_open":
+                raise InvalidInput(
+                    f"it waits at {len(row['keys'])} waitpoints", field="key", allowed=", ".join(row["keys"])
+                )
+            case "waitpoint_not_found":
+                open_keys = ", ".join(row["keys"])
+                raise NotFound("waitpoint", key, detail=f"open: {open_keys}" if open_keys else "none is open")
+            case _:
+                return _delivered(row, target)
 
     async def observe_signals(self, authority: Handle | Fence) -> list[ReceivedSignal]:
         """The signals that ended the newest suspension of the handle's attempt, in the order they were accepted."""
@@ -717,6 +764,76 @@ class Suspensions(Calls):
         if row["code"] != "ok":
             raise _refused(row, fences.execution_id(0), None)
         return WaitState(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))
+
+
+class _NewSignal(Struct, frozen=True, kw_only=True):
+    """A signal on its way to the database."""
+
+    name: str
+    source_type: str
+    source_identity: str
+    category: str
+    signal_id: UUID | None = None
+    payload: bytes | None = None
+    encoding: str = "json"
+    correlation_id: str | None = None
+    idempotency_key: str | None = None
+    scope: str = "waitpoint"
+    created_at: datetime | None = None
+    dedup_ttl: timedelta = DEDUP_TTL
+    resume_delay: timedelta | None = None
+    most: int | None = None
+    maxlen: int = _MAXLEN
+
+    def checked(self) -> Self:
+        """This signal, if its name, source and scope are not reserved."""
+        if _filled(self.name, "signal_name").startswith("__"):
+            raise InvalidInput("reserved_signal_name", field="signal_name", allowed="not beginning with __")
+        if _filled(self.source_type, "source_type") == "system":
+            raise InvalidInput("reserved for the engine", field="source_type", allowed="anything but system")
+        if self.scope not in _SCOPES:
+            raise InvalidInput(f"got {self.scope!r}", field="target_scope", allowed=", ".join(_SCOPES))
+        return self
+
+    def identity(self) -> tuple[Any, ...]:
+        """What it is and who sends it, as columns."""
+        return (
+            mint_uuid() if self.signal_id is None else parse_uuid(self.signal_id, "signal_id"),
+            self.name,
+            check_text(self.category, "signal_category"),
+            self.source_type,
+            check_text(self.source_identity, "source_identity"),
+            optional_bytes(self.payload, "payload"),
+            check_text(self.encoding, "payload_encoding"),
+            None if self.correlation_id is None else check_text(self.correlation_id, "correlation_id", 512),
+            None if self.idempotency_key is None else check_text(self.idempotency_key, "idempotency_key", 1100),
+            self.scope,
+        )
+
+    def limits(self) -> tuple[Any, ...]:
+        """How long it is remembered, when the execution resumes, and how many signals may stand, as columns."""
+        return (
+            check_duration(self.dedup_ttl, "dedup_ttl", least_ms=0),
+            None if self.resume_delay is None else check_duration(self.resume_delay, "resume_delay", least_ms=0),
+            None if self.most is None else check_int(self.most, "max_signals_per_execution", 0, 2**32 - 1),
+            check_int(self.maxlen, "signal_maxlen", 0, 2**31 - 1),
+        )
+
+
+def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | DuplicateSignal:
+    match row["code"]:
+        case "accepted":
+            return Accepted(row["signal_id"], row["effect"], row["match_detail"])
+        case "duplicate":
+            return DuplicateSignal(row["signal_id"])
+        case "invalid_token" | "payload_too_large" | "signal_limit_exceeded" as kind:
+            raise ValidationFailed(kind, row["detail"] or "", execution_id=target)
+        case "invalid_input":
+            raise InvalidInput(row["detail"], execution_id=target)  # its beginning is contract: lane_mismatch
+        case "not_found":
+            raise NotFound("execution", target)
+        case code:
+            raise refusal(code, row["detail"] or "", execution_id=target)
 
 
 def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
