@@ -34,72 +34,13 @@ from flowfabric.state import State
 MAX_BATCH = 1000
 MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message
 _INT32 = range(-(2**31), 2**31)
-_CASTS = [
-    "text[]",
-    "text[]",
-    "text[]",
-    "integer[]",
-    "integer[]",
-    "uuid[]",
-    "boolean",
-    "text[]",
-    "text[]",
-    "bytea[]",
-    "text[]",
-    "integer[]",
-    "uuid[]",
-    "text[]",
-    "bigint[]",
-    "text[]",
-    "text[]",
-    "text[]",
-    "uuid[]",
-    "timestamptz[]",
-    "bigint[]",
-    "timestamptz[]",
-    "bigint[]",
-]
-
-
-_STANDING_CASTS = ["integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]"]
-# Whoever does not know the partition count sends hashes, and the statement itself makes partitions of them.
-_HOMES = (
-    "(select array_agg(mod(u.hash, d.flow_partitions) order by u.place)"
-    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (hash, place))"
-)
-INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
 _PARTITION_HASHES = 1 << 16
+_ARGS = 23
 PARTITION_ARG = 4  # its place among the args
 ID_ARG = 5
 ID_GIVEN_ARG = 6
 PAYLOAD_ARG = 9
 POLICY_ARG = 16
-
-
-def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
-    """The statement, with `placeholder` formatted by the number of the argument.
-
-    `hashed`: the call was laid out without the partition count.
-    """
-    marks = _marks(placeholder, _CASTS, partition=5 if hashed else None)
-    return f"select ordinal, code, partition, id, state from flowfabric.create_executions({marks})"  # noqa: S608
-
-
-def standing_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
-    """The question behind `CreateCall.doubts`, rendered like `create_sql`."""
-    marks = _marks(placeholder, _STANDING_CASTS, partition=1 if hashed else None)
-    return f"select ordinal, code, partition, id from flowfabric.standing_executions({marks})"  # noqa: S608
-
-
-def _marks(placeholder: str, casts: Sequence[str], *, partition: int | None) -> str:
-    marks = [f"{placeholder.format(i)}::{cast}" for i, cast in enumerate(casts, 1)]
-    if partition is not None:
-        marks[partition - 1] = _HOMES.format(marks[partition - 1])
-    return ", ".join(marks)
-
-
-SQL = create_sql()
-STANDING_SQL = standing_sql()
 
 
 class CreateCall:
@@ -254,7 +195,7 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
         numbers if len(routes) > 1 else None, homes, ids, False,
         None, None, [item.input_payload for item in items],
     ]  # fmt: skip
-    args += [None] * (len(_CASTS) - len(args))
+    args += [None] * (_ARGS - len(args))
     policy = items[0].policy if items else None
     if type(policy) is FrozenPolicy:
         args[POLICY_ARG] = [policy.text]  # one for all

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from flowfabric._postgres import statements
 from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
 from flowfabric.errors import (
@@ -126,9 +127,7 @@ class Database:
         async with self.connection() as connection:
             check_server(connection, self.target)
             try:
-                row = await connection.fetchrow(
-                    "select schema_version, functions, flow_partitions from flowfabric.deployment_info()"
-                )
+                row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
             except asyncpg.UndefinedColumnError as error:
                 raise ConnectionFailed(
                     "schema_older", "its functions are of another build", target=self.target

@@ -40,15 +40,8 @@ def decode_json(text: str | None) -> Any:
     return None if text is None else _json.decode(text)
 
 
-CLAIMED = (
-    "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
-    " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at, "
-    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
-)
-
-
 def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
-    """A lease from the columns `CLAIMED`, in that order: unpacked by place, because this is the hot path."""
+    """A lease from the columns `statements.CLAIMED`, in that order: unpacked by place, because this is the hot path."""
     (
         partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
         lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,

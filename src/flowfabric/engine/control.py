@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+from flowfabric._postgres import statements
 from flowfabric.engine.calls import (
     Calls,
     by_place,
@@ -29,7 +30,6 @@ from flowfabric.ids import (
 from flowfabric.models import AlreadySatisfied, Blocked, Cancelled, Changed, Rejected, Replayed, Revoked
 from flowfabric.state import State
 
-_VERDICT = "select ordinal, code, detail, state, lease_epoch, attempt_id, at from"
 BLOCKING_REASONS = frozenset(
     (
         "waiting_for_budget",
@@ -55,7 +55,7 @@ class Control(Calls):
         """Take the lease away. Not an end: the execution is reclaimed by a worker, or cancelled."""
         target = parse_execution(execution_id)
         row = await self._row(
-            f"{_VERDICT} flowfabric.revoke_lease($1, $2, $3, $4, $5)",
+            statements.REVOKE_LEASE,
             target.partition,
             target.uuid,
             None if not expected_lease_id else parse_uuid(expected_lease_id, "expected_lease_id"),
@@ -74,7 +74,7 @@ class Control(Calls):
         """Run an ended execution again as a new attempt; every earlier attempt stays as it is."""
         target = parse_execution(execution_id)
         row = await self._row(
-            f"{_VERDICT} flowfabric.replay($1, $2, $3, $4)",
+            statements.REPLAY,
             [target.partition],
             [target.uuid],
             None if reason is None else escape_text(reason, 4096),
@@ -91,7 +91,7 @@ class Control(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(
-            f"{_VERDICT} flowfabric.replay($1, $2, $3, $4)",
+            statements.REPLAY,
             [target.partition for target in targets],
             [target.uuid for target in targets],
             None if reason is None else escape_text(reason, 4096),
@@ -108,7 +108,7 @@ class Control(Calls):
         targets = [parse_execution(one) for one in execution_ids]
         nothing: list[None] = [None] * len(targets)
         found = await self._fetch(
-            f"{_VERDICT} flowfabric.cancel($1, $2, $3, $4, $5, $6, false, 'operator_override', $7)",
+            statements.CANCEL_AS_OPERATOR,
             [target.partition for target in targets],
             [target.uuid for target in targets],
             nothing,
@@ -125,15 +125,15 @@ class Control(Calls):
 
     async def delete_execution(self, execution_id: ExecutionId) -> None:
         """Forget an ended execution and everything it owns, now. Its events live out their own time."""
-        await self._erase("flowfabric.delete_execution($1, $2)", execution_id)
+        await self._erase(statements.DELETE_EXECUTION, execution_id)
 
     async def redact_execution(self, execution_id: ExecutionId) -> None:
         """Remove what the user put into an ended execution (payload, result, texts); its history stays."""
-        await self._erase("flowfabric.redact_execution($1, $2)", execution_id)
+        await self._erase(statements.REDACT_EXECUTION, execution_id)
 
-    async def _erase(self, call: str, execution_id: ExecutionId) -> None:
+    async def _erase(self, statement: str, execution_id: ExecutionId) -> None:
         target = parse_execution(execution_id)
-        row = await self._row(f"{_VERDICT} {call}", target.partition, target.uuid)
+        row = await self._row(statement, target.partition, target.uuid)
         if row["code"] != "ok":
             raise raised(row, target)
 
@@ -143,7 +143,7 @@ class Control(Calls):
         """Another rank for an execution that may be claimed now; clamped to 0..9000."""
         target = parse_execution(execution_id)
         row = await self._row(
-            f"{_VERDICT} flowfabric.change_priority($1, $2, $3, $4)",
+            statements.CHANGE_PRIORITY,
             target.partition,
             target.uuid,
             check_int(new_priority, "new_priority", -(2**31), 2**31 - 1),
@@ -164,7 +164,7 @@ class Control(Calls):
             )
         target = parse_execution(execution_id)
         row = await self._row(
-            f"{_VERDICT} flowfabric.block($1, $2, $3, $4)",
+            statements.BLOCK,
             target.partition,
             target.uuid,
             reason,
@@ -198,7 +198,7 @@ class Control(Calls):
             )
         target = parse_execution(execution_id)
         row = await self._row(
-            f"{_VERDICT} flowfabric.unblock($1, $2, $3)",
+            statements.UNBLOCK,
             target.partition,
             target.uuid,
             expected_blocking_reason,
@@ -212,7 +212,7 @@ class Control(Calls):
     ) -> list[ExecutionId]:
         """Ids that may be claimed now, in claim order. For schedulers and tests."""
         found = await self._fetch(
-            "select partition, id from flowfabric.scan_eligible($1, $2, $3)",
+            statements.SCAN_ELIGIBLE,
             check_lane(lane_id),
             None if partition_key is None else parse_partition(partition_key, self._database.flow_partitions),
             check_limit(limit, 1000),

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric._postgres import statements
 from flowfabric.engine.calls import check_duration, check_filter, check_int, parse_execution
 from flowfabric.engine.flows import FlowCalls
 from flowfabric.engine.hooks import Round
@@ -45,8 +46,6 @@ _CHUNKS = 20  # of one flow before the next has its turn
 _POLL = 0.1
 _ONE_LOOK = 1.0  # what closing the flow may take, however short the wait
 _LISTED = 1000  # members told of a flow that was cancelled before
-_DISPATCH = "select * from flowfabric.dispatch_cascades($1, $2, $3, $4, $5, $6, $7, $8)"
-_CANCEL = "select handled, failed, message, remaining, last, busy from flowfabric.cancel_members($1, $2, $3, $4)"
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
@@ -113,12 +112,12 @@ class FlowControl(FlowCalls):
         total = 0
         for pause in (0.005, 0.01, 0.0):
             while True:
-                row = await self._row(_DISPATCH, 1, _EDGES, None, event_id, None, None, None, None)
+                row = await self._row(statements.DISPATCH_CASCADES, 1, _EDGES, None, event_id, None, None, None, None)
                 total += row["resolved"]
                 if row["failed"]:
                     raise Contention("retry_exhausted", row["message"] or "")
                 if row["seen"] == 0:
-                    still = await self._row("select flowfabric.cascade_pending($1) as pending", event_id)
+                    still = await self._row(statements.CASCADE_PENDING, event_id)
                     if not still["pending"]:
                         return Advanced(total) if total else NoOp()
                     break
@@ -149,7 +148,7 @@ class FlowControl(FlowCalls):
     ) -> Sweep:
         """One chunk of what ends have left to do, oldest first, behind the event `after`."""
         row = await self._row(
-            _DISPATCH,
+            statements.DISPATCH_CASCADES,
             check_int(limit, "limit", 1, 10_000),
             check_int(edges, "edges", 1, 10_000),
             None if after is None else check_int(after, "after", 0, 2**63 - 1),
@@ -184,7 +183,7 @@ class FlowControl(FlowCalls):
         downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
         edge = parse_uuid(edge_id, "edge_id")
         row = await self._row(
-            "select flowfabric.resolve_dependency($1, $2, $3, $4, $5, $6) as code",
+            statements.RESOLVE_DEPENDENCY,
             *flow,
             edge,
             upstream.uuid,
@@ -202,7 +201,7 @@ class FlowControl(FlowCalls):
     async def promote_blocked_to_eligible(self, execution_id: ExecutionId) -> None:
         """Release an execution that is blocked though its dependencies are satisfied. A repair."""
         target = parse_execution(execution_id)
-        row = await self._row("select flowfabric.promote_blocked($1, $2) as code", target.partition, target.uuid)
+        row = await self._row(statements.PROMOTE_BLOCKED, target.partition, target.uuid)
         match row["code"]:
             case "ok":
                 return
@@ -220,7 +219,7 @@ class FlowControl(FlowCalls):
     ) -> tuple[Sweep, EdgePlace | None]:
         """Look through edge groups for what the cascade should have done, and do it; answers where to go on."""
         row = await self._row(
-            "select * from flowfabric.reconcile_edges($1, $2, $3, $4, $5, $6, $7)",
+            statements.RECONCILE_EDGES,
             *((None, None, None) if after is None else _check_place(after)),
             check_int(limit, "limit", 1, 10_000),
             *check_filter(filter),
@@ -245,9 +244,7 @@ class FlowControl(FlowCalls):
         if flow_id is not None or downstream_execution_id is not None:
             flow = self._flow(flow_id)
             group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id").uuid)
-        row = await self._row(
-            "select * from flowfabric.cancel_siblings($1, $2, $3, $4)", *group, check_int(limit, "limit", 1, 10_000)
-        )
+        row = await self._row(statements.CANCEL_SIBLINGS, *group, check_int(limit, "limit", 1, 10_000))
         return SiblingPass(
             action=row["action"],
             reason=row["reason"],
@@ -263,21 +260,19 @@ class FlowControl(FlowCalls):
         """Forget what a group owes its siblings: `drained`, `already_drained` or `drained_sans_group`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
-        row = await self._row("select flowfabric.drain_siblings($1, $2, $3) as action", *flow, target.uuid)
+        row = await self._row(statements.DRAIN_SIBLINGS, *flow, target.uuid)
         return str(row["action"])
 
     async def reconcile_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
         """Put right what a dispatcher left behind: `sremmed_stale`, `completed_drain` or `no_op`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
-        row = await self._row("select flowfabric.reconcile_siblings($1, $2, $3) as action", *flow, target.uuid)
+        row = await self._row(statements.RECONCILE_SIBLINGS, *flow, target.uuid)
         return str(row["action"])
 
     async def list_sibling_cancels(self, *, limit: int = 50) -> list[QueuedSiblings]:
         """The groups that owe their siblings a cancel, oldest first."""
-        found = await self._fetch(
-            "select * from flowfabric.queued_siblings($1)", check_int(limit, "limit", 1, 10_000), repeatable=True
-        )
+        found = await self._fetch(statements.QUEUED_SIBLINGS, check_int(limit, "limit", 1, 10_000), repeatable=True)
         return [
             QueuedSiblings(
                 flow_id=FlowId(row["flow_id"]),
@@ -352,7 +347,7 @@ class FlowControl(FlowCalls):
         failed: set[UUID] = set()
         after: UUID | None = None
         while True:
-            row = await self._row(_CANCEL, *flow, _MEMBERS, after)
+            row = await self._row(statements.CANCEL_MEMBERS, *flow, _MEMBERS, after)
             failed |= set(row["failed"])
             if row["remaining"] <= len(failed):
                 return failed
@@ -377,7 +372,7 @@ class FlowControl(FlowCalls):
         chosen = check_cancellation(cancellation_policy, "cancellation_policy")
         flow = self._flow(flow_id)
         row = await self._row(
-            "select code, policy, reason, members, targets from flowfabric.cancel_flow_header($1, $2, $3, $4, $5, $6)",
+            statements.CANCEL_FLOW_HEADER,
             *flow,
             escape_text(reason, 4096),
             chosen.value,
@@ -399,12 +394,12 @@ class FlowControl(FlowCalls):
         """A member owes nothing any more. Silent when it did not."""
         flow = self._flow(flow_id)
         target = parse_execution(execution_id)
-        await self._row("select flowfabric.ack_cancel_member($1, $2, $3)", *flow, target.uuid, repeatable=True)
+        await self._row(statements.ACK_CANCEL_MEMBER, *flow, target.uuid, repeatable=True)
 
     async def read_cancel_backlog(self, flow_id: FlowId) -> CancelBacklog | None:
         """What a cancelled flow still owes; None when nothing."""
         flow = self._flow(flow_id)
-        found = await self._fetch("select * from flowfabric.read_cancel_backlog($1, $2)", *flow, repeatable=True)
+        found = await self._fetch(statements.READ_CANCEL_BACKLOG, *flow, repeatable=True)
         if not found:
             return None
         row = found[0]
@@ -423,9 +418,7 @@ class FlowControl(FlowCalls):
         """A few chunks for each cancelled flow whose grace is over: cancel members that are still owed it."""
         check_int(members, "members", 1, 10_000)
         check_int(chunks, "chunks", 1, 10_000)
-        due = await self._fetch(
-            "select partition, flow_id from flowfabric.due_cancellations($1)", check_int(limit, "limit", 1, 10_000)
-        )
+        due = await self._fetch(statements.DUE_CANCELLATIONS, check_int(limit, "limit", 1, 10_000))
         handled = failed = 0
         message: str | None = None
         more = False
@@ -433,7 +426,7 @@ class FlowControl(FlowCalls):
             after: UUID | None = None
             before = handled
             for _ in range(chunks):
-                row = await self._row(_CANCEL, flow["partition"], flow["flow_id"], members, after)
+                row = await self._row(statements.CANCEL_MEMBERS, flow["partition"], flow["flow_id"], members, after)
                 handled += row["handled"]
                 failed += len(row["failed"])
                 message = row["message"] or message
@@ -446,9 +439,7 @@ class FlowControl(FlowCalls):
 
     async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:
         """Count the flows that changed since they were last counted: how many, and whether there are more."""
-        row = await self._row(
-            "select counted, more from flowfabric.project_touched($1)", check_int(limit, "limit", 1, 1_000_000)
-        )
+        row = await self._row(statements.PROJECT_TOUCHED, check_int(limit, "limit", 1, 1_000_000))
         return row["counted"], row["more"]
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from flowfabric._postgres import rows
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.calls import check_limit, moment, parse_execution, parse_partition
 from flowfabric.engine.flows import FlowCalls
 from flowfabric.errors import Corruption, InvalidInput, NotFound, RetriesExhausted, StateError
@@ -34,11 +34,6 @@ from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_tag_key, che
 from flowfabric.models import Page
 from flowfabric.state import State
 
-_MEMBERS = (
-    "select partition, id, node, kind, state, created_at, started_at, completed_at, failure_reason, failure_category,"
-    " cancellation_reason, result, result_encoding from flowfabric.read_members($1, $2)"
-)
-
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a flow with how it ended."""
@@ -63,7 +58,7 @@ class FlowReads(FlowCalls):
     async def describe_flow(self, flow_id: FlowId) -> FlowSnapshot | None:
         """The header of a flow with its groups; None for an unknown one."""
         flow = self._flow(flow_id)
-        found = await self._fetch("select * from flowfabric.describe_flow($1, $2)", *flow, repeatable=True)
+        found = await self._fetch(statements.DESCRIBE_FLOW, *flow, repeatable=True)
         if not found:
             return None
         row = found[0]
@@ -97,7 +92,7 @@ class FlowReads(FlowCalls):
     async def list_flow_members(self, flow_id: FlowId, *, results: bool = False) -> list[Member]:
         """The members of a flow in the order they were made, with their results if asked; empty for an unknown one."""
         _, uuid = self._flow(flow_id)
-        found = await self._fetch(_MEMBERS, uuid, bool(results), repeatable=True)
+        found = await self._fetch(statements.READ_MEMBERS, uuid, bool(results), repeatable=True)
         return [
             Member(
                 execution_id=ExecutionId.of(row["partition"], row["id"]),
@@ -119,9 +114,7 @@ class FlowReads(FlowCalls):
     async def flow_progress(self, flow_id: FlowId) -> tuple[int, int, str]:
         """How many members a flow has, how many of them have not ended, and the state of its header."""
         flow = self._flow(flow_id)
-        found = await self._fetch(
-            "select members, live, state from flowfabric.flow_progress($1, $2)", *flow, repeatable=True
-        )
+        found = await self._fetch(statements.FLOW_PROGRESS, *flow, repeatable=True)
         if not found:
             raise NotFound("flow", flow[1])
         return found[0]["members"], found[0]["live"], found[0]["state"]
@@ -136,7 +129,7 @@ class FlowReads(FlowCalls):
         if size == 0:
             return Page((), None)
         found = await self._fetch(
-            "select * from flowfabric.list_flows($1, $2, null, null, null, null, $3)",
+            statements.LIST_FLOWS,
             partition,
             after,
             size + 1,
@@ -161,7 +154,7 @@ class FlowReads(FlowCalls):
         if size == 0:
             return Page((), None)
         found = await self._fetch(
-            "select * from flowfabric.list_flows(null, null, $1, $2, $3, $4, $5)",
+            statements.FIND_FLOWS,
             before,
             before_id,
             *chosen,
@@ -191,9 +184,7 @@ class FlowReads(FlowCalls):
     async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
         """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
         target = parse_execution(execution_id)
-        row = await self._row(
-            "select flowfabric.flow_eligibility($1, $2) as status", target.partition, target.uuid, repeatable=True
-        )
+        row = await self._row(statements.FLOW_ELIGIBILITY, target.partition, target.uuid, repeatable=True)
         return str(row["status"])
 
     async def set_flow_tag(self, flow_id: FlowId, key: str, value: str) -> None:
@@ -209,7 +200,7 @@ class FlowReads(FlowCalls):
             check_text(value, f"tags[{check_tag_key(key, 'tags key')!r}]", None)
         flow = self._flow(flow_id)
         row = await self._row(
-            "select flowfabric.set_flow_tags($1, $2, $3) as found",
+            statements.SET_FLOW_TAGS,
             *flow,
             msgspec.json.encode(tags).decode(),
             repeatable=True,
@@ -221,23 +212,19 @@ class FlowReads(FlowCalls):
     async def get_flow_tag(self, flow_id: FlowId, key: str) -> str | None:
         """The value of one tag; None for an unknown flow or an absent tag."""
         check_tag_key(key)
-        found = await self._fetch(
-            "select tags from flowfabric.read_flow_tags($1, $2)", *self._flow(flow_id), repeatable=True
-        )
+        found = await self._fetch(statements.READ_FLOW_TAGS, *self._flow(flow_id), repeatable=True)
         tags = rows.decode_json(found[0]["tags"]) if found else None
         return None if tags is None else tags.get(key)
 
     async def project_flow_summary(self, flow_id: FlowId) -> bool:
         """Count the members of one flow now; False when it has none, or does not exist."""
         partition, uuid = self._flow(flow_id)
-        row = await self._row("select flowfabric.project_flows($1, $2) as n", [partition], [uuid], repeatable=True)
+        row = await self._row(statements.PROJECT_FLOWS, [partition], [uuid], repeatable=True)
         return bool(row["n"])
 
     async def read_flow_summary(self, flow_id: FlowId) -> FlowSummary | None:
         """The members of a flow as last counted; None before that."""
-        found = await self._fetch(
-            "select * from flowfabric.read_summary($1, $2)", *self._flow(flow_id), repeatable=True
-        )
+        found = await self._fetch(statements.READ_SUMMARY, *self._flow(flow_id), repeatable=True)
         if not found:
             return None
         row = found[0]
@@ -255,7 +242,7 @@ class FlowReads(FlowCalls):
     async def delete_flow(self, flow_id: FlowId) -> None:
         """Forget a flow whose members have all ended, with its members and everything they own, now."""
         flow = self._flow(flow_id)
-        row = await self._row("select flowfabric.delete_flow($1, $2) as code", *flow)
+        row = await self._row(statements.DELETE_FLOW, *flow)
         match row["code"]:
             case "ok":
                 return

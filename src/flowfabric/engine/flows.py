@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import grow_call
+from flowfabric._postgres import statements
 from flowfabric._postgres.grow_call import GrowCall
 from flowfabric.engine.calls import MAX_BATCH, Calls, check_int, parse_execution
 from flowfabric.errors import (
@@ -41,7 +41,6 @@ from flowfabric.graph import (
 )
 from flowfabric.ids import ExecutionId, FlowId, check_tags, check_text, crc16, mint_uuid, parse_uuid
 
-_STAGE = "select code, place, revision from flowfabric.stage_edges($1, $2, $3, $4, $5, $6, $7, $8)"
 _KIND = "success_only"
 
 
@@ -87,8 +86,7 @@ class FlowCalls(Calls):
         edge: UUID | None = None,
     ) -> list[EdgeSnapshot]:
         found = await self._fetch(
-            "select edge_id, upstream, downstream, data_passing_ref, applied_at, created_at"
-            " from flowfabric.read_edges($1, $2, $3, $4, $5)",
+            statements.READ_EDGES,
             *flow,
             upstream,
             downstream,
@@ -155,16 +153,16 @@ class Flows(FlowCalls):
     async def _grow(self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None) -> FlowSubmitted:
         repeated = False
         if connection is not None:
-            row = (await connection.fetch(grow_call.SQL, *call.args))[0]
+            row = (await connection.fetch(statements.GROW_FLOW, *call.args))[0]
         else:
             try:
-                row = await self._row(grow_call.SQL, *call.args)
+                row = await self._row(statements.GROW_FLOW, *call.args)
             except TransportError as error:
                 if not error.retryable:
                     raise
                 # The answer was lost, the ids are ours: asking again makes nothing twice.
                 repeated = True
-                row = await self._row(grow_call.SQL, *call.args, repeatable=True)
+                row = await self._row(statements.GROW_FLOW, *call.args, repeatable=True)
         code, place = row["code"], row["place"]
         if code == "ok":
             return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes)
@@ -189,7 +187,7 @@ class Flows(FlowCalls):
         """The nodes that an earlier call made. An extension is known by the ids of its nodes."""
         if not call.is_new:
             return call.nodes
-        members = "select partition, id, node from flowfabric.read_members($1, false) where node is not null"
+        members = statements.READ_NODES
         if connection is not None:
             found = await connection.fetch(members, flow_id)
         else:
@@ -202,7 +200,7 @@ class Flows(FlowCalls):
         """An empty flow. A known id answers `FlowExists`, and nothing is overwritten."""
         partition, uuid = self._flow(mint_uuid() if flow_id is None else flow_id)
         row = await self._row(
-            "select flowfabric.create_flow($1, $2, $3, $4) as made",
+            statements.CREATE_FLOW,
             partition,
             uuid,
             check_text(flow_kind, "flow_kind"),
@@ -232,7 +230,7 @@ class Flows(FlowCalls):
 
     async def _add(self, flow: tuple[int, UUID], targets: list[ExecutionId], fields: list[str]) -> asyncpg.Record:
         row = await self._row(
-            "select code, place, other, members from flowfabric.add_to_flow($1, $2, $3)",
+            statements.ADD_TO_FLOW,
             *flow,
             [one.uuid for one in targets],
             repeatable=True,
@@ -296,7 +294,7 @@ class Flows(FlowCalls):
             for column, value in zip(columns, checked, strict=True):
                 column.append(value)
         row = await self._row(
-            _STAGE, *flow, *columns, check_int(revision, "expected_graph_revision", 0, 2**63 - 1), apply
+            statements.STAGE_EDGES, *flow, *columns, check_int(revision, "expected_graph_revision", 0, 2**63 - 1), apply
         )
         code, place = row["code"], row["place"]
         if code == "ok":
@@ -350,7 +348,7 @@ class Flows(FlowCalls):
         downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
         ref = None if data_passing_ref is None else check_text(data_passing_ref, "data_passing_ref") or None
         row = await self._row(
-            "select code, unsatisfied, detail from flowfabric.apply_edge($1, $2, $3, $4, $5, $6, $7)",
+            statements.APPLY_EDGE,
             *flow,
             edge_uuid,
             self._uuid(flow, upstream),
@@ -387,7 +385,7 @@ class Flows(FlowCalls):
         checked = check_policy(policy)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
         row = await self._row(
-            "select flowfabric.set_group_policy($1, $2, $3, $4, $5, $6) as code",
+            statements.SET_GROUP_POLICY,
             *flow,
             target.uuid,
             "all_of" if isinstance(checked, AllOf) else "quorum" if isinstance(checked, Quorum) else "any_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from flowfabric._postgres import statements
 from flowfabric.engine.calls import Calls, check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import check_lane
@@ -20,7 +21,7 @@ class Lanes(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select name, state, registered_at, registered_by from flowfabric.list_lanes($1, $2)",
+            statements.LIST_LANES,
             after,
             size + 1,
             repeatable=True,
@@ -43,7 +44,7 @@ class Lanes(Calls):
             wanted = LaneState(state)
         except ValueError:
             raise InvalidInput(f"got {state!r}", field="state", allowed=", ".join(LaneState)) from None
-        row = await self._row("select flowfabric.set_lane_state($1, $2) as before", name, wanted.value)
+        row = await self._row(statements.SET_LANE_STATE, name, wanted.value)
         return LaneState(row["before"])
 
     async def lane_stats(self, lane_ids: Collection[str] | None = None) -> list[LaneStats]:
@@ -51,7 +52,7 @@ class Lanes(Calls):
         names = (
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")]
         )
-        found = await self._fetch("select * from flowfabric.lane_stats($1)", names, repeatable=True)
+        found = await self._fetch(statements.LANE_STATS, names, repeatable=True)
         return [
             LaneStats(
                 lane_id=row["name"],

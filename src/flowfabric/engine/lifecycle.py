@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import create_call, rows
+from flowfabric._postgres import create_call, rows, statements
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.calls import (
     Batch,
@@ -63,31 +63,6 @@ from flowfabric.state import State
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
 _MAX_FAILURE_BYTES = 256 * 1024
-_CLAIM = f"select {rows.CLAIMED} from flowfabric.claim($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
-_CLAIM_LANES = f"select {rows.CLAIMED} from flowfabric.claim_lanes($1, $2, $3, $4, $5, $6, $7, $8)"  # noqa: S608
-_RENEW = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.renew($1, $2, $3, $4, $5, $6, $7)"
-)
-_COMPLETE = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.complete($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-)
-_FAIL = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.fail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-)
-_PAUSE = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.pause($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-)
-_CANCEL = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.cancel($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-)
-_PROGRESS = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.progress($1, $2, $3, $4, $5, $6, $7, $8)"
-)
 
 
 class Lifecycle(Calls):
@@ -148,14 +123,14 @@ class Lifecycle(Calls):
         repeated = False
         if connection is not None:
             if not call.is_empty:
-                found = await connection.fetch(create_call.SQL, *call.args)
+                found = await connection.fetch(statements.CREATE_EXECUTIONS, *call.args)
             if call.doubts:
-                standing = await connection.fetch(create_call.STANDING_SQL, *call.doubts)
+                standing = await connection.fetch(statements.STANDING_EXECUTIONS, *call.doubts)
         else:
             if not call.is_empty:
                 found, repeated = await self._create(call.args)
             if call.doubts:
-                standing = await self._fetch(create_call.STANDING_SQL, *call.doubts, repeatable=True)
+                standing = await self._fetch(statements.STANDING_EXECUTIONS, *call.doubts, repeatable=True)
         return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
 
     @staticmethod
@@ -180,13 +155,13 @@ class Lifecycle(Calls):
     async def _create(self, args: list[Any]) -> tuple[list[asyncpg.Record], bool]:
         """The rows, and whether it had to be asked twice."""
         try:
-            return await self._fetch(create_call.SQL, *args), False
+            return await self._fetch(statements.CREATE_EXECUTIONS, *args), False
         except TransportError as error:
             if not error.retryable:
                 raise
             # The answer was lost, the ids are ours: asking again makes nothing twice.
             args[create_call.ID_GIVEN_ARG] = True
-            return await self._fetch(create_call.SQL, *args, repeatable=True), True
+            return await self._fetch(statements.CREATE_EXECUTIONS, *args, repeatable=True), True
 
     async def claim(
         self,
@@ -236,9 +211,9 @@ class Lifecycle(Calls):
         )
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(_CLAIM, *args, repeatable=True)
+        found = await self._fetch(statements.CLAIM, *args, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(_CLAIM, args, max_wait)
+            found = await self._claim_within(statements.CLAIM, args, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
     async def claim_lanes(
@@ -271,9 +246,9 @@ class Lifecycle(Calls):
         )
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(_CLAIM_LANES, *args, repeatable=True)
+        found = await self._fetch(statements.CLAIM_LANES, *args, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(_CLAIM_LANES, args, max_wait)
+            found = await self._claim_within(statements.CLAIM_LANES, args, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
     async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
@@ -291,7 +266,7 @@ class Lifecycle(Calls):
                 # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
                 pause = min(left, _POLL)
                 await self._fetch(
-                    "select flowfabric.sleep($1, 'work', $2, null)",
+                    statements.SLEEP_FOR_WORK,
                     self._instance,
                     int(pause * 1000) + 250,
                     repeatable=True,
@@ -323,7 +298,7 @@ class Lifecycle(Calls):
     async def sleep_for_work(self, at_most: timedelta) -> None:
         """Announce that this process waits for work, so that whoever submits some wakes it. Look once more after it."""
         await self._fetch(
-            "select flowfabric.sleep($1, 'work', $2, null)",
+            statements.SLEEP_FOR_WORK,
             self._instance,
             check_duration(at_most, "at_most"),
             repeatable=True,
@@ -353,7 +328,7 @@ class Lifecycle(Calls):
         if batch.is_empty:
             return batch.verdicts([])
         fences, ttls = batch.ready
-        found = await self._fetch(_RENEW, *fences.columns, ttls, repeatable=True)
+        found = await self._fetch(statements.RENEW, *fences.columns, ttls, repeatable=True)
         return batch.verdicts(
             [
                 Renewed(row["at"], row["lease_epoch"])
@@ -372,7 +347,7 @@ class Lifecycle(Calls):
         if message is not None:
             check_text(message, "message", 64 * 1024)
         fences = Fences([authority])
-        row = await self._row(_PROGRESS, *fences.first, percent, message, repeatable=True)
+        row = await self._row(statements.PROGRESS, *fences.first, percent, message, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
 
@@ -401,7 +376,7 @@ class Lifecycle(Calls):
             return batch.verdicts([])
         fences, results, encodings = batch.ready
         found = await self._fetch(
-            _COMPLETE,
+            statements.COMPLETE,
             *fences.columns,
             results if any(result is not None for result in results) else None,
             encodings if any(encoding is not None for encoding in encodings) else None,
@@ -463,7 +438,7 @@ class Lifecycle(Calls):
         if batch.is_empty:
             return batch.verdicts(answers)
         fences, columns = batch.ready
-        found = await self._fetch(_FAIL, *fences.columns, *columns, operator, repeatable=not operator)
+        found = await self._fetch(statements.FAIL, *fences.columns, *columns, operator, repeatable=not operator)
         for place, row in enumerate(by_place(found, len(fences.ids))):
             execution_id = fences.execution_id(place)
             if row["code"] not in ("ok", "replayed"):
@@ -480,7 +455,7 @@ class Lifecycle(Calls):
     ) -> asyncpg.Record:
         fences = Fences([authority])
         at, ms = instant(until, "delay_until")
-        row = await self._row(_PAUSE, call, *fences.first, at, ms, is_override(authority))
+        row = await self._row(statements.PAUSE, call, *fences.first, at, ms, is_override(authority))
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         return row
@@ -514,7 +489,7 @@ class Lifecycle(Calls):
         if holder and source != "lease_holder":
             raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
         fences = Fences([authority])
-        row = await self._row(_CANCEL, *fences.columns, holder, source, text, repeatable=True)
+        row = await self._row(statements.CANCEL, *fences.columns, holder, source, text, repeatable=True)
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
         return Cancelled(fences.execution_id(0))

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from flowfabric._postgres import rows
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.calls import (
     Calls,
     check_int,
@@ -44,7 +44,6 @@ from flowfabric.models import (
 from flowfabric.state import State
 
 FIND_BUDGET = 20_000
-_READ = "select * from flowfabric.read_execution($1, $2)"
 
 
 class Place(Struct, frozen=True):
@@ -76,7 +75,7 @@ class Reads(Calls):
         return None if found is None else rows.execution(found)
 
     async def _read(self, target: ExecutionId) -> Any:
-        found = await self._fetch(_READ, target.partition, target.uuid, repeatable=True)
+        found = await self._fetch(statements.READ_EXECUTION, target.partition, target.uuid, repeatable=True)
         return found[0] if found else None
 
     async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
@@ -103,7 +102,7 @@ class Reads(Calls):
         """The result with its encoding."""
         target = parse_execution(execution_id)
         found = await self._fetch(
-            "select result, result_encoding from flowfabric.read_result($1, $2)",
+            statements.READ_RESULT,
             target.partition,
             target.uuid,
             repeatable=True,
@@ -114,7 +113,7 @@ class Reads(Calls):
         """The input and what belongs to it; an unknown id is `InvalidInput`."""
         target = parse_execution(execution_id)
         found = await self._fetch(
-            "select payload, payload_encoding, kind, tags from flowfabric.read_payload($1, $2)",
+            statements.READ_PAYLOAD,
             target.partition,
             target.uuid,
             repeatable=True,
@@ -188,7 +187,7 @@ class Reads(Calls):
         check_text(value, "value", None)
         target = parse_execution(execution_id)
         row = await self._row(
-            "select flowfabric.set_tag($1, $2, $3, $4) as found",
+            statements.SET_TAG,
             target.partition,
             target.uuid,
             key,
@@ -201,9 +200,7 @@ class Reads(Calls):
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
         """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
         target = parse_execution(execution_id)
-        found = await self._fetch(
-            "select * from flowfabric.list_attempts($1, $2)", target.partition, target.uuid, repeatable=True
-        )
+        found = await self._fetch(statements.LIST_ATTEMPTS, target.partition, target.uuid, repeatable=True)
         return [rows.attempt(row) for row in found]
 
     async def list_executions(
@@ -220,7 +217,7 @@ class Reads(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.list_partition($1, $2, $3)",
+            statements.LIST_PARTITION,
             partition,
             None if after is None else after.uuid,
             size + 1,
@@ -264,8 +261,7 @@ class Reads(Calls):
         )
         if size == 0:
             return Page(())
-        marks = ", ".join(f"${n}" for n in range(1, 15))
-        found = await self._fetch(f"select * from flowfabric.find({marks})", *args, repeatable=True)  # noqa: S608
+        found = await self._fetch(statements.FIND, *args, repeatable=True)
         last = found[-1] if found and found[-1]["state"] is None else None
         return Page(
             [rows.info(row) for row in found if row["state"] is not None],
@@ -294,7 +290,7 @@ class Reads(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.list_expired_leases(coalesce($1, flowfabric.server_now()), $2, $3, $4, $5)",
+            statements.LIST_EXPIRED_LEASES,
             until,
             None if place is None else place[0],
             None if place is None else str(place[1]),

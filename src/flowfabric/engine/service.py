@@ -12,6 +12,7 @@ from typing import Any, Self
 import asyncpg
 
 from flowfabric import settings
+from flowfabric._postgres import statements
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
 from flowfabric._postgres.pool import Database, check_dsn, check_server, connection_failed, describe, translate
@@ -159,16 +160,16 @@ class Service(Calls):
     async def prepare(self) -> Prepared:
         """Boot preparation, safe every time: registers the configured lanes."""
         lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
-        row = await self._row("select flowfabric.register_lanes($1) as made", lanes, repeatable=True)
+        row = await self._row(statements.REGISTER_LANES, lanes, repeatable=True)
         return Prepared(f"registered {row['made']} lanes" if row["made"] else None)
 
     async def ping(self) -> None:
         """One round trip; `TransportError` when the database does not answer."""
-        await self._row("select 1 as one")
+        await self._row(statements.PING)
 
     async def server_time_ms(self) -> int:
         """The only clock, in milliseconds since the epoch."""
-        row = await self._row("select flowfabric.server_time_ms() as ms", repeatable=True)
+        row = await self._row(statements.SERVER_TIME_MS, repeatable=True)
         if row["ms"] < 0:
             raise TransportError("protocol", "the server's clock is before 1970")
         return int(row["ms"])

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric._postgres import create_call, rows
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.calls import (
     ESCAPED_NUL,
@@ -43,38 +43,6 @@ from flowfabric.models import (
 )
 from flowfabric.state import State
 
-_RECORD = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.record_steps("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-)
-_PARK = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-)
-_PROGRESS = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.progress($1, $2, $3, $4, $5, $6, $7, $8)"
-)
-_OUTCOMES = (
-    "select ordinal, state, result, result_encoding, failure_reason, failure_category, cancellation_reason"
-    " from flowfabric.read_outcomes($1, $2)"
-)
-# The lease and the memory are looked at first, then the execution is made, then it is remembered: each part waits for
-# the row of the part before it, and all are one transaction.
-_CREATE = create_call.create_sql().split(" from ", 1)[1]
-_SUBMIT = (
-    "select c.ordinal, c.code, c.partition, c.id, c.state"  # noqa: S608 - placeholders only
-    " from flowfabric.may_submit($24, $25, $26, $27, $28, $29, $30, $31) h"
-    f" cross join lateral {_CREATE.replace('$7::boolean', '($7::boolean and h.may)')} c"
-    " left join lateral flowfabric.record_steps("
-    "case when c.code = 'lane_closed' then '{}' else array[$24] end,"
-    " case when c.code = 'lane_closed' then '{}' else array[$25] end, array[$26], array[$27], array[$28], array[$29],"
-    " array[$30], array[$31], array['submit'], null,"
-    " array[case when c.code = 'duplicate' then 'known' end], null, null, null,"
-    " array[case when c.ordinal = 0 then ($5::integer[])[1] else c.partition end],"
-    " array[case when c.ordinal = 0 then ($6::uuid[])[1] else c.id end]) s on true"
-)
-
 
 class Steps(Calls):
     """record_steps, read_steps, park, submit_child, watch, unwatch, read_outcomes, free_key."""
@@ -92,7 +60,7 @@ class Steps(Calls):
         if batch.is_empty:
             return batch.verdicts([])
         fences, columns = batch.ready
-        found = await self._fetch(_RECORD, *fences.columns, *columns, None, None, repeatable=True)
+        found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, None, None, repeatable=True)
         count = len(fences.ids)
         answers: list[datetime | FlowFabricError | None] = [None] * count
         if not (len(found) == 1 and found[0]["ordinal"] == 0):
@@ -107,7 +75,7 @@ class Steps(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(
-            "select * from flowfabric.read_steps($1, $2, $3)",
+            statements.READ_STEPS,
             [target.partition for target in targets],
             [target.uuid for target in targets],
             bool(all_generations),
@@ -139,7 +107,7 @@ class Steps(Calls):
         if fences.execution_id(0) in targets:
             raise InvalidInput("an execution cannot wait for its own end", field="ends_of")
         row = await self._row(
-            _PARK,
+            statements.PARK,
             *fences.first,
             None if until is None else moment(until, "until"),
             [target.partition for target in targets],
@@ -166,7 +134,7 @@ class Steps(Calls):
         if call.refused:
             raise call.refused[0]
         # What is remembered already is not made again, so a call whose answer was lost can be repeated.
-        found = await self._fetch(_SUBMIT, *call.args, *fences.first, *step, repeatable=True)
+        found = await self._fetch(statements.SUBMIT_CHILD, *call.args, *fences.first, *step, repeatable=True)
         if not found:
             return await self._submitted(fences, *step)
         answer = call.verdicts([tuple(row) for row in found])[0]
@@ -176,7 +144,7 @@ class Steps(Calls):
 
     async def _submitted(self, fences: Fences, name: str, n: int) -> Duplicate:
         """What is remembered under a name; raises what a holder's call is told when the lease does not hold."""
-        row = await self._row(_PROGRESS, *fences.first, None, None, repeatable=True)
+        row = await self._row(statements.PROGRESS, *fences.first, None, None, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         for step in await self.read_steps([fences.execution_id(0)]):
@@ -192,7 +160,7 @@ class Steps(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         await self._fetch(
-            "select flowfabric.watch($1, $2, $3, $4)",
+            statements.WATCH,
             self._instance,
             check_duration(within, "within"),
             [target.partition for target in targets],
@@ -205,7 +173,7 @@ class Steps(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         await self._fetch(
-            "select flowfabric.unwatch($1, $2, $3)",
+            statements.UNWATCH,
             self._instance,
             [target.partition for target in targets],
             [target.uuid for target in targets],
@@ -233,9 +201,7 @@ class Steps(Calls):
     async def free_key(self, execution_id: ExecutionId) -> bool:
         """Let the idempotency key of an execution that ended without success be used again; False when it has not."""
         target = parse_execution(execution_id)
-        row = await self._row(
-            "select flowfabric.free_key($1, $2) as freed", target.partition, target.uuid, repeatable=True
-        )
+        row = await self._row(statements.FREE_KEY, target.partition, target.uuid, repeatable=True)
         return bool(row["freed"])
 
     async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:
@@ -243,7 +209,10 @@ class Steps(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(
-            _OUTCOMES, [target.partition for target in targets], [target.uuid for target in targets], repeatable=True
+            statements.READ_OUTCOMES,
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            repeatable=True,
         )
         return {
             targets[row["ordinal"] - 1]: Outcome(

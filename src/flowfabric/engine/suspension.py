@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
-from flowfabric._postgres import rows
+from flowfabric._postgres import rows, statements
 from flowfabric.conditions import Condition, check_condition, condition_to_json, named_keys
 from flowfabric.engine.calls import (
     Calls,
@@ -87,37 +87,6 @@ _REQUESTERS = frozenset(get_args(RequestedBy))
 _BEHAVIORS = frozenset(get_args(TimeoutBehavior))
 _TRIGGERS = frozenset(get_args(TriggerType))
 _SCOPES = ("waitpoint", "execution")
-_CREATE = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at, token from flowfabric.create_waitpoint("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-)
-_CLOSE = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.close_waitpoint($1, $2, $3, $4, $5, $6, $7, $8)"
-)
-_SUSPEND = (
-    "select * from flowfabric.suspend("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
-)
-_DELIVER = (
-    "select code, detail, signal_id, effect, match_detail from flowfabric.deliver_signal("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
-)
-_SIGNAL_BY_KEY = (
-    "select code, detail, signal_id, effect, match_detail, keys from flowfabric.signal_by_key("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
-)
-_RESUME = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.resume_execution($1, $2, $3, $4)"
-)
-_OPEN_WAIT = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at, waitpoint_ids, waitpoint_keys, tokens"
-    " from flowfabric.open_wait($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-)
-_SETTLE_WAIT = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at, outcome, result, seen"
-    " from flowfabric.settle_wait($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
-)
 
 
 class Suspensions(Calls):
@@ -144,7 +113,12 @@ class Suspensions(Calls):
             raise InvalidInput(f"got {type(expires_in).__name__}", field="expires_in", allowed="a timedelta")
         waitpoint_id = mint_uuid()
         row = await self._row(
-            _CREATE, *fences.first, waitpoint_id, key, expires_in / timedelta(milliseconds=1), bool(outlives_attempt)
+            statements.CREATE_WAITPOINT,
+            *fences.first,
+            waitpoint_id,
+            key,
+            expires_in / timedelta(milliseconds=1),
+            bool(outlives_attempt),
         )
         if row["code"] != "ok":
             raise _refused(row, fences.execution_id(0), waitpoint_id)
@@ -156,7 +130,9 @@ class Suspensions(Calls):
         """Close a pending waitpoint that will not be used. One that is closed already stays so."""
         fences = Fences([authority])
         target = parse_uuid(waitpoint_id, "waitpoint_id")
-        row = await self._row(_CLOSE, *fences.first, target, _filled(reason, "reason"), repeatable=True)
+        row = await self._row(
+            statements.CLOSE_WAITPOINT, *fences.first, target, _filled(reason, "reason"), repeatable=True
+        )
         if row["code"] != "ok":
             raise _refused(row, fences.execution_id(0), target)
         return Closed(target)
@@ -166,7 +142,7 @@ class Suspensions(Calls):
         target = parse_execution(execution_id)
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
-            "select flowfabric.expire_waitpoint($1, $2, $3) as code",
+            statements.EXPIRE_WAITPOINT,
             target.partition,
             target.uuid,
             waitpoint,
@@ -181,7 +157,7 @@ class Suspensions(Calls):
         target = parse_execution(execution_id)
         size = min(max(check_int(limit, "limit", -(2**31), 2**31 - 1), 1), 1000)
         found = await self._fetch(
-            "select * from flowfabric.list_pending_waitpoints($1, $2, $3, $4)",
+            statements.LIST_PENDING_WAITPOINTS,
             target.partition,
             target.uuid,
             None if after is None else parse_uuid(after, "after"),
@@ -213,7 +189,7 @@ class Suspensions(Calls):
         """The token of a waitpoint that can still be signalled. For operators' tools: it is the right to signal."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
         row = await self._row(
-            "select flowfabric.read_waitpoint_token($1, $2) as token",
+            statements.READ_WAITPOINT_TOKEN,
             partition,
             parse_uuid(waitpoint_id, "waitpoint_id"),
             repeatable=True,
@@ -226,7 +202,7 @@ class Suspensions(Calls):
         """`ok`, `mismatch`, or `unknown` for a waitpoint that cannot be signalled. An early answer for bridges."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select flowfabric.probe_waitpoint($1, $2, $3, $4) as code",
+            statements.PROBE_WAITPOINT,
             target.partition,
             target.uuid,
             parse_uuid(waitpoint_id, "waitpoint_id"),
@@ -320,7 +296,7 @@ class Suspensions(Calls):
         fences = Fences([authority])
         execution_id = fences.execution_id(0)
         _, _, lease_id, lease_epoch, attempt_id, _ = fences.first
-        row = await self._row(_SUSPEND, *fences.first, by_triple, *args, False)
+        row = await self._row(statements.SUSPEND, *fences.first, by_triple, *args, False)
         if row["code"] != "ok":
             raise _refused(row, execution_id, args[1])
         bound = [
@@ -436,7 +412,7 @@ class Suspensions(Calls):
     ) -> Accepted | DuplicateSignal:
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
-            _DELIVER,
+            statements.DELIVER_SIGNAL,
             target.partition,
             target.uuid,
             waitpoint,
@@ -499,7 +475,7 @@ class Suspensions(Calls):
             maxlen=signal_maxlen,
         ).checked()
         row = await self._row(
-            _SIGNAL_BY_KEY,
+            statements.SIGNAL_BY_KEY,
             target.partition,
             target.uuid,
             key,
@@ -526,7 +502,7 @@ class Suspensions(Calls):
         if authority.attempt_index is None:
             raise InvalidInput("missing", field="attempt_index", allowed="an integer")
         found = await self._fetch(
-            "select * from flowfabric.observe_signals($1, $2, $3)",
+            statements.OBSERVE_SIGNALS,
             target.partition,
             target.uuid,
             check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
@@ -543,7 +519,7 @@ class Suspensions(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.read_signals($1, $2, $3, $4)",
+            statements.READ_SIGNALS,
             target.partition,
             target.uuid,
             check_int(after, "after", 0, 2**31 - 1),
@@ -576,7 +552,7 @@ class Suspensions(Calls):
         """Resume a suspended execution whatever its condition says; an operator's override."""
         target = parse_execution(execution_id)
         row = await self._row(
-            _RESUME,
+            statements.RESUME_EXECUTION,
             target.partition,
             target.uuid,
             _word(trigger_type, _TRIGGERS, "trigger_type"),
@@ -590,7 +566,7 @@ class Suspensions(Calls):
         """End one suspension if its time is over; what the duty does for all."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select code, behavior from flowfabric.expire_suspension($1, $2)",
+            statements.EXPIRE_SUSPENSION,
             target.partition,
             target.uuid,
             repeatable=True,
@@ -604,9 +580,7 @@ class Suspensions(Calls):
     async def read_suspension(self, execution_id: ExecutionId) -> Suspension | None:
         """The newest suspension of an execution, open or closed; None when it has none."""
         target = parse_execution(execution_id)
-        found = await self._fetch(
-            "select * from flowfabric.read_suspension($1, $2)", target.partition, target.uuid, repeatable=True
-        )
+        found = await self._fetch(statements.READ_SUSPENSION, target.partition, target.uuid, repeatable=True)
         if not found:
             return None
         row = found[0]
@@ -642,9 +616,7 @@ class Suspensions(Calls):
         size = check_limit(limit, 1000)
         if size == 0:
             return Page(())
-        found = await self._fetch(
-            "select * from flowfabric.list_suspended($1, $2, $3, $4)", partition, at, uuid, size, repeatable=True
-        )
+        found = await self._fetch(statements.LIST_SUSPENDED, partition, at, uuid, size, repeatable=True)
         items = [
             SuspendedExecution(
                 execution_id=ExecutionId.of(partition, row["id"]),
@@ -672,7 +644,7 @@ class Suspensions(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.list_waits($1, $2, $3, $4, $5, $6)",
+            statements.LIST_WAITS,
             at,
             uuid,
             size,
@@ -715,7 +687,7 @@ class Suspensions(Calls):
         if not isinstance(within, timedelta | None):
             raise InvalidInput(f"got {type(within).__name__}", field="within", allowed="a timedelta or None")
         row = await self._row(
-            _OPEN_WAIT,
+            statements.OPEN_WAIT,
             *fences.first,
             _filled(name, "name", 512),
             check_int(n, "n", 0, 2**31 - 1),
@@ -750,7 +722,7 @@ class Suspensions(Calls):
         """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
         fences = Fences([authority])
         row = await self._row(
-            _SETTLE_WAIT,
+            statements.SETTLE_WAIT,
             *fences.first,
             _filled(name, "name", 512),
             check_int(n, "n", 0, 2**31 - 1),
