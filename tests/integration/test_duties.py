@@ -30,7 +30,7 @@ from flowfabric._duties.timers import (
     ParkedPromotion,
     Retention,
 )
-from flowfabric.engine.hooks import TimerKind
+from flowfabric.engine.timers import TimerKind
 from flowfabric.graph import AnyOf, FlowState, FlowSubmitted, NewEdge, NewNode
 from flowfabric.policies import StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit

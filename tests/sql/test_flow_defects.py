@@ -23,7 +23,7 @@ from flowfabric._duties.flows import (
     SiblingReconciler,
 )
 from flowfabric.conditions import on
-from flowfabric.engine.flow_control import EdgePlace
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.graph import (
     AnyOf,
     Applied,

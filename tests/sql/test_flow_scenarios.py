@@ -16,7 +16,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._duties.flows import Cascade, EdgeReconciler, FlowCancel, SiblingReconciler
 from flowfabric.conditions import on
-from flowfabric.engine.flow_control import EdgePlace
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.graph import (
     Added,
     AlreadyMember,

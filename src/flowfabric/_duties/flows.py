@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.timers import WokenDuty
-from flowfabric.engine.flow_control import EdgePlace
-from flowfabric.engine.hooks import Round
+from flowfabric.engine.edges import EdgePlace
+from flowfabric.engine.timers import Round
 
 log = logging.getLogger("flowfabric.duties")
 

@@ -6,7 +6,7 @@ import logging
 from datetime import datetime, timedelta
 
 from flowfabric._duties.duty import Duty
-from flowfabric.engine.hooks import Round, TimerKind
+from flowfabric.engine.timers import Round, TimerKind
 
 log = logging.getLogger("flowfabric.duties")
 

@@ -7,7 +7,7 @@ item that fails its checks becomes its own verdict and never reaches the databas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
+from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, instant
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
 from flowfabric.ids import (
     ExecutionId,
@@ -31,8 +32,6 @@ from flowfabric.models import Created, Duplicate, NewExecution
 from flowfabric.policies import Derived, FrozenPolicy, freeze_policy
 from flowfabric.state import State
 
-MAX_BATCH = 1000
-MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message
 _INT32 = range(-(2**31), 2**31)
 _PARTITION_HASHES = 1 << 16
 _ARGS = 23
@@ -346,29 +345,3 @@ def _bytes(value: object, field: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes")
-
-
-def moment(value: object, field: str, allowed: str = "an aware datetime") -> datetime:
-    """A point in time that the database can hold and give back."""
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
-    if value.utcoffset() is None:
-        raise InvalidInput("a datetime without time zone", field=field, allowed=allowed)
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed} within the years 1 to 9999") from None
-
-
-def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
-    """A moment as (absolute, None) or a duration from the database's now as (None, milliseconds)."""
-    if value is None:
-        return None, None
-    if isinstance(value, timedelta):
-        ms = value // timedelta(milliseconds=1)
-        if ms < 0 or ms > 10**13:
-            raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
-        return None, ms
-    if isinstance(value, datetime):
-        return moment(value, field, "an aware datetime or a timedelta"), None
-    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="an aware datetime or a timedelta")

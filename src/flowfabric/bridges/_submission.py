@@ -13,7 +13,7 @@ from typing import Any, Required, TypeAlias, TypedDict, Unpack
 
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric._postgres.statements import FLOW_PARTITIONS, create_executions, standing_executions
-from flowfabric.engine.calls import check_batch
+from flowfabric.engine.checks import check_batch
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Created, Duplicate, NewExecution

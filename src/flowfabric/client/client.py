@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID, uuid5
 
+from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.bridges.callbacks import Received, receive
 from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
@@ -26,7 +27,6 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, check_task
 from flowfabric.contracts import Codecs, ValueType
 from flowfabric.engine import Engine
-from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound
 from flowfabric.graph import FlowInfo, NewNode

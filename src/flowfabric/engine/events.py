@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit, parse_execution
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_filter, check_int, check_limit, parse_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
@@ -11,7 +12,7 @@ from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilt
 FAMILIES = ("lease", "completion", "operator", "signal")
 
 
-class Events(Calls):
+class Events(Operations):
     """read_events, list_events, count_events."""
 
     async def read_events(

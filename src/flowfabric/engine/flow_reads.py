@@ -1,4 +1,4 @@
-"""Reading flows: headers, groups, edges, members, lists, tags, summaries."""
+"""Reading flows: headers, groups, members, lists, summaries."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import asyncpg
 import msgspec
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.calls import check_limit, moment, parse_execution, parse_partition
-from flowfabric.engine.flows import FlowCalls
-from flowfabric.errors import Corruption, InvalidInput, NotFound, RetriesExhausted, StateError
+from flowfabric._postgres.checks import moment
+from flowfabric.engine.base import FlowOperations
+from flowfabric.engine.checks import check_int, check_limit, parse_partition
+from flowfabric.errors import Corruption, InvalidInput, NotFound
 from flowfabric.graph import (
     AllOf,
     AnyOf,
     CancellationPolicy,
     EdgeGroup,
     EdgeGroupPolicy,
-    EdgeSnapshot,
     FlowGraph,
     FlowInfo,
     FlowNode,
@@ -30,7 +30,7 @@ from flowfabric.graph import (
     OnSatisfied,
     Quorum,
 )
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_tag_key, check_text, parse_uuid
+from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_text, parse_uuid
 from flowfabric.models import Page
 from flowfabric.state import State
 
@@ -52,8 +52,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     result_encoding: str | None
 
 
-class FlowReads(FlowCalls):
-    """describe_flow, list_flows, edges, members, tags, eligibility, summaries."""
+class FlowReads(FlowOperations):
+    """describe_flow, read_flow_graph, list_flow_members, flow_progress, list_flows, find_flows, summaries."""
 
     async def describe_flow(self, flow_id: FlowId) -> FlowSnapshot | None:
         """The header of a flow with its groups; None for an unknown one."""
@@ -165,57 +165,6 @@ class FlowReads(FlowCalls):
         more = len(found) > size
         return Page(items, f"{items[-1].created_at.isoformat()}/{items[-1].flow_id}" if more else None)
 
-    async def list_edges(
-        self, flow_id: FlowId, *, outgoing: ExecutionId | None = None, incoming: ExecutionId | None = None
-    ) -> list[EdgeSnapshot]:
-        """The edges that leave `outgoing` or lead to `incoming`, by id; empty where there is no such thing."""
-        flow = self._flow(flow_id)
-        if (outgoing is None) == (incoming is None):
-            raise InvalidInput("both or neither given", field="outgoing", allowed="one of outgoing and incoming")
-        if outgoing is not None:
-            return await self._edges_of(flow, upstream=self._uuid(flow, parse_execution(outgoing, "outgoing")))
-        return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution(incoming, "incoming")))
-
-    async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:
-        """One edge; None when it is not in this flow."""
-        found = await self._edges_of(self._flow(flow_id), edge=parse_uuid(edge_id, "edge_id"))
-        return found[0] if found else None
-
-    async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
-        """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
-        target = parse_execution(execution_id)
-        row = await self._row(statements.FLOW_ELIGIBILITY, target.partition, target.uuid, repeatable=True)
-        return str(row["status"])
-
-    async def set_flow_tag(self, flow_id: FlowId, key: str, value: str) -> None:
-        """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
-        check_tag_key(key)
-        await self.set_flow_tags(flow_id, {key: check_text(value, "value", None)})
-
-    async def set_flow_tags(self, flow_id: FlowId, tags: dict[str, str]) -> int:
-        """Set several tags, all or none; answers how many."""
-        if not isinstance(tags, dict) or not tags:
-            raise InvalidInput("no tags", field="tags", allowed="at least one")
-        for key, value in tags.items():
-            check_text(value, f"tags[{check_tag_key(key, 'tags key')!r}]", None)
-        flow = self._flow(flow_id)
-        row = await self._row(
-            statements.SET_FLOW_TAGS,
-            *flow,
-            msgspec.json.encode(tags).decode(),
-            repeatable=True,
-        )
-        if not row["found"]:
-            raise NotFound("flow", flow[1])
-        return len(tags)
-
-    async def get_flow_tag(self, flow_id: FlowId, key: str) -> str | None:
-        """The value of one tag; None for an unknown flow or an absent tag."""
-        check_tag_key(key)
-        found = await self._fetch(statements.READ_FLOW_TAGS, *self._flow(flow_id), repeatable=True)
-        tags = rows.decode_json(found[0]["tags"]) if found else None
-        return None if tags is None else tags.get(key)
-
     async def project_flow_summary(self, flow_id: FlowId) -> bool:
         """Count the members of one flow now; False when it has none, or does not exist."""
         partition, uuid = self._flow(flow_id)
@@ -239,27 +188,17 @@ class FlowReads(FlowCalls):
             **counts,
         )
 
-    async def delete_flow(self, flow_id: FlowId) -> None:
-        """Forget a flow whose members have all ended, with its members and everything they own, now."""
-        flow = self._flow(flow_id)
-        row = await self._row(statements.DELETE_FLOW, *flow)
-        match row["code"]:
-            case "ok":
-                return
-            case "flow_not_found":
-                raise NotFound("flow", flow[1])
-            case "busy":
-                raise RetriesExhausted(f"flow {flow[1]} is in somebody's hands")
-            case _:
-                raise StateError(
-                    "flow_not_terminal", f"flow {flow[1]} has members that have not ended, or ends to pass on"
-                )
+    async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:
+        """Count the flows that changed since they were last counted: how many, and whether there are more."""
+        row = await self._row(statements.PROJECT_TOUCHED, check_int(limit, "limit", 1, 1_000_000))
+        return row["counted"], row["more"]
 
 
 _GROUP = (
     "downstreams", "policies", "ks", "cancel_rests", "ns", "succeededs", "faileds", "skippeds", "states",
     "satisfied_ats",
 )  # fmt: skip
+
 _BUCKETS = (
     "completed", "failed", "cancelled", "expired", "skipped", "active", "suspended", "waiting", "delayed",
     "rate_limited", "waiting_children",

@@ -10,15 +10,10 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.calls import (
-    MAX_GRANT_TTL,
-    Calls,
-    check_duration,
-    check_int,
-    instant,
-    parse_execution,
-    raised,
-)
+from flowfabric._postgres.checks import instant
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import raised
+from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int, parse_execution
 from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.ids import ExecutionId, check_lane, check_text, check_worker, parse_uuid, worker_capabilities
 from flowfabric.models import (
@@ -33,7 +28,7 @@ from flowfabric.models import (
 from flowfabric.policies import policy_to_json
 
 
-class Grants(Calls):
+class Grants(Operations):
     """issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, reclaim_execution, ..."""
 
     async def issue_claim_grant(

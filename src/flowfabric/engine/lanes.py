@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flowfabric._postgres import statements
-from flowfabric.engine.calls import Calls, check_limit, check_list
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import check_lane
 from flowfabric.models import Lane, LaneState, LaneStats, Page
 
 
-class Lanes(Calls):
+class Lanes(Operations):
     """list_lanes, set_lane_state, lane_stats."""
 
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> Page[Lane, str]:

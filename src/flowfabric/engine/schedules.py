@@ -9,8 +9,10 @@ from typing import Any, Literal
 import msgspec
 
 from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import moment
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.calls import ESCAPED_NUL, Calls, check_batch, check_limit, moment, optional_bytes
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, check_text
 from flowfabric.models import Created, DueSchedule, Duplicate, NewExecution, Page, Schedule
@@ -18,7 +20,7 @@ from flowfabric.models import Created, DueSchedule, Duplicate, NewExecution, Pag
 CATCH_UP = ("skip", "one", "all")
 
 
-class Schedules(Calls):
+class Schedules(Operations):
     """put_schedule, list, read, pause, resume, delete, schedule_as_due, due_schedules, fire_schedule."""
 
     async def put_schedule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,8 @@ from flowfabric._postgres import statements
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
 from flowfabric._postgres.pool import Database, check_dsn, check_server, connection_failed, describe, translate
-from flowfabric.engine.calls import Calls, check_duration, check_int
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
 from flowfabric.ids import check_lane
 from flowfabric.models import Prepared
@@ -62,7 +64,7 @@ _LATER = [
 ]
 
 
-class Service(Calls):
+class Service(Operations):
     """connect, close, prepare, ping, server_time_ms, capabilities, backend_label, shutdown_prepare."""
 
     _embedded: Any = None
@@ -156,6 +158,20 @@ class Service(Calls):
     def dsn(self) -> str:
         """The DSN the engine was connected with, password included: for connections of your own."""
         return self._dsn
+
+    @property
+    def flow_partitions(self) -> int:
+        """How many partitions this deployment has; fixed when it was set up."""
+        return self._database.flow_partitions
+
+    def attach(self, background: Any) -> None:
+        """Remember a runner of duties, for `shutdown_prepare`."""
+        self._background.append(background)
+
+    def detach(self, background: Any) -> None:
+        """Forget it again."""
+        with contextlib.suppress(ValueError):
+            self._background.remove(background)
 
     async def prepare(self) -> Prepared:
         """Boot preparation, safe every time: registers the configured lanes."""

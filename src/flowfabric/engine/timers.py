@@ -1,4 +1,4 @@
-"""What the duties do, callable one by one: on a single execution, or one round over what is due."""
+"""Timers: what happens when a time has come, for a single execution or in one round over what is due."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
 from flowfabric._postgres import statements
-from flowfabric.engine.calls import Calls, check_duration, check_filter, check_int, moment, parse_execution
+from flowfabric._postgres.checks import moment
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_filter, check_int, parse_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import AlreadySatisfied, ScannerFilter
@@ -46,16 +47,8 @@ class Round(Struct, frozen=True, kw_only=True):
     last_due_at: datetime | None = None
 
 
-class Violation(Struct, frozen=True, kw_only=True):
-    """Something the audit found that must never be."""
-
-    rule: str
-    execution_id: ExecutionId | None
-    detail: str | None
-
-
-class Hooks(Calls):
-    """mark_lease_expired_if_due, promote_delayed, expire_execution, trim_retention, run_timers, audit."""
+class Timers(Operations):
+    """mark_lease_expired_if_due, promote_delayed, expire_execution, run_timers, trim_retention, sweep, next_due."""
 
     async def _one(self, kind: TimerKind, execution_id: ExecutionId) -> tuple[str, str | None, str | None]:
         target = parse_execution(execution_id)
@@ -182,37 +175,3 @@ class Hooks(Calls):
             return
         with self._listener.topic("timer") as woken:
             yield woken
-
-    def attach(self, background: Any) -> None:
-        """Remember a runner of duties, for `shutdown_prepare`."""
-        self._background.append(background)
-
-    def detach(self, background: Any) -> None:
-        """Forget it again."""
-        with contextlib.suppress(ValueError):
-            self._background.remove(background)
-
-    @property
-    def flow_partitions(self) -> int:
-        """How many partitions this deployment has; fixed when it was set up."""
-        return self._database.flow_partitions
-
-    async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:
-        """What must never be, in one partition or all: empty on a sound database. Reports, repairs nothing.
-
-        `events` also compares with the event log, which is right only while the log still holds everything.
-        """
-        found = await self._fetch(
-            statements.AUDIT,
-            None if partition is None else check_int(partition, "partition", 0, 65_535),
-            bool(events),
-            repeatable=True,
-        )
-        return [
-            Violation(
-                rule=row["rule"],
-                execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
-                detail=row["detail"],
-            )
-            for row in found
-        ]

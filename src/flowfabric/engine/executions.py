@@ -1,72 +1,43 @@
-"""From creation to the end: what submitters and workers do."""
+"""Executions from their creation to their end: create, complete, fail, cancel."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import create_call, rows, statements
+from flowfabric._postgres import create_call, statements
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.calls import (
-    Batch,
-    Calls,
-    Fences,
-    by_place,
-    check_batch,
-    check_duration,
-    check_int,
-    check_list,
-    instant,
-    is_override,
-    optional_bytes,
-    raised,
-)
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
+from flowfabric.engine.checks import check_batch, optional_bytes
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
-from flowfabric.ids import (
-    ExecutionId,
-    FlowId,
-    check_lane,
-    check_text,
-    check_worker,
-    escape_text,
-    worker_capabilities,
-)
+from flowfabric.ids import ExecutionId, FlowId, check_text, escape_text
 from flowfabric.models import (
     Authority,
     Cancelled,
-    Claimed,
     Completed,
     Completion,
     Created,
-    Delayed,
     Duplicate,
     Failure,
     Fence,
     Handle,
-    Moved,
     NewExecution,
     Operator,
-    Released,
-    Renewed,
     RetryScheduled,
     TerminalFailed,
 )
 from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
-from flowfabric.state import State
 
-LEASE_TTL = timedelta(seconds=30)
-_POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
 _MAX_FAILURE_BYTES = 256 * 1024
 
 
-class Lifecycle(Calls):
-    """create, claim, renew, progress, complete, fail, delay, wait_children, release, cancel."""
+class Executions(Operations):
+    """create, complete, fail, cancel."""
 
     async def create_execution(
         self,
@@ -162,194 +133,6 @@ class Lifecycle(Calls):
             # The answer was lost, the ids are ours: asking again makes nothing twice.
             args[create_call.ID_GIVEN_ARG] = True
             return await self._fetch(statements.CREATE_EXECUTIONS, *args, repeatable=True), True
-
-    async def claim(
-        self,
-        lane_id: str = "default",
-        *,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
-        lease_ttl: timedelta = LEASE_TTL,
-        max_wait: timedelta | None = None,
-    ) -> Claimed | None:
-        """Take the best execution this worker can run; None when there is none, or none within `max_wait`."""
-        found = await self.claim_many(
-            lane_id,
-            limit=1,
-            worker_id=worker_id,
-            worker_instance_id=worker_instance_id,
-            capabilities=capabilities,
-            kinds=kinds,
-            lease_ttl=lease_ttl,
-            max_wait=max_wait,
-        )
-        return found[0] if found else None
-
-    async def claim_many(
-        self,
-        lane_id: str = "default",
-        *,
-        limit: int,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
-        lease_ttl: timedelta = LEASE_TTL,
-        max_wait: timedelta | None = None,
-    ) -> list[Claimed]:
-        """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
-        args = (
-            check_lane(lane_id),
-            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
-            list(worker_capabilities(capabilities)) if capabilities else [],
-            check_worker(worker_id),
-            check_worker(worker_instance_id, "worker_instance_id"),
-            check_duration(lease_ttl, "lease_ttl"),
-            check_int(limit, "limit", 1, 1000),
-        )
-        if max_wait is not None:
-            check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(statements.CLAIM, *args, repeatable=True)
-        if not found and max_wait:
-            found = await self._claim_within(statements.CLAIM, args, max_wait)
-        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
-
-    async def claim_lanes(
-        self,
-        shares: Mapping[str, int],
-        *,
-        limit: int,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
-        lease_ttl: timedelta = LEASE_TTL,
-        max_wait: timedelta | None = None,
-    ) -> list[Claimed]:
-        """Take up to `limit` executions of several lanes in one call.
-
-        Each lane first gives up to its share; what is still free is filled from the lanes in the order given.
-        """
-        if not isinstance(shares, Mapping) or not shares:
-            raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
-        args = (
-            [check_lane(lane, "shares") for lane in shares],
-            [check_int(share, "shares", 0, 1000) for share in shares.values()],
-            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
-            list(worker_capabilities(capabilities)) if capabilities else [],
-            check_worker(worker_id),
-            check_worker(worker_instance_id, "worker_instance_id"),
-            check_duration(lease_ttl, "lease_ttl"),
-            check_int(limit, "limit", 1, 1000),
-        )
-        if max_wait is not None:
-            check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(statements.CLAIM_LANES, *args, repeatable=True)
-        if not found and max_wait:
-            found = await self._claim_within(statements.CLAIM_LANES, args, max_wait)
-        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
-
-    async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + max_wait.total_seconds()
-        if self._listener is None:
-            while (left := until - loop.time()) > 0:
-                await asyncio.sleep(min(left, _POLL))
-                if found := await self._fetch(sql, *args, repeatable=True):
-                    return found
-            return []
-        with self._listener.topic("work") as woken:
-            await self._listener.listening(min(max_wait.total_seconds(), 1.0))
-            while (left := until - loop.time()) > 0:
-                # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
-                pause = min(left, _POLL)
-                await self._fetch(
-                    statements.SLEEP_FOR_WORK,
-                    self._instance,
-                    int(pause * 1000) + 250,
-                    repeatable=True,
-                )
-                woken.clear()
-                if found := await self._fetch(sql, *args, repeatable=True):
-                    return found
-                awake = loop.time() + pause
-                while (pause := awake - loop.time()) > 0:
-                    try:
-                        await asyncio.wait_for(woken.wait(), pause)
-                    except TimeoutError:
-                        break
-                    # The announcement still stands: look at once.
-                    woken.clear()
-                    if found := await self._fetch(sql, *args, repeatable=True):
-                        return found
-            return await self._fetch(sql, *args, repeatable=True)
-
-    @contextlib.contextmanager
-    def work_wakeups(self) -> Iterator[asyncio.Event | None]:
-        """An event that is set when work may have come, while `sleep_for_work` holds; None without notifications."""
-        if self._listener is None:
-            yield None
-            return
-        with self._listener.topic("work") as woken:
-            yield woken
-
-    async def sleep_for_work(self, at_most: timedelta) -> None:
-        """Announce that this process waits for work, so that whoever submits some wakes it. Look once more after it."""
-        await self._fetch(
-            statements.SLEEP_FOR_WORK,
-            self._instance,
-            check_duration(at_most, "at_most"),
-            repeatable=True,
-        )
-
-    async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
-        """Keep the lease for its time to live from now, or for `lease_ttl`."""
-        answer = (await self.renew_many([authority], lease_ttl=lease_ttl))[0]
-        if isinstance(answer, FlowFabricError):
-            raise answer
-        return answer
-
-    async def renew_many(
-        self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
-    ) -> list[Renewed | FlowFabricError]:
-        """Keep up to 1,000 leases in one call; one verdict per lease."""
-        check_batch(authorities, "authorities")
-        ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
-
-        def prepare(held: Sequence[Handle | Fence]) -> tuple[Fences, list[int | None]]:
-            return Fences(held), [
-                ttl if ttl is not None else check_duration(a.lease_ttl, "lease_ttl") if type(a) is Handle else None
-                for a in held
-            ]
-
-        batch = Batch(authorities, prepare)
-        if batch.is_empty:
-            return batch.verdicts([])
-        fences, ttls = batch.ready
-        found = await self._fetch(statements.RENEW, *fences.columns, ttls, repeatable=True)
-        return batch.verdicts(
-            [
-                Renewed(row["at"], row["lease_epoch"])
-                if row["code"] == "ok"
-                else raised(row, fences.execution_id(place))
-                for place, row in enumerate(by_place(found, len(ttls)))
-            ]
-        )
-
-    async def progress(
-        self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
-    ) -> None:
-        """Note how far the work is; what is not given stays as it was."""
-        if percent is not None:
-            check_int(percent, "percent", 0, 100)
-        if message is not None:
-            check_text(message, "message", 64 * 1024)
-        fences = Fences([authority])
-        row = await self._row(statements.PROGRESS, *fences.first, percent, message, repeatable=True)
-        if row["code"] != "ok":
-            raise raised(row, fences.execution_id(0))
 
     async def complete(
         self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
@@ -450,33 +233,6 @@ class Lifecycle(Calls):
                 answers.append(TerminalFailed(execution_id))
         return batch.verdicts(answers)
 
-    async def _pause(
-        self, call: str, authority: Authority, until: datetime | timedelta | None = None
-    ) -> asyncpg.Record:
-        fences = Fences([authority])
-        at, ms = instant(until, "delay_until")
-        row = await self._row(statements.PAUSE, call, *fences.first, at, ms, is_override(authority))
-        if row["code"] != "ok":
-            raise raised(row, fences.execution_id(0))
-        return row
-
-    async def delay(self, authority: Authority, delay_until: datetime | timedelta) -> Delayed:
-        """Give the lease back until a time (or for a duration); the same attempt continues then."""
-        if delay_until is None:
-            raise InvalidInput("missing", field="delay_until", allowed="an aware datetime or a timedelta")
-        await self._pause("delay", authority, delay_until)
-        return Delayed(_target(authority))
-
-    async def wait_children(self, authority: Authority) -> Moved:
-        """Give the lease back until dependencies are satisfied; at once claimable when none is open."""
-        row = await self._pause("wait_children", authority)
-        return Moved(_target(authority), State(row["state"]))
-
-    async def release(self, authority: Authority) -> Released:
-        """Give the lease back so that another worker continues the same attempt at once."""
-        row = await self._pause("release", authority)
-        return Released(_target(authority), State(row["state"]))
-
     async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
         """End as cancelled. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
         text = escape_text(reason, _MAX_FAILURE_BYTES)
@@ -493,10 +249,6 @@ class Lifecycle(Calls):
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
         return Cancelled(fences.execution_id(0))
-
-
-def _target(authority: Authority) -> ExecutionId:
-    return authority.execution_id
 
 
 def _checked_completions(

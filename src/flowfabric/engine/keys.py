@@ -6,17 +6,9 @@ import re
 from datetime import timedelta
 
 from flowfabric._postgres import statements
-from flowfabric.engine.calls import Calls
+from flowfabric.engine.base import Operations
 from flowfabric.errors import Conflict, InvalidInput, ValidationFailed
-from flowfabric.models import (
-    AlreadySeeded,
-    Rotated,
-    Rotation,
-    RotationNoop,
-    Seeded,
-    VerifyingKid,
-    WaitpointKids,
-)
+from flowfabric.models import AlreadySeeded, Rotated, Rotation, RotationNoop, Seeded, VerifyingKid, WaitpointKids
 
 GRACE = timedelta(days=1)
 _KID = re.compile(r"[!-9;-~]{1,64}")
@@ -24,7 +16,7 @@ _SECRET = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_GRACE_MS = 2**53 - 1
 
 
-class Tokens(Calls):
+class Keys(Operations):
     """seed_waitpoint_hmac_secret, rotate_waitpoint_hmac_secret_all, list_waitpoint_hmac_kids."""
 
     async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
