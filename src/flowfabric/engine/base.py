@@ -8,8 +8,8 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import statements
+from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
-from flowfabric._postgres.pool import Database
 from flowfabric.engine.checks import parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.graph import EdgeSnapshot

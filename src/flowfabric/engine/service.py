@@ -14,9 +14,10 @@ import asyncpg
 
 from flowfabric import settings
 from flowfabric._postgres import statements
+from flowfabric._postgres.database import Database, check_server, connection_failed, translate
+from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
-from flowfabric._postgres.pool import Database, check_dsn, check_server, connection_failed, describe, translate
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
