@@ -7,7 +7,7 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.checks import parse_execution
@@ -81,16 +81,4 @@ class FlowOperations(Operations):
             edge,
             repeatable=True,
         )
-        partition, flow_id = flow[0], FlowId(flow[1])
-        return [
-            EdgeSnapshot(
-                edge_id=row["edge_id"],
-                flow_id=flow_id,
-                upstream_execution_id=ExecutionId.of(partition, row["upstream"]),
-                downstream_execution_id=ExecutionId.of(partition, row["downstream"]),
-                data_passing_ref=row["data_passing_ref"],
-                edge_state="pending" if row["applied_at"] is None else "applied",
-                created_at=row["created_at"],
-            )
-            for row in found
-        ]
+        return [rows.edge(row, flow[0], FlowId(flow[1])) for row in found]

@@ -5,30 +5,19 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-import asyncpg
 import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_int, check_limit, parse_partition
-from flowfabric.errors import Corruption, InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.graph import (
-    AllOf,
-    AnyOf,
-    CancellationPolicy,
-    EdgeGroup,
-    EdgeGroupPolicy,
     FlowGraph,
     FlowInfo,
     FlowNode,
     FlowSnapshot,
-    FlowState,
-    FlowStatus,
     FlowSummary,
-    GroupState,
-    OnSatisfied,
-    Quorum,
 )
 from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_text, parse_uuid
 from flowfabric.models import Page
@@ -61,9 +50,7 @@ class FlowReads(FlowOperations):
         found = await self._fetch(statements.DESCRIBE_FLOW, *flow, repeatable=True)
         if not found:
             return None
-        row = found[0]
-        groups = [] if row["downstreams"] is None else list(zip(*(row[name] for name in _GROUP), strict=True))
-        return _snapshot(row, tuple(_group(flow[0], *group) for group in groups))
+        return rows.flow_snapshot(found[0], flow[0])
 
     async def read_flow_graph(self, flow_id: FlowId) -> FlowGraph | None:
         """A flow with its members and edges, for a picture; None for an unknown one."""
@@ -135,7 +122,7 @@ class FlowReads(FlowOperations):
             size + 1,
             repeatable=True,
         )
-        items = [_info(row) for row in found[:size]]
+        items = [rows.flow_info(row) for row in found[:size]]
         return Page(items, items[-1].flow_id if len(found) > size else None)
 
     async def find_flows(
@@ -161,7 +148,7 @@ class FlowReads(FlowOperations):
             size + 1,
             repeatable=True,
         )
-        items = [_info(row) for row in found[:size]]
+        items = [rows.flow_info(row) for row in found[:size]]
         more = len(found) > size
         return Page(items, f"{items[-1].created_at.isoformat()}/{items[-1].flow_id}" if more else None)
 
@@ -176,121 +163,12 @@ class FlowReads(FlowOperations):
         found = await self._fetch(statements.READ_SUMMARY, *self._flow(flow_id), repeatable=True)
         if not found:
             return None
-        row = found[0]
-        counts = {f"members_{name}": row[name] for name in _BUCKETS}
-        total = sum(counts.values())
-        return FlowSummary(
-            flow_id=FlowId(row["flow_id"]),
-            total_members=total,
-            sampled_members=total,
-            public_flow_state=FlowState(row["state"]),
-            last_summary_update_at=row["updated_at"],
-            **counts,
-        )
+        return rows.flow_summary(found[0])
 
     async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:
         """Count the flows that changed since they were last counted: how many, and whether there are more."""
         row = await self._row(statements.PROJECT_TOUCHED, check_int(limit, "limit", 1, 1_000_000))
         return row["counted"], row["more"]
-
-
-_GROUP = (
-    "downstreams", "policies", "ks", "cancel_rests", "ns", "succeededs", "faileds", "skippeds", "states",
-    "satisfied_ats",
-)  # fmt: skip
-
-_BUCKETS = (
-    "completed", "failed", "cancelled", "expired", "skipped", "active", "suspended", "waiting", "delayed",
-    "rate_limited", "waiting_children",
-)  # fmt: skip
-
-
-def _snapshot(row: asyncpg.Record, groups: tuple[EdgeGroup, ...]) -> FlowSnapshot:
-    tags = rows.decode_json(row["tags"]) or {}
-    try:
-        policy = None if row["cancellation_policy"] is None else CancellationPolicy(row["cancellation_policy"])
-    except ValueError:
-        raise Corruption(f"flow {row['flow_id']}: cancellation_policy {row['cancellation_policy']!r}") from None
-    return FlowSnapshot(
-        flow_id=FlowId(row["flow_id"]),
-        flow_kind=row["flow_kind"],
-        namespace=row["namespace"],
-        public_flow_state=row["state"],
-        graph_revision=row["node_count"] + row["edge_count"],
-        node_count=row["node_count"],
-        edge_count=row["edge_count"],
-        created_at=row["created_at"],
-        last_mutation_at=row["last_mutation_at"],
-        cancelled_at=row["cancelled_at"],
-        cancel_reason=row["cancel_reason"],
-        cancellation_policy=policy,
-        tags={key: tags[key] for key in sorted(tags)},
-        edge_groups=groups,
-    )
-
-
-def _group(
-    partition: int,
-    downstream: UUID,
-    policy: str,
-    k: int | None,
-    cancel_rest: bool,
-    n: int,
-    succeeded: int,
-    failed: int,
-    skipped: int,
-    state: str,
-    satisfied_at: datetime | None,
-) -> EdgeGroup:
-    try:
-        found, known = GroupState(state), _policy(policy, k, cancel_rest)
-    except ValueError:
-        raise Corruption(f"the edge group of {downstream}: {state!r}, {policy!r}") from None
-    return EdgeGroup(
-        downstream_execution_id=ExecutionId.of(partition, downstream),
-        policy=known,
-        total_deps=n,
-        satisfied_count=succeeded,
-        failed_count=failed,
-        skipped_count=skipped,
-        running_count=n - succeeded - failed - skipped,
-        group_state=found,
-        satisfied_at=satisfied_at,
-    )
-
-
-def _policy(kind: str, k: int | None, cancel_rest: bool) -> EdgeGroupPolicy:
-    rest = OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
-    match kind:
-        case "all_of":
-            return AllOf()
-        case "any_of":
-            return AnyOf(rest)
-        case "quorum" if k is not None:
-            return Quorum(k, rest)
-    raise ValueError
-
-
-def _info(row: asyncpg.Record) -> FlowInfo:
-    if row["state"] == "cancelled":
-        status = FlowStatus.CANCELLED
-    else:
-        status = {
-            "completed": FlowStatus.COMPLETED,
-            "failed": FlowStatus.FAILED,
-            "open": FlowStatus.ACTIVE,
-            "running": FlowStatus.ACTIVE,
-            "blocked": FlowStatus.ACTIVE,
-            "cancelled": FlowStatus.ACTIVE,
-        }.get(row["summary"] or row["state"], FlowStatus.UNKNOWN)
-    return FlowInfo(
-        flow_id=FlowId(row["flow_id"]),
-        created_at=row["created_at"],
-        status=status,
-        flow_kind=row["flow_kind"],
-        namespace=row["namespace"],
-        node_count=row["node_count"],
-    )
 
 
 def _parse_cursor(value: object) -> tuple[datetime, UUID]:

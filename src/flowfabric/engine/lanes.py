@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_limit, check_list
 from flowfabric.errors import InvalidInput
@@ -27,15 +27,7 @@ class Lanes(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [
-            Lane(
-                lane_id=row["name"],
-                state=LaneState(row["state"]),
-                registered_at=row["registered_at"],
-                registered_by=row["registered_by"],
-            )
-            for row in found[:size]
-        ]
+        items = [rows.lane(row) for row in found[:size]]
         return Page(items, items[-1].lane_id if len(found) > size else None)
 
     async def set_lane_state(self, lane_id: str, state: LaneState | str) -> LaneState:
@@ -54,14 +46,4 @@ class Lanes(Operations):
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")]
         )
         found = await self._fetch(statements.LANE_STATS, names, repeatable=True)
-        return [
-            LaneStats(
-                lane_id=row["name"],
-                state=LaneState(row["state"]),
-                depth=row["depth"],
-                oldest_age=None if row["oldest_at"] is None else row["at"] - row["oldest_at"],
-                delayed=row["delayed"],
-                running=row["running"],
-            )
-            for row in found
-        ]
+        return [rows.lane_stats(row) for row in found]

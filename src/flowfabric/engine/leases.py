@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import instant, moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
@@ -164,17 +164,7 @@ class Leases(Operations):
             wanted,
             repeatable=True,
         )
-        items = [
-            ExpiredLease(
-                execution_id=ExecutionId.of(row["partition"], row["id"]),
-                lease_id=row["lease_id"],
-                lease_epoch=row["epoch"],
-                worker_instance_id=row["worker_instance_id"],
-                expires_at=row["lease_expires_at"],
-                attempt_index=row["attempt_index"],
-            )
-            for row in found[:size]
-        ]
+        items = [rows.expired_lease(row) for row in found[:size]]
         return Page(items, (items[-1].expires_at, items[-1].execution_id) if len(found) > size else None)
 
     @contextlib.contextmanager

@@ -86,13 +86,7 @@ class Reads(Operations):
         )
         if not found:
             raise unknown_execution(target)
-        row = found[0]
-        return ExecutionContext(
-            input_payload=row["payload"],
-            payload_encoding=row["payload_encoding"],
-            execution_kind=row["kind"],
-            tags=rows.decode_json(row["tags"]) or {},
-        )
+        return rows.context(found[0])
 
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
         """Every attempt, oldest first; empty for an unknown execution or before the first claim."""

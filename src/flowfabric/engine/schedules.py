@@ -79,7 +79,7 @@ class Schedules(Operations):
             _name(name),
             repeatable=True,
         )
-        return _due({**found[0], "next_at": found[0]["now"]}) if found else None
+        return rows.due_schedule({**found[0], "next_at": found[0]["now"]}) if found else None
 
     async def pause_schedule(self, name: str) -> None:
         """Let it fire no more until it is resumed."""
@@ -105,7 +105,7 @@ class Schedules(Operations):
     async def due_schedules(self, *, limit: int = 100) -> list[DueSchedule]:
         """What should have fired by now, the oldest first."""
         found = await self._fetch(statements.DUE_SCHEDULES, check_limit(limit, 1000))
-        return [_due(row) for row in found]
+        return [rows.due_schedule(row) for row in found]
 
     async def until_next_schedule(self) -> float | None:
         """Seconds until the next schedule fires; None when none will."""
@@ -167,17 +167,3 @@ def _json(value: object, field: str) -> str:
     if ESCAPED_NUL.search(text):
         raise InvalidInput("contains NUL", field=field, allowed="text without NUL")
     return text
-
-
-def _due(row: Mapping[str, Any]) -> DueSchedule:
-    return DueSchedule(
-        name=row["name"],
-        kind=row["kind"],
-        timing=rows.decode_json(row["timing"]),
-        catch_up=row["catch_up"],
-        payload=row["payload"],
-        payload_encoding=row["payload_encoding"],
-        options=rows.decode_json(row["options"]),
-        due_at=row["next_at"],
-        now=row["now"],
-    )

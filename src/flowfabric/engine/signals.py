@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 from msgspec import Struct
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import (
@@ -218,7 +218,7 @@ class Signals(Operations):
             check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
             repeatable=True,
         )
-        return [ReceivedSignal(**_received(row)) for row in found]
+        return [rows.received_signal(row) for row in found]
 
     async def read_signals(
         self, execution_id: ExecutionId, *, after: int = 0, limit: int = 100
@@ -236,19 +236,7 @@ class Signals(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [
-            RecordedSignal(
-                ordinal=row["ordinal"],
-                waitpoint_id=row["waitpoint_id"],
-                suspension_id=row["suspension_id"],
-                target_scope=row["target_scope"],
-                created_at=row["created_at"],
-                observed_effect=row["observed_effect"],
-                match_detail=row["match_detail"],
-                **_received(row),
-            )
-            for row in found[:size]
-        ]
+        items = [rows.recorded_signal(row) for row in found[:size]]
         return Page(items, items[-1].ordinal if len(found) > size else None)
 
 
@@ -320,13 +308,3 @@ def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | Duplicate
             raise NotFound("execution", target)
         case code:
             raise refusal(code, row["detail"] or "", execution_id=target)
-
-
-_SIGNAL_FIELDS = (
-    "signal_id", "signal_name", "signal_category", "source_type", "source_identity", "correlation_id", "accepted_at",
-    "payload", "payload_encoding", "waitpoint_key",
-)  # fmt: skip
-
-
-def _received(row: asyncpg.Record) -> dict[str, Any]:
-    return {name: row[name] for name in _SIGNAL_FIELDS}

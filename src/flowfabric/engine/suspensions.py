@@ -30,7 +30,6 @@ from flowfabric.errors import InvalidInput, StateError
 from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
 from flowfabric.models import (
     AlreadySatisfied,
-    BoundWaitpoint,
     ExpiredSuspension,
     Fence,
     Fresh,
@@ -44,11 +43,9 @@ from flowfabric.models import (
     Suspended,
     SuspendedExecution,
     Suspension,
-    SuspensionDetails,
     TimeoutBehavior,
     TriggerType,
     UsePending,
-    WaitpointToken,
 )
 from flowfabric.state import State
 
@@ -147,17 +144,7 @@ class Suspensions(Operations):
         row = await self._row(statements.SUSPEND, *fences.first, by_triple, *args, False)
         if row["code"] != "ok":
             raise waitpoint_refused(row, execution_id, args[1])
-        bound = [
-            BoundWaitpoint(waitpoint_id, key, WaitpointToken(token))
-            for waitpoint_id, key, token in zip(row["waitpoint_ids"], row["waitpoint_keys"], row["tokens"], strict=True)
-        ]
-        details = SuspensionDetails(
-            suspension_id=row["suspension_id"],
-            waitpoint_id=bound[0].waitpoint_id,
-            waitpoint_key=bound[0].waitpoint_key,
-            waitpoint_token=bound[0].waitpoint_token,
-            additional_waitpoints=tuple(bound[1:]),
-        )
+        details = rows.suspension_details(row)
         if row["variant"] == "already_satisfied":
             return AlreadySatisfied("signals", details)
         if isinstance(authority, Handle):
@@ -216,29 +203,7 @@ class Suspensions(Operations):
         found = await self._fetch(statements.READ_SUSPENSION, target.partition, target.uuid, repeatable=True)
         if not found:
             return None
-        row = found[0]
-        return Suspension(
-            suspension_id=row["suspension_id"],
-            execution_id=target,
-            attempt_index=row["attempt_index"],
-            waitpoint_ids=tuple(row["waitpoint_ids"]),
-            waitpoint_keys=tuple(row["waitpoint_keys"]),
-            reason_code=row["reason_code"],
-            requested_by=row["requested_by"],
-            continuation_metadata_pointer=row["continuation_metadata_pointer"],
-            resume_condition=rows.decode_json(row["resume_condition"]),
-            resume_policy=rows.decode_json(row["resume_policy"]),
-            suspended_at=row["suspended_at"],
-            timeout_at=row["timeout_at"],
-            timeout_behavior=row["timeout_behavior"],
-            last_signal_at=row["last_signal_at"],
-            satisfied_at=row["satisfied_at"],
-            closed_at=row["closed_at"],
-            close_reason=row["close_reason"],
-            trigger_type=row["trigger_type"],
-            closer_signal_id=row["closer_signal_id"],
-            satisfier_signal_ids=tuple(row["satisfier_signal_ids"] or ()),
-        )
+        return rows.suspension(found[0], target)
 
     async def list_suspended(
         self, partition_key: str | PartitionKey, *, cursor: str | None = None, limit: int = 100
@@ -250,15 +215,7 @@ class Suspensions(Operations):
         if size == 0:
             return Page(())
         found = await self._fetch(statements.LIST_SUSPENDED, partition, at, uuid, size, repeatable=True)
-        items = [
-            SuspendedExecution(
-                execution_id=ExecutionId.of(partition, row["id"]),
-                suspended_at=row["suspended_at"],
-                reason=row["reason_code"],
-                timeout_at=row["timeout_at"],
-            )
-            for row in found[:size]
-        ]
+        items = [rows.suspended_execution(row, partition) for row in found[:size]]
         last = items[-1] if len(found) > size else None
         return Page(items, None if last is None else time_cursor(last.suspended_at, last.execution_id.uuid))
 

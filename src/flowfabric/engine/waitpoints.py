@@ -7,7 +7,7 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Fences, raised
 from flowfabric.engine.checks import check_filled, check_int, check_token, parse_execution, parse_partition
@@ -100,21 +100,7 @@ class Waitpoints(Operations):
         )
         if found and found[0]["waitpoint_id"] is None:
             raise NotFound("execution", target)
-        items = [
-            PendingWaitpoint(
-                waitpoint_id=row["waitpoint_id"],
-                waitpoint_key=row["waitpoint_key"],
-                state=row["state"],
-                required_signal_names=tuple(row["required_signal_names"]),
-                created_at=row["created_at"],
-                activated_at=row["activated_at"],
-                expires_at=row["expires_at"],
-                execution_id=target,
-                token_kid=row["token_kid"],
-                token_fingerprint=row["token_fingerprint"] or "",
-            )
-            for row in found[:size]
-        ]
+        items = [rows.pending_waitpoint(row, target) for row in found[:size]]
         return Page(items, items[-1].waitpoint_id if len(found) > size else None)
 
     async def read_waitpoint_token(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.conditions import Condition, check_condition, condition_to_json
 from flowfabric.engine.base import Operations
@@ -28,7 +28,6 @@ from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId, check_lane, check_text, mint_uuid, parse_uuid
 from flowfabric.models import (
-    BoundWaitpoint,
     Fence,
     Handle,
     OpenWait,
@@ -36,7 +35,6 @@ from flowfabric.models import (
     Parked,
     ReasonCode,
     Wait,
-    WaitpointToken,
     WaitState,
 )
 
@@ -66,15 +64,7 @@ class Waits(Operations):
         )
         if row["code"] != "ok":
             raise waitpoint_refused(row, fences.execution_id(0), None)
-        return OpenWait(
-            waitpoints=tuple(
-                BoundWaitpoint(waitpoint_id, key, WaitpointToken(token))
-                for waitpoint_id, key, token in zip(
-                    row["waitpoint_ids"], row["waitpoint_keys"], row["tokens"], strict=True
-                )
-            ),
-            deadline=row["at"],
-        )
+        return rows.open_wait(row)
 
     async def settle_wait(
         self,
@@ -103,7 +93,7 @@ class Waits(Operations):
         )
         if row["code"] != "ok":
             raise waitpoint_refused(row, fences.execution_id(0), None)
-        return WaitState(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))
+        return rows.wait_state(row)
 
     async def park(
         self,
@@ -165,23 +155,6 @@ class Waits(Operations):
             None if waitpoint_key is None else check_text(waitpoint_key, "waitpoint_key"),
             repeatable=True,
         )
-        items = [
-            Wait(
-                execution_id=ExecutionId.of(row["partition"], row["id"]),
-                execution_kind=row["kind"],
-                lane_id=row["lane"],
-                namespace=row["namespace"],
-                waitpoint_id=row["waitpoint_id"],
-                waitpoint_key=row["waitpoint_key"],
-                state=row["state"],
-                reason=row["reason_code"],
-                since=row["created_at"],
-                timeout_at=row["timeout_at"],
-                timeout_behavior=row["timeout_behavior"],
-                required_signal_names=tuple(row["required_signal_names"]),
-                signal_count=row["signal_count"],
-            )
-            for row in found[:size]
-        ]
+        items = [rows.wait(row) for row in found[:size]]
         last = items[-1] if len(found) > size else None
         return Page(items, None if last is None else time_cursor(last.since, last.waitpoint_id))

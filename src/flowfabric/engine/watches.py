@@ -7,12 +7,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_batch, check_duration, parse_execution
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
-from flowfabric.state import State
 
 
 class Watches(Operations):
@@ -65,14 +64,4 @@ class Watches(Operations):
             [target.uuid for target in targets],
             repeatable=True,
         )
-        return {
-            targets[row["ordinal"] - 1]: Outcome(
-                state=None if row["state"] is None else State(row["state"]),
-                result=row["result"],
-                result_encoding=row["result_encoding"],
-                failure_reason=row["failure_reason"],
-                failure_category=row["failure_category"],
-                cancellation_reason=row["cancellation_reason"],
-            )
-            for row in found
-        }
+        return {targets[row["ordinal"] - 1]: rows.outcome(row) for row in found}
