@@ -37,7 +37,7 @@ from flowfabric import (
     testing,
 )
 from flowfabric.bridges import callbacks
-from flowfabric.engine import flow_control, flow_reads, hooks, reads
+from flowfabric.engine import audit, cascades, edges, flow_cancel, flow_reads, reads, siblings, timers
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
@@ -193,8 +193,8 @@ def records_page() -> str:
         ("States", [state]),
         ("Policies", [policies]),
         ("Conditions", [conditions]),
-        ("Records", [models, reads, hooks]),
-        ("Flows", [graph, flow_reads, flow_control]),
+        ("Records", [models, reads, timers, audit]),
+        ("Flows", [graph, flow_reads, cascades, siblings, flow_cancel, edges]),
     ):
         lines += [f"## {title}", ""]
         for module in modules:

@@ -18,7 +18,8 @@ from datetime import timedelta
 from typing import Any
 
 import flowfabric as ff
-from flowfabric._postgres import listen, pool
+from flowfabric._postgres import database as database_module
+from flowfabric._postgres import listen
 from flowfabric.worker import service, worker
 
 app = ff.App(os.environ.get("DSN"), name="faults", **json.loads(os.environ.get("APP", "{}")))
@@ -108,7 +109,7 @@ def main() -> None:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as if it were not installed
     if "PATIENCE" in os.environ:  # of the connections, so that a test need not wait as long as an operator would
         seconds = float(os.environ["PATIENCE"])
-        pool._CONNECT_TIMEOUT = listen._ASK_AFTER = seconds
+        database_module._CONNECT_TIMEOUT = listen._ASK_AFTER = seconds
         worker._PATIENCE = service._PATIENCE = timedelta(seconds=seconds)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options: dict[str, Any] = json.loads(sys.argv[1])

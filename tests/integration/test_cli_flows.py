@@ -20,7 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 import flowfabric as ff
-from flowfabric._duties.flows import FlowCancel, FlowProjector
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric.cli import app as program
 from flowfabric.client import AsyncClient
 from flowfabric.errors import TimedOut
@@ -392,7 +393,7 @@ async def test_flows_are_listed_newest_first(engine: ff.Engine, clock: Clock, as
     await old.complete("a", "b")
     await clock.advance(hours=3)
     new = await named(engine, "etl nightly")
-    await FlowProjector(engine).run_once()
+    await FlowSummaries(engine).run_once()
     said = await ask("flow", "ls")
     lines = [re.split(r"\s{2,}", line) for line in said.out.splitlines()]
     assert lines[0] == ["ID", "STATUS", "NODES", "AGE", "NAME"]

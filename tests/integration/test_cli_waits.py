@@ -429,13 +429,12 @@ async def test_an_unknown_execution_is_answered_with_what_is_near(
 
 
 async def test_a_token_whose_key_is_out_of_use_strands_nobody(engine: ff.Engine, clock: Clock, ask: Any) -> None:
-    target = await suspend(engine, ff.count_signals(2, "k"))
+    target = await suspend(engine, ff.count_signals(4, "k"))
     await ask("keys", "rotate", "--grace", "1h", "-y")
     await ask("signal", target)
     await clock.advance(hours=2)
     for rotations in range(2):  # of a key whose grace is over, then of one whose secret is erased
-        said = await ask("signal", target, code=1)
-        assert said.err.startswith("flowfabric: target_not_signalable: the key that signed its token is out of use")
+        assert (await ask("signal", target)).out == f"{target} has it and waits on\n"
         if rotations == 0:
             await ask("keys", "rotate", "-y")
     assert (await ask("approve", target)).out == f"{target} goes on\n"

@@ -17,7 +17,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded, pool
+from flowfabric._postgres import database as database_module
+from flowfabric._postgres import dsn as dsn_module
+from flowfabric._postgres import embedded
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.service import migrate_database, schema_version
 from tests.conftest import FAST
@@ -147,7 +149,7 @@ async def test_no_part_of_a_password_that_was_not_encoded_is_told(
     ],
 )  # fmt: skip
 def test_an_address_that_is_clear_is_let_through(dsn: str) -> None:
-    pool.check_dsn(dsn)
+    dsn_module.check_dsn(dsn)
 
 
 @pytest.mark.parametrize("query", ["port=Xq7Zw9", "sslmode=Xq7Zw9", "target_session_attrs=Xq7Zw9"])
@@ -214,7 +216,7 @@ async def test_a_missing_database_is_told_as_such(server: str) -> None:
 
 
 async def test_a_server_that_is_too_old_is_told_as_such(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MINIMUM_SERVER", 990_000)
+    monkeypatch.setattr(database_module, "MINIMUM_SERVER", 990_000)
     error = await refused(as_user(database, "postgres", SECRET))
     assert error.kind == "server_too_old"
     assert "15 or newer" in str(error)
@@ -244,7 +246,7 @@ async def test_a_database_without_the_schema_is_told_to_be_migrated(
 async def test_an_older_schema_is_told_to_be_migrated(
     database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "SCHEMA_VERSION", pool.SCHEMA_VERSION + 1)
+    monkeypatch.setattr(database_module, "SCHEMA_VERSION", database_module.SCHEMA_VERSION + 1)
     error = await refused(as_user(database, "postgres", SECRET))
     assert error.kind == "schema_older"
     assert "flowfabric migrate" in str(error)

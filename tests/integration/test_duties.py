@@ -14,23 +14,19 @@ import pytest
 import flowfabric as ff
 from flowfabric import _duties
 from flowfabric._duties import ALL, Audit, Duties, Duty, LeaseExpiry
-from flowfabric._duties.flows import (
-    Cascade,
-    EdgeReconciler,
-    FlowCancel,
-    FlowProjector,
-    SiblingCancel,
-    SiblingReconciler,
-)
-from flowfabric._duties.housekeeping import Sweep
-from flowfabric._duties.timers import (
-    AttemptTimeout,
-    DelayedPromotion,
-    ExecutionDeadline,
-    ParkedPromotion,
-    Retention,
-)
-from flowfabric.engine.hooks import TimerKind
+from flowfabric._duties.attempt_timeout import AttemptTimeout
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.delayed_promotion import DelayedPromotion
+from flowfabric._duties.edge_repair import EdgeRepair
+from flowfabric._duties.execution_deadline import ExecutionDeadline
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.parked_promotion import ParkedPromotion
+from flowfabric._duties.record_expiry import RecordExpiry
+from flowfabric._duties.retention import Retention
+from flowfabric._duties.sibling_cancel import SiblingCancel
+from flowfabric._duties.sibling_repair import SiblingRepair
+from flowfabric.engine.timers import TimerKind
 from flowfabric.graph import AnyOf, FlowState, FlowSubmitted, NewEdge, NewNode
 from flowfabric.policies import StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
@@ -210,7 +206,7 @@ async def states(engine: ff.Engine, made: FlowSubmitted) -> dict[str, str]:
     return {member.name: str(member.state) for member in await engine.list_flow_members(made.flow_id)}
 
 
-async def test_the_completion_dispatcher_goes_on_behind_what_was_skipped(engine: CheckedEngine) -> None:
+async def test_the_cascade_goes_on_behind_what_was_skipped(engine: CheckedEngine) -> None:
     made = await chain(engine)
     await engine.cancel(ff.Operator(made.nodes["a"]), "no")
     assert await states(engine, made) == {
@@ -221,7 +217,7 @@ async def test_the_completion_dispatcher_goes_on_behind_what_was_skipped(engine:
     assert await Cascade(engine).run_once() == 0
 
 
-async def test_the_edge_cancel_dispatcher_cancels_who_lost_a_race(engine: CheckedEngine) -> None:
+async def test_the_sibling_cancel_cancels_who_lost_a_race(engine: CheckedEngine) -> None:
     made = await race(engine)
     assert await SiblingCancel(engine).run_once() == 2
     assert await states(engine, made) == {"a": "completed", "b": "cancelled", "c": "cancelled", "d": "waiting"}
@@ -229,16 +225,16 @@ async def test_the_edge_cancel_dispatcher_cancels_who_lost_a_race(engine: Checke
     assert await SiblingCancel(engine).run_once() == 0
 
 
-async def test_the_edge_cancel_reconciler_leaves_what_is_owed_and_removes_what_is_not(engine: CheckedEngine) -> None:
+async def test_the_sibling_repair_leaves_what_is_owed_and_removes_what_is_not(engine: CheckedEngine) -> None:
     made = await race(engine)
-    assert await SiblingReconciler(engine).run_once() == 0
+    assert await SiblingRepair(engine).run_once() == 0
     assert len(await engine.list_sibling_cancels()) == 1
     await engine.cancel_many([made.nodes["b"], made.nodes["c"]], "by hand")
-    assert await SiblingReconciler(engine).run_once() == 1
+    assert await SiblingRepair(engine).run_once() == 1
     assert await engine.list_sibling_cancels() == []
 
 
-async def test_the_cancel_reconciler_waits_for_the_grace_and_cancels_what_is_left(
+async def test_the_flow_cancel_waits_for_the_grace_and_cancels_what_is_left(
     engine: CheckedEngine, clock: Clock
 ) -> None:
     made = await chain(engine)
@@ -251,22 +247,22 @@ async def test_the_cancel_reconciler_waits_for_the_grace_and_cancels_what_is_lef
     assert await FlowCancel(engine).run_once() == 0
 
 
-async def test_the_dependency_reconciler_finds_nothing_unless_something_was_forgotten(
+async def test_the_edge_repair_finds_nothing_unless_something_was_forgotten(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any], reports: pytest.LogCaptureFixture
 ) -> None:
     made = await chain(plain_engine)
     await plain_engine.cancel(ff.Operator(made.nodes["a"]), "no")
-    assert await EdgeReconciler(plain_engine).run_once() == 0
+    assert await EdgeRepair(plain_engine).run_once() == 0
     await sql.execute("delete from flowfabric.pending_cascade")
-    assert await EdgeReconciler(plain_engine).run_once() > 0
+    assert await EdgeRepair(plain_engine).run_once() > 0
     assert "had been forgotten" in reports.text
     await Cascade(plain_engine).run_once()
     assert await states(plain_engine, made) == {"a": "cancelled", "b": "skipped", "c": "skipped", "d": "skipped"}
 
 
-async def test_the_flow_projector_counts_what_has_changed_and_nothing_else(engine: CheckedEngine) -> None:
+async def test_flow_summaries_count_what_has_changed_and_nothing_else(engine: CheckedEngine) -> None:
     made, other = await chain(engine), await chain(engine)
-    duty = FlowProjector(engine)
+    duty = FlowSummaries(engine)
     assert await duty.run_once() == 2
     assert await duty.run_once() == 0
     await engine.cancel(ff.Operator(made.nodes["d"]), "no")
@@ -374,17 +370,17 @@ async def test_an_idempotency_record_outlives_its_execution(engine: CheckedEngin
     execution_id = await done(engine, idempotency_key="k", policy=policy)
     await clock.advance(minutes=2)
     assert await Retention(engine).run_once() == 1
-    await Sweep(engine).run_once()
+    await RecordExpiry(engine).run_once()
 
     again = await engine.create_execution(execution_kind="test", idempotency_key="k", policy=policy)
 
     assert again == ff.Duplicate(execution_id)
     await clock.advance(hours=2)
-    assert await Sweep(engine).run_once() == 1
+    assert await RecordExpiry(engine).run_once() == 1
     assert isinstance(await engine.create_execution(execution_kind="test", idempotency_key="k"), ff.Created)
 
 
-# Sweep.
+# RecordExpiry.
 
 
 async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
@@ -394,14 +390,14 @@ async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
     lapsed = await submit(engine, idempotency_key="short", policy=short)
     await submit(engine, idempotency_key="long")
     await engine.issue_claim_grant(lapsed, **WORKER, grant_ttl=timedelta(seconds=5))
-    assert await Sweep(engine).run_once() == 0
+    assert await RecordExpiry(engine).run_once() == 0
     await clock.advance(minutes=2)
     await engine.issue_claim_grant(lapsed, **OTHER, grant_ttl=timedelta(seconds=60))
-    assert await Sweep(engine).run_once() == 1
+    assert await RecordExpiry(engine).run_once() == 1
     assert await sql.fetch("select key from flowfabric.idempotency") == [("long",)]
     assert await sql.fetchval("select worker_instance_id from flowfabric.claim_grant") == "pool-2"
     await clock.advance(minutes=2)
-    assert await Sweep(engine).run_once() == 1
+    assert await RecordExpiry(engine).run_once() == 1
     assert await sql.fetchval("select count(*) from flowfabric.claim_grant") == 0
 
 
@@ -411,7 +407,7 @@ async def test_sweep_goes_on_while_its_batch_is_full(plain_engine: ff.Engine, cl
         [ff.NewExecution(execution_kind="test", idempotency_key=str(n), policy=short) for n in range(25)]
     )
     await clock.advance(seconds=2)
-    duty = Sweep(plain_engine)
+    duty = RecordExpiry(plain_engine)
     duty.batch = 10
     assert await duty.run_once() == 25
 
@@ -425,20 +421,20 @@ async def test_sweep_empties_event_segments_past_their_retention_and_keeps_the_y
     old = await sql.fetchval(count)
     assert old > 0
     await clock.advance(hours=47)
-    assert await Sweep(plain_engine).run_once() == 0
+    assert await RecordExpiry(plain_engine).run_once() == 0
     young = await done(plain_engine, policy=policy)
     assert await sql.fetchval(count) == 2 * old
 
     await clock.advance(hours=14)
 
-    assert await Sweep(plain_engine).run_once() == 1
+    assert await RecordExpiry(plain_engine).run_once() == 1
     left = await sql.fetch("select distinct id from flowfabric.event")
     assert left == [(young.uuid,)]
-    assert await Sweep(plain_engine).run_once() == 0
+    assert await RecordExpiry(plain_engine).run_once() == 0
 
     # Eight segments: after four days the ring is back where it was, and writes into an empty segment.
     await clock.advance(hours=48)
-    await Sweep(plain_engine).run_once()
+    await RecordExpiry(plain_engine).run_once()
     last = await done(plain_engine, policy=policy)
     assert await sql.fetch("select distinct id from flowfabric.event") == [(last.uuid,)]
     await sql.execute("delete from flowfabric.execution where id <> $1", last.uuid)
@@ -456,8 +452,8 @@ async def test_a_long_reader_of_the_log_makes_the_sweep_wait_for_its_next_round(
     try:
         async with reader.transaction():
             await reader.fetch("select count(*) from flowfabric.event")
-            assert await Sweep(plain_engine).run_once() == 0
-        assert await Sweep(plain_engine).run_once() == 1
+            assert await RecordExpiry(plain_engine).run_once() == 0
+        assert await RecordExpiry(plain_engine).run_once() == 1
         await reader.execute("delete from flowfabric.execution; delete from flowfabric.timer")
     finally:
         await reader.close()
@@ -706,7 +702,7 @@ async def test_a_poisoned_item_is_put_off_and_reported_while_the_rest_is_handled
     assert [await state(plain_engine, i) for i in good] == [ff.State.WAITING] * 6
     assert await state(plain_engine, bad) is ff.State.DELAYED
     (report,) = [record for record in reports.records if record.levelno == logging.WARNING]
-    assert "delayed_promoter" in report.getMessage()
+    assert "delayed_promotion" in report.getMessage()
     assert "this one is poison" in report.getMessage()
     # It does not come back at once ...
     assert await duty.run_once() == 0
@@ -943,7 +939,7 @@ async def test_shutdown_prepare_gives_up_on_a_round_that_does_not_end(plain_engi
                 cut.set()
             return 0
 
-    async with Duties(plain_engine, [Stuck, Sweep]):
+    async with Duties(plain_engine, [Stuck, RecordExpiry]):
         await begun.wait()
         with pytest.raises(ff.TimedOut) as late:
             await plain_engine.shutdown_prepare(timedelta(milliseconds=50))
@@ -987,19 +983,19 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
     names = {duty.name: duty.interval.total_seconds() for duty in ALL}
     assert names == {
         "lease_expiry": 1.5,
-        "delayed_promoter": 0.75,
-        "parked_promoter": 0.75,
+        "delayed_promotion": 0.75,
+        "parked_promotion": 0.75,
         "attempt_timeout": 2,
         "execution_deadline": 5,
         "suspension_timeout": 2,
         "waitpoint_expiry": 5,
-        "completion_dispatcher": 1,
-        "edge_cancel_dispatcher": 1,
-        "cancel_reconciler": 15,
-        "retention_trimmer": 60,
-        "edge_cancel_reconciler": 10,
-        "dependency_reconciler": 15,
-        "flow_projector": 15,
-        "sweeper": 30,
-        "index_reconciler": 45,
+        "cascade": 1,
+        "sibling_cancel": 1,
+        "flow_cancel": 15,
+        "retention": 60,
+        "sibling_repair": 10,
+        "edge_repair": 15,
+        "flow_summaries": 15,
+        "record_expiry": 30,
+        "audit": 45,
     }

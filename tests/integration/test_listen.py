@@ -13,7 +13,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._postgres.listen import Listener
-from flowfabric.engine import lifecycle
+from flowfabric.engine import claims
 from flowfabric.models import Claimed
 from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
 
@@ -31,7 +31,7 @@ async def other(database: str) -> AsyncIterator[ff.Engine]:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting claims look again when woken, or after an hour: what a test sees then is the wake-up."""
-    monkeypatch.setattr(lifecycle, "_POLL", 3600.0)
+    monkeypatch.setattr(claims, "_POLL", 3600.0)
 
 
 async def asleep(sql: asyncpg.Connection[Any], count: int = 1) -> None:
@@ -170,7 +170,7 @@ async def test_work_that_appears_unheard_in_the_last_moment_is_found_at_the_end(
 async def test_without_notifications_a_waiting_claim_polls(
     database: str, other: ff.Engine, monkeypatch: pytest.MonkeyPatch, sql: asyncpg.Connection[Any]
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_POLL", 0.02)
+    monkeypatch.setattr(claims, "_POLL", 0.02)
     async with await ff.Engine.connect(database, notifications=False, prepared_statements=False) as engine:
         claim = waiting(engine)
         await asyncio.sleep(0.1)
@@ -183,7 +183,7 @@ async def test_without_notifications_a_waiting_claim_polls(
 async def test_a_lost_listener_costs_time_and_nothing_else(
     plain_engine: ff.Engine, other: ff.Engine, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_POLL", 3600.0)
+    monkeypatch.setattr(claims, "_POLL", 3600.0)
     claim = waiting(plain_engine)
     await asleep(sql)
     listeners = "select pid from pg_stat_activity where datname = current_database() and query ilike 'listen%'"

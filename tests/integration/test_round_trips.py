@@ -18,6 +18,7 @@ from uuid import UUID
 import pytest
 
 import flowfabric as ff
+from flowfabric.client import AsyncClient
 from flowfabric.conditions import on
 from flowfabric.graph import AnyOf, Edge, EdgeSnapshot, FlowSubmitted, NewEdge, NewNode, Quorum
 from flowfabric.ids import FlowId, mint_uuid
@@ -404,6 +405,10 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "suspend_on": (pending, lambda e, at: e.suspend_on(at[0], [at[1].waitpoint_id], on("k"))),
     "deliver_signal": (suspended, signal),
     "deliver_approval_signal": (suspended, approve),
+    "signal_execution": (
+        suspended,
+        lambda e, at: e.signal_execution(at.handle.execution_id, "k", signal_name="go", source_type="test"),
+    ),
     "observe_signals": (suspended, lambda e, at: e.observe_signals(at.handle)),
     "read_signals": (suspended, lambda e, at: e.read_signals(at.handle.execution_id)),
     "resume_execution": (suspended, lambda e, at: e.resume_execution(at.handle.execution_id)),
@@ -545,6 +550,20 @@ async def test_the_size_of_a_batch_does_not_change_the_number_of_round_trips(
             await engine.complete_many(handles)
             asked = counter.asked - before
         assert asked == 4
+
+
+async def test_a_clients_signal_and_decision_are_one_round_trip(
+    wire: tuple[Wire, str], plain_engine: ff.Engine, clock: Clock
+) -> None:
+    counter, dsn = wire
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        client = AsyncClient(engine, ff.App())
+        for counted in (False, True):
+            for send in (client.signal, client.approve, client.reject):
+                there = (await suspended(plain_engine, clock)).handle.execution_id
+                before = counter.asked
+                await send(there, "k")
+                assert not counted or counter.asked - before == 1
 
 
 async def test_the_counter_counts(wire: tuple[Wire, str]) -> None:

@@ -13,7 +13,10 @@ from uuid import UUID
 import asyncpg
 
 import flowfabric as ff
-from flowfabric._duties.flows import Cascade, FlowCancel, FlowProjector, SiblingCancel
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric.graph import (
     AllOf,
     Applied,
@@ -178,7 +181,7 @@ async def drain(engine: ff.Engine) -> None:
         busy = 0
         for duty in (Cascade, SiblingCancel, FlowCancel):
             busy += await duty(engine).run_once()
-    await FlowProjector(engine).run_once()
+    await FlowSummaries(engine).run_once()
 
 
 async def empty_flow(engine: ff.Engine, *members: str, **fields: Any) -> Flow:

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric._postgres.create_call import MAX_PAYLOAD
+from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.conditions import AllOf, Count, CountKind, TimeoutOnly, on
-from flowfabric.engine.flow_control import EdgePlace
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.engine.reads import Place
 from flowfabric.graph import AnyOf, Edge, NewEdge, NewNode, NoOp, Quorum
 from flowfabric.ids import FlowId, mint_uuid

@@ -11,8 +11,9 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._duties import TimerRunner
-from flowfabric._duties.timers import LeaseExpiry, Retention
-from flowfabric.engine.hooks import Round
+from flowfabric._duties.lease_expiry import LeaseExpiry
+from flowfabric._duties.retention import Retention
+from flowfabric.engine.timers import Round
 from flowfabric.models import Completed, Renewed, TerminalFailed
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 

@@ -11,16 +11,14 @@ import pytest
 
 import flowfabric as ff
 from flowfabric import _duties
-from flowfabric._duties.flows import (
-    Cascade,
-    EdgeReconciler,
-    FlowCancel,
-    FlowProjector,
-    SiblingCancel,
-    SiblingReconciler,
-)
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.edge_repair import EdgeRepair
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.sibling_cancel import SiblingCancel
+from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric.conditions import on
-from flowfabric.engine.flow_control import EdgePlace
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.graph import (
     AnyOf,
     Applied,
@@ -493,7 +491,7 @@ async def test_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None:
     flows = {"completed": await submitted(engine, {"a": ()}), "failed": await submitted(engine, {"a": ()})}
     await flows["completed"].complete("a")
     await flows["failed"].fail("a")
-    await FlowProjector(engine).run_once()
+    await FlowSummaries(engine).run_once()
     for state, flow in flows.items():
         page = await engine.list_flows(f"{{fp:{flow['a'].partition}}}")
         assert next(one.status for one in page.items if one.flow_id == flow.id) == FlowStatus(state)
@@ -502,12 +500,12 @@ async def test_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None:
 
 
 async def test_all_loops_run_and_members_are_counted_exactly(plain_engine: ff.Engine) -> None:
-    wanted = {Cascade, SiblingCancel, FlowCancel, SiblingReconciler, EdgeReconciler, FlowProjector}
+    wanted = {Cascade, SiblingCancel, FlowCancel, SiblingRepair, EdgeRepair, FlowSummaries}
     assert wanted <= set(_duties.ALL)
     graph: dict[str, tuple[str, ...]] = {f"n{n}": () for n in range(130)}
     flow = await submitted(plain_engine, graph)
     await flow.claim("n7")
-    await FlowProjector(plain_engine).run_once()
+    await FlowSummaries(plain_engine).run_once()
     found = await plain_engine.read_flow_summary(flow.id)
     assert found is not None
     assert (found.total_members, found.members_active, found.members_waiting) == (130, 1, 129)
@@ -713,7 +711,7 @@ async def test_an_old_failure_is_forgiven_and_a_later_success_counts(engine: Che
     flow = await submitted(engine, PAIR)
     await flow.fail("a")
     await engine.replay_execution(flow["b"])
-    assert await EdgeReconciler(engine).run_once() == 0
+    assert await EdgeRepair(engine).run_once() == 0
     await drain(engine)
     assert await flow.state("b") == "waiting_children"
     other = await submitted(engine, PAIR)

@@ -14,9 +14,12 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties.flows import Cascade, EdgeReconciler, FlowCancel, SiblingReconciler
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.edge_repair import EdgeRepair
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric.conditions import on
-from flowfabric.engine.flow_control import EdgePlace
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.graph import (
     Added,
     AlreadyMember,
@@ -329,7 +332,7 @@ async def test_a_dispatcher_dies_before_or_after_the_cancels(
     assert set(entry.siblings) == {before["u2"], before["u3"]}
     stands = await stored(sql)
     assert await engine.reconcile_sibling_cancel_group(before.id, before["join"]) == "no_op"
-    assert await SiblingReconciler(engine).run_once() == 0
+    assert await SiblingRepair(engine).run_once() == 0
     assert await stored(sql) == stands
     await drain(engine)
     assert await reasons(before, "u2", "u3") == {("cancelled", WON, "operator_override")}
@@ -886,7 +889,7 @@ async def test_replay_from_the_bottom(engine: CheckedEngine) -> None:
     assert (await engine.list_events(flow["a"]))[-1].details == {"branch": "normal"}
     assert await reconcile(engine) == 0
     await flow.drain()
-    assert await EdgeReconciler(engine).run_once() == 0
+    assert await EdgeRepair(engine).run_once() == 0
     assert await flow.states() == {"a": "waiting", "b": "waiting_children", "c": "waiting_children"}
     await flow.complete("a")
     assert await flow.states("b", "c") == {"b": "waiting", "c": "waiting_children"}

@@ -235,6 +235,68 @@ async def test_a_signal_id_is_one_per_execution_and_a_key_one_per_waitpoint(worl
     assert (await world.accept(wait, "b", idempotency_key="key")).effect == SATISFIED
 
 
+# By the waitpoint's key, without a token
+
+
+def by_key(world: SuspendingWorld, wait: Waiting, key: str | None = None, **fields: Any) -> Any:
+    return world.engine.signal_execution(wait.id, key, **{"signal_name": "go", "source_type": "client", **fields})
+
+
+async def test_a_client_signals_the_open_waitpoint_by_its_key(world: SuspendingWorld) -> None:
+    wait = await world.suspend(all_of("a", "b"))
+    assert (await by_key(world, wait, "a", payload=b"1")).effect == APPENDED
+    assert (await by_key(world, wait, "b")).effect == SATISFIED
+    received = (await world.engine.read_signals(wait.id)).items
+    assert [(one.waitpoint_key, one.payload, one.target_scope) for one in received] == [
+        ("a", b"1", "waitpoint"),
+        ("b", None, "waitpoint"),
+    ]
+
+
+async def test_without_a_key_one_waitpoint_must_be_open(world: SuspendingWorld) -> None:
+    wait = await world.suspend(all_of("a", "b"))
+    with pytest.raises(ff.InvalidInput, match="it waits at 2 waitpoints") as refused:
+        await by_key(world, wait)
+    assert (refused.value.field, refused.value.allowed) == ("key", "a, b")
+    alone = await world.suspend()
+    assert (await by_key(world, alone)).effect == SATISFIED
+
+
+async def test_a_key_that_is_not_open_is_not_found(world: SuspendingWorld) -> None:
+    wait = await world.suspend()
+    with pytest.raises(ff.NotFound, match=r"waitpoint other \(open: k\)"):
+        await by_key(world, wait, "other")
+    await by_key(world, wait)
+    with pytest.raises(ff.NotFound, match=r"waitpoint k \(none is open\)"):
+        await by_key(world, wait, "k", idempotency_key="unseen")
+    with pytest.raises(ff.NotFound, match="execution"):
+        await world.engine.signal_execution(
+            ExecutionId.of(wait.id.partition, new_id()), "k", signal_name="go", source_type="client"
+        )
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_the_same_idempotency_key_is_found_at_the_closed_waitpoint(
+    world: SuspendingWorld, key: str | None
+) -> None:
+    wait = await world.suspend()
+    first = await by_key(world, wait, key, idempotency_key="hook")
+    assert await by_key(world, wait, key, idempotency_key="hook") == DuplicateSignal(first.signal_id)
+    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    assert await by_key(world, wait, key, idempotency_key="hook") == DuplicateSignal(first.signal_id)
+    await world.clock.advance(days=2)
+    assert await outcome(by_key(world, wait, key, idempotency_key="hook")) == "target_not_signalable"
+
+
+async def test_of_two_waitpoints_with_one_key_the_newer_is_signalled(world: SuspendingWorld) -> None:
+    wait = await world.pend("k")
+    await world.clock.advance(seconds=1)
+    await world.pend("k", of=wait)
+    assert (await by_key(world, wait, "k")).effect == BUFFERED
+    (signal,) = (await world.engine.read_signals(wait.id)).items
+    assert signal.waitpoint_id == wait.point.id
+
+
 async def test_the_key_needs_the_token_of_its_waitpoint(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     first = await world.accept(wait, signal_id=new_id(), idempotency_key="key")

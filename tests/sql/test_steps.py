@@ -435,7 +435,7 @@ async def test_a_lost_answer_does_not_make_a_second_child(world: World, monkeypa
 
     async def losing(self: Any, query: str, *args: Any, **options: Any) -> Any:
         answer = await fetch(self, query, *args, **options)
-        if "may_submit" in query and not lost:
+        if "submit_child" in query and not lost:
             lost.append(query)
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         return answer

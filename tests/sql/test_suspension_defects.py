@@ -27,7 +27,7 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.engine.hooks import TimerKind
+from flowfabric.engine.timers import TimerKind
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
     Accepted,

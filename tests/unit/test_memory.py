@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.engine.calls import ESCAPED_NUL
+from flowfabric.engine.checks import ESCAPED_NUL
 from flowfabric.errors import InvalidInput, StepFailed, TimedOut
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Step, StepKind

@@ -1,143 +1,51 @@
-"""Work nobody asked for by hand, and the runner that keeps it going."""
+"""Work nobody asks for by hand: one file per duty, named as the duty is everywhere: `lease_expiry.py`, `LeaseExpiry`.
+
+Any number of processes may run them at once. `Duties` runs all of them.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Sequence
-from datetime import timedelta
-from types import TracebackType
-from typing import Self
-
+from flowfabric._duties.all import ALL
+from flowfabric._duties.attempt_timeout import AttemptTimeout
+from flowfabric._duties.audit import Audit
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.delayed_promotion import DelayedPromotion
 from flowfabric._duties.duty import Duty
-from flowfabric._duties.flows import (
-    Cascade,
-    EdgeReconciler,
-    FlowCancel,
-    FlowProjector,
-    SiblingCancel,
-    SiblingReconciler,
-)
-from flowfabric._duties.housekeeping import Audit, Sweep
-from flowfabric._duties.timers import (
-    AttemptTimeout,
-    DelayedPromotion,
-    ExecutionDeadline,
-    LeaseExpiry,
-    ParkedPromotion,
-    Retention,
-    SuspensionTimeout,
-    TimerDuty,
-    WaitpointExpiry,
-    WokenDuty,
-)
-from flowfabric.engine import Engine
-from flowfabric.models import ScannerFilter
+from flowfabric._duties.edge_repair import EdgeRepair
+from flowfabric._duties.execution_deadline import ExecutionDeadline
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.lease_expiry import LeaseExpiry
+from flowfabric._duties.parked_promotion import ParkedPromotion
+from flowfabric._duties.record_expiry import RecordExpiry
+from flowfabric._duties.retention import Retention
+from flowfabric._duties.runner import Duties, TimerRunner
+from flowfabric._duties.sibling_cancel import SiblingCancel
+from flowfabric._duties.sibling_repair import SiblingRepair
+from flowfabric._duties.suspension_timeout import SuspensionTimeout
+from flowfabric._duties.timer import TimerDuty
+from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
 
-__all__ = ["ALL", "Audit", "Duties", "Duty", "LeaseExpiry", "TimerDuty"]
-
-ALL: tuple[type[Duty], ...] = (
-    LeaseExpiry,
-    DelayedPromotion,
-    ParkedPromotion,
-    AttemptTimeout,
-    ExecutionDeadline,
-    SuspensionTimeout,
-    WaitpointExpiry,
-    Cascade,
-    SiblingCancel,
-    FlowCancel,
-    Retention,
-    SiblingReconciler,
-    EdgeReconciler,
-    FlowProjector,
-    Sweep,
-    Audit,
-)
-
-
-class TimerRunner(Duty):
-    """Runs the duties of one process that are woken in one loop that sleeps until the first of their times comes."""
-
-    name = "timers"
-    interval = timedelta(milliseconds=750)
-
-    def __init__(self, engine: Engine, duties: Sequence[WokenDuty]) -> None:
-        super().__init__(engine)
-        self._duties = duties
-
-    async def run_once(self) -> int:
-        """A bounded round of each kind in turn while any has more: the backlog of one keeps no other waiting."""
-        handled = 0
-        failure: Exception | None = None
-        waiting = list(self._duties)
-        while waiting and not self.stopping.is_set():
-            turn, waiting = waiting, []
-            for duty in turn:
-                try:
-                    done = await duty.round()
-                except Exception as error:  # raised below, once the others have had their turn
-                    failure = failure or error
-                    continue
-                handled += done.handled
-                if done.more:
-                    waiting.append(duty)
-        if failure is not None:
-            raise failure
-        return handled
-
-    async def until_next(self) -> float:
-        return await self.engine.sleep_until_due(self.interval)
-
-
-class Duties:
-    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may run them at once."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        duties: Sequence[type[Duty]] = ALL,
-        *,
-        filter: ScannerFilter | None = None,  # noqa: A002
-    ) -> None:
-        made = [duty(engine, filter=filter) for duty in duties]
-        timed = [duty for duty in made if isinstance(duty, WokenDuty)]
-        self._engine = engine
-        self._loops: list[Duty] = [duty for duty in made if not isinstance(duty, WokenDuty)]
-        if timed:
-            self._loops.insert(0, TimerRunner(engine, timed))
-        self._stopping = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._stack = contextlib.ExitStack()
-
-    async def __aenter__(self) -> Self:
-        self._stopping.clear()
-        woken = self._stack.enter_context(self._engine.timer_wakeups())
-        self._tasks = [
-            asyncio.create_task(
-                loop.run(self._stopping, woken if isinstance(loop, TimerRunner) else None),
-                name=f"duty {loop.name}",
-            )
-            for loop in self._loops
-        ]
-        self._engine.attach(self)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def stop(self, grace: timedelta = timedelta(seconds=15)) -> bool:
-        """Let every duty finish its round, for `grace` at most; False when one had to be cut off."""
-        self._stopping.set()
-        self._engine.detach(self)
-        self._stack.close()
-        if not self._tasks:
-            return True
-        _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        return not late
+__all__ = [
+    "ALL",
+    "AttemptTimeout",
+    "Audit",
+    "Cascade",
+    "DelayedPromotion",
+    "Duties",
+    "Duty",
+    "EdgeRepair",
+    "ExecutionDeadline",
+    "FlowCancel",
+    "FlowSummaries",
+    "LeaseExpiry",
+    "ParkedPromotion",
+    "RecordExpiry",
+    "Retention",
+    "SiblingCancel",
+    "SiblingRepair",
+    "SuspensionTimeout",
+    "TimerDuty",
+    "TimerRunner",
+    "WaitpointExpiry",
+]

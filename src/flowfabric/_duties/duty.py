@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from datetime import timedelta
 
 from flowfabric._waiting import first_of
@@ -22,10 +23,17 @@ _FLOOR = 0.1
 
 
 class Duty:
-    """Work nobody asked for by hand. Subclasses set `name` and `interval` and write `run_once`."""
+    """Work nobody asked for by hand. Subclasses set `interval` and write `run_once`.
+
+    A duty has one name: `LeaseExpiry` is `lease_expiry` in logs, in metrics, in the glossary, and as a file.
+    """
 
     name: str = "duty"
     interval: timedelta = timedelta(seconds=60)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         self.engine = engine

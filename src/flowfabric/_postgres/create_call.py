@@ -7,7 +7,7 @@ item that fails its checks becomes its own verdict and never reaches the databas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
+from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, instant
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
 from flowfabric.ids import (
     ExecutionId,
@@ -31,75 +32,14 @@ from flowfabric.models import Created, Duplicate, NewExecution
 from flowfabric.policies import Derived, FrozenPolicy, freeze_policy
 from flowfabric.state import State
 
-MAX_BATCH = 1000
-MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message
 _INT32 = range(-(2**31), 2**31)
-_CASTS = [
-    "text[]",
-    "text[]",
-    "text[]",
-    "integer[]",
-    "integer[]",
-    "uuid[]",
-    "boolean",
-    "text[]",
-    "text[]",
-    "bytea[]",
-    "text[]",
-    "integer[]",
-    "uuid[]",
-    "text[]",
-    "bigint[]",
-    "text[]",
-    "text[]",
-    "text[]",
-    "uuid[]",
-    "timestamptz[]",
-    "bigint[]",
-    "timestamptz[]",
-    "bigint[]",
-]
-
-
-_STANDING_CASTS = ["integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]"]
-# Whoever does not know the partition count sends hashes, and the statement itself makes partitions of them.
-_HOMES = (
-    "(select array_agg(mod(u.hash, d.flow_partitions) order by u.place)"
-    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (hash, place))"
-)
-INFO_SQL = "select flow_partitions from flowfabric.deployment_info()"
 _PARTITION_HASHES = 1 << 16
+_ARGS = 23
 PARTITION_ARG = 4  # its place among the args
 ID_ARG = 5
 ID_GIVEN_ARG = 6
 PAYLOAD_ARG = 9
 POLICY_ARG = 16
-
-
-def create_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
-    """The statement, with `placeholder` formatted by the number of the argument.
-
-    `hashed`: the call was laid out without the partition count.
-    """
-    marks = _marks(placeholder, _CASTS, partition=5 if hashed else None)
-    return f"select ordinal, code, partition, id, state from flowfabric.create_executions({marks})"  # noqa: S608
-
-
-def standing_sql(placeholder: str = "${}", *, hashed: bool = False) -> str:
-    """The question behind `CreateCall.doubts`, rendered like `create_sql`."""
-    marks = _marks(placeholder, _STANDING_CASTS, partition=1 if hashed else None)
-    return f"select ordinal, code, partition, id from flowfabric.standing_executions({marks})"  # noqa: S608
-
-
-def _marks(placeholder: str, casts: Sequence[str], *, partition: int | None) -> str:
-    marks = [f"{placeholder.format(i)}::{cast}" for i, cast in enumerate(casts, 1)]
-    if partition is not None:
-        marks[partition - 1] = _HOMES.format(marks[partition - 1])
-    return ", ".join(marks)
-
-
-SQL = create_sql()
-STANDING_SQL = standing_sql()
 
 
 class CreateCall:
@@ -254,7 +194,7 @@ def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UU
         numbers if len(routes) > 1 else None, homes, ids, False,
         None, None, [item.input_payload for item in items],
     ]  # fmt: skip
-    args += [None] * (len(_CASTS) - len(args))
+    args += [None] * (_ARGS - len(args))
     policy = items[0].policy if items else None
     if type(policy) is FrozenPolicy:
         args[POLICY_ARG] = [policy.text]  # one for all
@@ -405,29 +345,3 @@ def _bytes(value: object, field: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes")
-
-
-def moment(value: object, field: str, allowed: str = "an aware datetime") -> datetime:
-    """A point in time that the database can hold and give back."""
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
-    if value.utcoffset() is None:
-        raise InvalidInput("a datetime without time zone", field=field, allowed=allowed)
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed} within the years 1 to 9999") from None
-
-
-def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
-    """A moment as (absolute, None) or a duration from the database's now as (None, milliseconds)."""
-    if value is None:
-        return None, None
-    if isinstance(value, timedelta):
-        ms = value // timedelta(milliseconds=1)
-        if ms < 0 or ms > 10**13:
-            raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
-        return None, ms
-    if isinstance(value, datetime):
-        return moment(value, field, "an aware datetime or a timedelta"), None
-    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="an aware datetime or a timedelta")

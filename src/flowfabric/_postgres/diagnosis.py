@@ -14,8 +14,9 @@ from typing import Any, Literal
 import asyncpg
 from msgspec import Struct
 
+from flowfabric._postgres.database import MINIMUM_SERVER, connection_failed
+from flowfabric._postgres.dsn import describe
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
-from flowfabric._postgres.pool import MINIMUM_SERVER, connection_failed, describe
 from flowfabric.errors import ConnectionFailed, FlowFabricError
 
 _CLOCK_OFF = timedelta(seconds=2)

@@ -14,8 +14,6 @@ from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
 from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
 
-_ARGS = 36
-SQL = f"select code, place, revision from flowfabric.grow_flow({', '.join(f'${n}' for n in range(1, _ARGS + 1))})"  # noqa: S608
 MAX_NODES = 100_000
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from flowfabric._postgres.pool import check_dsn, next_host_first
+from flowfabric._postgres.dsn import check_dsn, next_host_first
 from flowfabric._waiting import first_of
 
 CHANNEL = "flowfabric"

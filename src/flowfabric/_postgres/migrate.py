@@ -2,7 +2,7 @@
 
 Schema steps are numbered files, applied once and in order; functions are replaced whole on every run. Everything
 happens in one transaction under an advisory lock, so any number of processes may migrate at once and a crash leaves
-the database as it was. Connecting never migrates: it compares versions and says what to do (see `pool.py`).
+the database as it was. Connecting never migrates: it compares versions and says what to do (see `database.py`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from flowfabric._postgres.database import check_server, connection_failed
+from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
-from flowfabric._postgres.pool import check_dsn, check_server, connection_failed, describe
 from flowfabric.ids import mint_uuid
 from flowfabric.models import Handle
 

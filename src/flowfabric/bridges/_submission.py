@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Required, TypeAlias, TypedDict, Unpack
 
-from flowfabric._postgres.create_call import INFO_SQL, CreateCall, create_sql, standing_sql
-from flowfabric.engine.calls import check_batch
+from flowfabric._postgres.create_call import CreateCall
+from flowfabric._postgres.statements import FLOW_PARTITIONS, create_executions, standing_executions
+from flowfabric.engine.checks import check_batch
 from flowfabric.errors import FlowFabricError
 from flowfabric.ids import ExecutionId, FlowId
 from flowfabric.models import Created, Duplicate, NewExecution
@@ -47,15 +48,15 @@ def submission(items: Sequence[NewExecution], placeholder: str) -> Submission:
     check_batch(items)
     partitions = None
     if any(isinstance(item, NewExecution) and item.execution_id is not None for item in items):
-        partitions = (yield INFO_SQL, [])[0][0]
+        partitions = (yield FLOW_PARTITIONS, [])[0][0]
     call = CreateCall(items, partitions)
     hashed = partitions is None
     made: Rows = ()
     standing: Rows = ()
     if not call.is_empty:
-        made = yield create_sql(placeholder, hashed=hashed), call.args
+        made = yield create_executions(placeholder, hashed=hashed), call.args
     if call.doubts:
-        standing = yield standing_sql(placeholder, hashed=hashed), call.doubts
+        standing = yield standing_executions(placeholder, hashed=hashed), call.doubts
     return call.verdicts(made, standing)
 
 

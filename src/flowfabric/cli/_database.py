@@ -47,7 +47,7 @@ def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifi
 def address(dsn: str | None) -> Iterator[str]:
     """The DSN given or of the environment; else that of the embedded server, held while it is used."""
     if chosen := dsn or settings.load().dsn:
-        from flowfabric._postgres.pool import check_dsn  # noqa: PLC0415 - loads the driver
+        from flowfabric._postgres.dsn import check_dsn  # noqa: PLC0415 - loads the driver
 
         check_dsn(chosen)
         yield chosen

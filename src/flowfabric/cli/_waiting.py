@@ -16,7 +16,7 @@ from flowfabric.conditions import (
     TimeoutOnly,
     condition_from_json,
 )
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from flowfabric.app import App
     from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
-    from flowfabric.models import ReceivedSignal
+    from flowfabric.ids import ExecutionId
+    from flowfabric.models import PendingWaitpoint, ReceivedSignal
 
 # What happens at the deadline, in the words of `wait_for`.
 _THEN = {"auto_resume_with_timeout_signal": "resume"}
@@ -37,6 +38,18 @@ def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     return AsyncClient(engine, app or App())
+
+
+async def waitpoint_of(engine: Engine, target: ExecutionId, key: str | None) -> PendingWaitpoint:
+    """The open waitpoint that is meant: of that key, the one the execution waits at, else the newest."""
+    from flowfabric.signals import common_key  # noqa: PLC0415
+
+    found = await client_of(engine).waitpoints_of(target)
+    wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
+    chosen = [one for one in found if one.waitpoint_key == wanted]
+    if not chosen:
+        raise NotFound("waitpoint", wanted)
+    return max(chosen, key=lambda one: (one.state == "active", one.created_at))
 
 
 def reason(code: str | None, state: str) -> str:

@@ -236,9 +236,7 @@ async def refused_as(engine: Engine, target: ExecutionId, key: str | None) -> As
         if error.field != "key":
             raise
         raise InvalidInput(error.problem, field="--key", allowed=_output.printable(error.allowed)) from None
-    except (NotFound, StateError, ValidationFailed) as error:
-        if isinstance(error, ValidationFailed) and error.kind != "invalid_token":
-            raise
+    except (NotFound, StateError) as error:
         raise await _explained(engine, target, key, error) from None
 
 
@@ -249,17 +247,11 @@ async def _explained(engine: Engine, target: ExecutionId, key: str | None, error
     state = execution.public_state
     if error.kind == "execution_not_suspended":
         return StateError(error.kind, f"{target} is {state}", execution_id=target)
-    found = await _waiting.client_of(engine).waitpoints_of(target)
-    keys = sorted({one.waitpoint_key for one in found})
+    keys = sorted({one.waitpoint_key for one in await _waiting.client_of(engine).waitpoints_of(target)})
     if isinstance(error, NotFound) and keys:
         return NotFound("waitpoint", key, detail=f"{target} has {', '.join(keys[:10])}")
     if keys:
-        kids = await engine.list_waitpoint_hmac_kids()
-        good = {kids.current_kid, *(one.kid for one in kids.verifying)}
-        if any(one.token_kid in good for one in found if one.waitpoint_key == key or key is None):
-            return error
-        detail = "the key that signed its token is out of use; `flowfabric approve` and `resume` need none"
-        return StateError("target_not_signalable", detail, execution_id=target)
+        return error
     words = f"{target} is {state} and waits for no signal"
     last = await engine.read_suspension(target)
     if last is not None and last.closed_at is not None:

@@ -126,7 +126,7 @@ async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: b
 
     target = await resolve(engine, execution)
     async with refused_as(engine, target, key):
-        waitpoint = await _waiting.client_of(engine)._waitpoint(target, key)
+        waitpoint = await _waiting.waitpoint_of(engine, target, key)
         token = await engine.read_waitpoint_token(PartitionKey("fp", target.partition), waitpoint.waitpoint_id)
         if token is None:
             raise StateError("waitpoint_closed", execution_id=target)

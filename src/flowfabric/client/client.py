@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID, uuid5
 
+from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.bridges.callbacks import Received, receive
 from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
@@ -26,11 +27,10 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, check_task
 from flowfabric.contracts import Codecs, ValueType
 from flowfabric.engine import Engine
-from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.engine.reads import Place
-from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError
+from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound
 from flowfabric.graph import FlowInfo, NewNode
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.ids import ExecutionId, FlowId, mint_uuid, parse_uuid
 from flowfabric.middleware import Middleware, chain_submit, overriding
 from flowfabric.models import (
     Accepted,
@@ -50,7 +50,7 @@ from flowfabric.models import (
 )
 from flowfabric.options import OPTION_NAMES, OptionNames, Options, meant
 from flowfabric.policies import Duration, duration
-from flowfabric.signals import common_key, encode_payload, parse_callback
+from flowfabric.signals import encode_payload, parse_callback
 from flowfabric.state import State
 
 R = TypeVar("R")
@@ -433,14 +433,9 @@ class AsyncClient:
         """Send an execution a signal; `key` names the waitpoint where there are several."""
         target = ExecutionId.parse(execution_id)
         data, encoding = encode_payload(payload, self.codecs)
-        waitpoint = await self._waitpoint(target, key)
-        token = await self.engine.read_waitpoint_token(PartitionKey("fp", target.partition), waitpoint.waitpoint_id)
-        if token is None:
-            raise StateError("waitpoint_closed", execution_id=target)
-        return await self.engine.deliver_signal(
+        return await self.engine.signal_execution(
             target,
-            waitpoint.waitpoint_id,
-            token,
+            key,
             signal_name=name,
             source_type=source_type,
             source_identity=source_identity,
@@ -462,20 +457,16 @@ class AsyncClient:
         return await self._decide(ExecutionId.parse(execution_id), key, "rejected", by)
 
     async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
-        waitpoint = await self._waitpoint(target, key)
-        lane = (await self.get(target)).lane_id
-        return await self.engine.deliver_approval_signal(
-            target, lane, waitpoint.waitpoint_id, signal_name=name, idempotency_suffix=by, source_identity=by
+        return await self.engine.signal_execution(
+            target,
+            key,
+            signal_name=name,
+            signal_category="approval",
+            source_type="operator",
+            source_identity=by,
+            idempotency_key=f"approval:{name}:{by}",
+            target_scope="execution",
         )
-
-    async def _waitpoint(self, target: ExecutionId, key: str | None) -> PendingWaitpoint:
-        """The waitpoint meant: of that key, the one that is waited at, else the newest (others are given up)."""
-        found = await self.waitpoints_of(target)
-        wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
-        chosen = [one for one in found if one.waitpoint_key == wanted]
-        if not chosen:
-            raise NotFound("waitpoint", wanted, detail=meant(wanted or "", {one.waitpoint_key for one in found}))
-        return max(chosen, key=lambda one: (one.state == "active", one.created_at))
 
     async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
         """Resume a suspended execution whatever it waits for; its wait ends without a signal."""

@@ -1,32 +1,50 @@
 """The engine: every operation as one method, one SQL function, one round trip.
 
-Operations are grouped by module; `Engine` is all of them. Results are frozen records, refusals are exceptions of one
-tree. Nothing here decides what happens to rows: the functions in the database do.
+Operations stand in one module per chapter, named as the folders of the SQL functions; `Engine` is all of them. Results
+are frozen records, refusals are exceptions of one tree. Nothing here decides what happens to rows: the functions in the
+database do.
+
+The last group (`admission`, `grants`, `edges`, `vector`) is for schedulers and for ports from the reference.
 """
 
 from __future__ import annotations
 
+from flowfabric.engine.admission import Admission
+from flowfabric.engine.audit import Audits
+from flowfabric.engine.cascades import Cascades
+from flowfabric.engine.claims import Claims
 from flowfabric.engine.control import Control
+from flowfabric.engine.edges import Edges
 from flowfabric.engine.events import Events
-from flowfabric.engine.flow_control import FlowControl
+from flowfabric.engine.executions import Executions
+from flowfabric.engine.flow_cancel import FlowCancels
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
-from flowfabric.engine.hooks import Hooks
+from flowfabric.engine.keys import Keys
 from flowfabric.engine.lanes import Lanes
-from flowfabric.engine.lifecycle import Lifecycle
+from flowfabric.engine.leases import Leases
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
+from flowfabric.engine.siblings import Siblings
+from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
-from flowfabric.engine.suspension import Suspensions
-from flowfabric.engine.tokens import Tokens
+from flowfabric.engine.suspensions import Suspensions
+from flowfabric.engine.timers import Timers
+from flowfabric.engine.vector import Vector
+from flowfabric.engine.waitpoints import Waitpoints
+from flowfabric.engine.waits import Waits
+from flowfabric.engine.watches import Watches
 
 __all__ = ["Engine"]
 
 
 class Engine(
-    Lifecycle, Steps, Suspensions, Tokens, Flows, FlowReads, FlowControl, Grants, Control, Reads, Lanes, Schedules,
-    Events, Hooks, Service,
+    Executions, Claims, Leases, Control, Steps, Watches,
+    Waits, Waitpoints, Suspensions, Signals, Keys,
+    Flows, FlowReads, FlowCancels, Cascades, Siblings,
+    Vector, Reads, Lanes, Schedules, Events, Timers, Audits, Service,
+    Admission, Grants, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

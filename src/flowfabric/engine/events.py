@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flowfabric._postgres import rows
-from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit, parse_execution
+from flowfabric._postgres import rows, statements
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_filter, check_int, check_limit, parse_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
@@ -11,7 +12,7 @@ from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilt
 FAMILIES = ("lease", "completion", "operator", "signal")
 
 
-class Events(Calls):
+class Events(Operations):
     """read_events, list_events, count_events."""
 
     async def read_events(
@@ -38,7 +39,7 @@ class Events(Calls):
         if size == 0:
             return Page((), start)
         found = await self._fetch(
-            "select * from flowfabric.read_events($1, $2, $3, $4, $5, $6)",
+            statements.READ_EVENTS,
             family,
             start.position,
             size,
@@ -52,9 +53,7 @@ class Events(Calls):
     async def list_events(self, execution_id: ExecutionId) -> list[Event]:
         """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id."""
         target = parse_execution(execution_id)
-        found = await self._fetch(
-            "select * from flowfabric.list_events($1, $2)", target.partition, target.uuid, repeatable=True
-        )
+        found = await self._fetch(statements.LIST_EVENTS, target.partition, target.uuid, repeatable=True)
         return [rows.event(row) for row in found]
 
     async def count_events(self, after: EventCursor | None = None) -> EventCounts:
@@ -64,7 +63,7 @@ class Events(Calls):
                 raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
             check_int(after.position, "after", 0, 2**63 - 1)
         found = await self._fetch(
-            "select seq, lease_type, outcome, operator_type, signal_effect, n from flowfabric.count_events($1)",
+            statements.COUNT_EVENTS,
             None if after is None else after.position,
             repeatable=True,
         )

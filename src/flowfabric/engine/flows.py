@@ -1,4 +1,4 @@
-"""Flows: whole graphs in one call, and their parts one by one: members, edges, the policies of joins."""
+"""Flows: whole graphs in one call, their members, their tags, and how they are forgotten."""
 
 from __future__ import annotations
 
@@ -7,111 +7,19 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import msgspec
 
-from flowfabric._postgres import grow_call
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import MAX_BATCH
 from flowfabric._postgres.grow_call import GrowCall
-from flowfabric.engine.calls import MAX_BATCH, Calls, check_int, parse_execution
-from flowfabric.errors import (
-    Conflict,
-    Contention,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    StateError,
-    TransportError,
-    ValidationFailed,
-)
-from flowfabric.graph import (
-    Added,
-    AllOf,
-    AlreadyApplied,
-    AlreadyMember,
-    Applied,
-    Edge,
-    EdgeGroupPolicy,
-    EdgeSnapshot,
-    FlowCreated,
-    FlowExists,
-    FlowSubmitted,
-    NewNode,
-    OnSatisfied,
-    Quorum,
-    Staged,
-    check_policy,
-)
-from flowfabric.ids import ExecutionId, FlowId, check_tags, check_text, crc16, mint_uuid, parse_uuid
-
-_STAGE = "select code, place, revision from flowfabric.stage_edges($1, $2, $3, $4, $5, $6, $7, $8)"
-_KIND = "success_only"
+from flowfabric.engine.base import FlowOperations
+from flowfabric.errors import Conflict, InvalidInput, NotFound, RetriesExhausted, StateError, TransportError
+from flowfabric.graph import Added, AlreadyMember, FlowCreated, FlowExists, FlowSubmitted, NewNode
+from flowfabric.ids import ExecutionId, FlowId, check_tag_key, check_tags, check_text, mint_uuid, parse_uuid
 
 
-class FlowCalls(Calls):
-    """What the groups of flow operations share."""
-
-    def _flow(self, flow_id: object) -> tuple[int, UUID]:
-        """The partition of a flow, and its id."""
-        uuid = parse_uuid(flow_id, "flow_id")
-        return crc16(uuid.bytes) % self._database.flow_partitions, uuid
-
-    def _member(self, flow: tuple[int, UUID], execution_id: object, field: str = "execution_id") -> ExecutionId:
-        """An execution that could be a member of the flow: one of its partition."""
-        found = parse_execution(execution_id, field)
-        if found.partition != flow[0]:
-            raise InvalidInput(
-                f"partition_mismatch: {found} is not in the partition of flow {flow[1]}",
-                field=field,
-                allowed=f"{{fp:{flow[0]}}}:... (create it with flow_id)",
-            )
-        return found
-
-    @staticmethod
-    def _closed(code: str, flow: tuple[int, UUID]) -> FlowFabricError | None:
-        """The refusal that a flow as such is the reason for."""
-        if code == "flow_not_found":
-            return NotFound("flow", flow[1])
-        if code == "flow_already_terminal":
-            return StateError(code, f"flow {flow[1]} takes no changes any more")
-        return None
-
-    @staticmethod
-    def _uuid(flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
-        """Its uuid, or that of no execution when it lies in another partition and so cannot be a member."""
-        return execution_id.uuid if execution_id.partition == flow[0] else UUID(int=0)
-
-    async def _edges_of(
-        self,
-        flow: tuple[int, UUID],
-        *,
-        upstream: UUID | None = None,
-        downstream: UUID | None = None,
-        edge: UUID | None = None,
-    ) -> list[EdgeSnapshot]:
-        found = await self._fetch(
-            "select edge_id, upstream, downstream, data_passing_ref, applied_at, created_at"
-            " from flowfabric.read_edges($1, $2, $3, $4, $5)",
-            *flow,
-            upstream,
-            downstream,
-            edge,
-            repeatable=True,
-        )
-        partition, flow_id = flow[0], FlowId(flow[1])
-        return [
-            EdgeSnapshot(
-                edge_id=row["edge_id"],
-                flow_id=flow_id,
-                upstream_execution_id=ExecutionId.of(partition, row["upstream"]),
-                downstream_execution_id=ExecutionId.of(partition, row["downstream"]),
-                data_passing_ref=row["data_passing_ref"],
-                edge_state="pending" if row["applied_at"] is None else "applied",
-                created_at=row["created_at"],
-            )
-            for row in found
-        ]
-
-
-class Flows(FlowCalls):
-    """submit_flow, extend_flow, create_flow, add members, stage and apply edges, set policies."""
+class Flows(FlowOperations):
+    """submit_flow, extend_flow, create_flow, add members, tags, delete_flow."""
 
     async def submit_flow(
         self,
@@ -155,16 +63,16 @@ class Flows(FlowCalls):
     async def _grow(self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None) -> FlowSubmitted:
         repeated = False
         if connection is not None:
-            row = (await connection.fetch(grow_call.SQL, *call.args))[0]
+            row = (await connection.fetch(statements.GROW_FLOW, *call.args))[0]
         else:
             try:
-                row = await self._row(grow_call.SQL, *call.args)
+                row = await self._row(statements.GROW_FLOW, *call.args)
             except TransportError as error:
                 if not error.retryable:
                     raise
                 # The answer was lost, the ids are ours: asking again makes nothing twice.
                 repeated = True
-                row = await self._row(grow_call.SQL, *call.args, repeatable=True)
+                row = await self._row(statements.GROW_FLOW, *call.args, repeatable=True)
         code, place = row["code"], row["place"]
         if code == "ok":
             return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes)
@@ -189,7 +97,7 @@ class Flows(FlowCalls):
         """The nodes that an earlier call made. An extension is known by the ids of its nodes."""
         if not call.is_new:
             return call.nodes
-        members = "select partition, id, node from flowfabric.read_members($1, false) where node is not null"
+        members = statements.READ_NODES
         if connection is not None:
             found = await connection.fetch(members, flow_id)
         else:
@@ -202,7 +110,7 @@ class Flows(FlowCalls):
         """An empty flow. A known id answers `FlowExists`, and nothing is overwritten."""
         partition, uuid = self._flow(mint_uuid() if flow_id is None else flow_id)
         row = await self._row(
-            "select flowfabric.create_flow($1, $2, $3, $4) as made",
+            statements.CREATE_FLOW,
             partition,
             uuid,
             check_text(flow_kind, "flow_kind"),
@@ -232,7 +140,7 @@ class Flows(FlowCalls):
 
     async def _add(self, flow: tuple[int, UUID], targets: list[ExecutionId], fields: list[str]) -> asyncpg.Record:
         row = await self._row(
-            "select code, place, other, members from flowfabric.add_to_flow($1, $2, $3)",
+            statements.ADD_TO_FLOW,
             *flow,
             [one.uuid for one in targets],
             repeatable=True,
@@ -252,153 +160,47 @@ class Flows(FlowCalls):
             )
         return row
 
-    async def stage_dependency_edge(
-        self,
-        flow_id: FlowId,
-        *,
-        edge_id: UUID,
-        upstream_execution_id: ExecutionId,
-        downstream_execution_id: ExecutionId,
-        expected_graph_revision: int,
-        dependency_kind: str = _KIND,
-        data_passing_ref: str | None = None,
-    ) -> Staged:
-        """Put an edge into the graph. It gates nothing until it is applied."""
-        edge = Edge(
-            edge_id=edge_id,
-            upstream=upstream_execution_id,
-            downstream=downstream_execution_id,
-            dependency_kind=dependency_kind,
-            data_passing_ref=data_passing_ref,
-        )
-        revision = await self._stage(flow_id, [edge], expected_graph_revision, apply=False)
-        return Staged(parse_uuid(edge_id, "edge_id"), revision)
+    async def set_flow_tag(self, flow_id: FlowId, key: str, value: str) -> None:
+        """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
+        check_tag_key(key)
+        await self.set_flow_tags(flow_id, {key: check_text(value, "value", None)})
 
-    async def stage_and_apply_edges(
-        self, flow_id: FlowId, edges: Sequence[Edge], *, expected_graph_revision: int
-    ) -> int:
-        """Stage and apply edges, all or none, with one check for cycles; answers the revision now.
-
-        A refusal names the first edge in the way by its place.
-        """
-        if isinstance(edges, str | bytes) or not isinstance(edges, Sequence) or not edges:
-            raise InvalidInput("no edges", field="edges", allowed="a list of at least one Edge")
-        return await self._stage(flow_id, edges, expected_graph_revision, apply=True)
-
-    async def _stage(self, flow_id: FlowId, edges: Sequence[Edge], revision: int, *, apply: bool) -> int:
+    async def set_flow_tags(self, flow_id: FlowId, tags: dict[str, str]) -> int:
+        """Set several tags, all or none; answers how many."""
+        if not isinstance(tags, dict) or not tags:
+            raise InvalidInput("no tags", field="tags", allowed="at least one")
+        for key, value in tags.items():
+            check_text(value, f"tags[{check_tag_key(key, 'tags key')!r}]", None)
         flow = self._flow(flow_id)
-        columns: tuple[list[Any], ...] = ([], [], [], [])
-        for place, edge in enumerate(edges):
-            where = f"edges[{place}]." if apply else ""
-            if not isinstance(edge, Edge):
-                raise InvalidInput(f"got {type(edge).__name__}", field=f"edges[{place}]", allowed="an Edge")
-            checked = self._edge(flow, edge, where)
-            for column, value in zip(columns, checked, strict=True):
-                column.append(value)
         row = await self._row(
-            _STAGE, *flow, *columns, check_int(revision, "expected_graph_revision", 0, 2**63 - 1), apply
-        )
-        code, place = row["code"], row["place"]
-        if code == "ok":
-            return int(row["revision"])
-        if closed := self._closed(code, flow):
-            raise closed
-        if code == "stale_graph_revision":
-            raise Contention(code, f"the graph is at revision {row['revision']}")
-        chosen = edges[place - 1]
-        named = f"edges[{place - 1}]: " if apply else ""
-        if code == "execution_not_in_flow":
-            raise StateError(code, f"{named}{chosen.upstream} or {chosen.downstream} is no member of flow {flow[1]}")
-        if code == "cycle_detected":
-            raise Conflict(code, f"{named}{chosen.downstream} comes before {chosen.upstream} already")
-        existing = await self._edges_of(flow, edge=parse_uuid(chosen.edge_id, "edge_id"))
-        error = Conflict(code, f"{named}edge {chosen.edge_id} is in the graph", existing=chosen.edge_id)
-        error.edge = existing[0] if existing else None
-        raise error
-
-    def _edge(self, flow: tuple[int, UUID], edge: Edge, where: str) -> tuple[UUID, UUID, UUID, str | None]:
-        """An edge, checked: id, upstream, downstream, reference."""
-        edge_id = parse_uuid(edge.edge_id, f"{where}edge_id")
-        upstream = parse_execution(edge.upstream, f"{where}upstream_execution_id")
-        downstream = parse_execution(edge.downstream, f"{where}downstream_execution_id")
-        if upstream == downstream:
-            raise Conflict("self_referencing_edge", f"{where}{upstream} cannot wait for itself")
-        if edge.dependency_kind != _KIND:
-            raise ValidationFailed(
-                "invalid_dependency", f"{where}dependency_kind: got {edge.dependency_kind!r}, allowed: {_KIND}"
-            )
-        ref = edge.data_passing_ref
-        ref = None if ref is None else check_text(ref, f"{where}data_passing_ref") or None
-        return edge_id, self._uuid(flow, upstream), self._uuid(flow, downstream), ref
-
-    async def apply_dependency_to_child(
-        self,
-        flow_id: FlowId,
-        *,
-        edge_id: UUID,
-        upstream_execution_id: ExecutionId,
-        downstream_execution_id: ExecutionId,
-        graph_revision: int = 0,
-        dependency_kind: str = _KIND,
-        data_passing_ref: str | None = None,
-    ) -> Applied | AlreadyApplied:
-        """Let a staged edge gate its downstream. An upstream that has ended counts at once."""
-        flow = self._flow(flow_id)
-        check_int(graph_revision, "graph_revision", 0, 2**63 - 1)
-        edge_uuid = parse_uuid(edge_id, "edge_id")
-        upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
-        downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
-        ref = None if data_passing_ref is None else check_text(data_passing_ref, "data_passing_ref") or None
-        row = await self._row(
-            "select code, unsatisfied, detail from flowfabric.apply_edge($1, $2, $3, $4, $5, $6, $7)",
+            statements.SET_FLOW_TAGS,
             *flow,
-            edge_uuid,
-            self._uuid(flow, upstream),
-            self._uuid(flow, downstream),
-            dependency_kind == _KIND,
-            ref,
+            msgspec.json.encode(tags).decode(),
+            repeatable=True,
         )
-        code = row["code"]
-        if code == "ok":
-            return Applied(row["unsatisfied"])
-        if code == "already_applied":
-            return AlreadyApplied()
-        if closed := self._closed(code, flow):
-            raise closed
-        match code:
-            case "edge_not_found":
-                raise ValidationFailed("invalid_dependency", f"edge_not_found: {edge_uuid} in flow {flow[1]}")
-            case "edge_differs":
-                raise ValidationFailed(
-                    "invalid_dependency", f"{row['detail']}: differs from the staged edge {edge_uuid}"
-                )
-            case "execution_not_found":
-                raise NotFound("execution", downstream)
-            case "execution_not_in_flow":
-                raise StateError(code, f"{downstream} is no member of flow {flow[1]}")
+        if not row["found"]:
+            raise NotFound("flow", flow[1])
+        return len(tags)
+
+    async def get_flow_tag(self, flow_id: FlowId, key: str) -> str | None:
+        """The value of one tag; None for an unknown flow or an absent tag."""
+        check_tag_key(key)
+        found = await self._fetch(statements.READ_FLOW_TAGS, *self._flow(flow_id), repeatable=True)
+        tags = rows.decode_json(found[0]["tags"]) if found else None
+        return None if tags is None else tags.get(key)
+
+    async def delete_flow(self, flow_id: FlowId) -> None:
+        """Forget a flow whose members have all ended, with its members and everything they own, now."""
+        flow = self._flow(flow_id)
+        row = await self._row(statements.DELETE_FLOW, *flow)
+        match row["code"]:
+            case "ok":
+                return
+            case "flow_not_found":
+                raise NotFound("flow", flow[1])
+            case "busy":
+                raise RetriesExhausted(f"flow {flow[1]} is in somebody's hands")
             case _:
-                raise Conflict(code, f"{downstream} is a member of another flow", execution_id=downstream)
-
-    async def set_edge_group_policy(
-        self, flow_id: FlowId, downstream_execution_id: ExecutionId, policy: EdgeGroupPolicy
-    ) -> str:
-        """How the edges into an execution join, before the first of them is staged: `Set` or `AlreadySet`."""
-        flow = self._flow(flow_id)
-        checked = check_policy(policy)
-        target = self._member(flow, downstream_execution_id, "downstream_execution_id")
-        row = await self._row(
-            "select flowfabric.set_group_policy($1, $2, $3, $4, $5, $6) as code",
-            *flow,
-            target.uuid,
-            "all_of" if isinstance(checked, AllOf) else "quorum" if isinstance(checked, Quorum) else "any_of",
-            None if isinstance(checked, AllOf) else checked.k if isinstance(checked, Quorum) else 1,
-            not isinstance(checked, AllOf) and checked.on_satisfied is OnSatisfied.CANCEL_REMAINING,
-        )
-        code = row["code"]
-        if closed := self._closed(code, flow):
-            raise closed
-        if code == "edge_group_policy_already_fixed":
-            raise InvalidInput(
-                f"{code}: dependencies already staged", field="policy", allowed="a policy before the first edge"
-            )
-        return "Set" if code == "set" else "AlreadySet"
+                raise StateError(
+                    "flow_not_terminal", f"flow {flow[1]} has members that have not ended, or ends to pass on"
+                )

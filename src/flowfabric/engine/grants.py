@@ -9,16 +9,11 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import rows
-from flowfabric.engine.calls import (
-    MAX_GRANT_TTL,
-    Calls,
-    check_duration,
-    check_int,
-    instant,
-    parse_execution,
-    raised,
-)
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import instant
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import raised
+from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int, parse_execution
 from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.ids import ExecutionId, check_lane, check_text, check_worker, parse_uuid, worker_capabilities
 from flowfabric.models import (
@@ -32,17 +27,8 @@ from flowfabric.models import (
 )
 from flowfabric.policies import policy_to_json
 
-_CLAIM_GRANTED = (
-    f"select code, detail, {rows.CLAIMED}"  # noqa: S608
-    " from flowfabric.claim_granted($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
-)
-_RECLAIM = (
-    f"select code, detail, {rows.CLAIMED}"  # noqa: S608
-    " from flowfabric.reclaim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-)
 
-
-class Grants(Calls):
+class Grants(Operations):
     """issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, reclaim_execution, ..."""
 
     async def issue_claim_grant(
@@ -61,8 +47,7 @@ class Grants(Calls):
         """Reserve an execution for one worker. For schedulers: neither budget nor quota is asked."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select code, detail, state, lease_epoch, attempt_id, at, lane"
-            " from flowfabric.issue_claim_grant($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            statements.ISSUE_CLAIM_GRANT,
             *_grant_args(
                 target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
                 route_snapshot_json, admission_summary,
@@ -83,7 +68,7 @@ class Grants(Calls):
         """`ok`, or what is wrong: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select flowfabric.verify_grant($1, $2, $3) as answer",
+            statements.VERIFY_GRANT,
             target.partition,
             target.uuid,
             check_text(grant_key, "grant_key", 4096),
@@ -198,7 +183,7 @@ class Grants(Calls):
         if deadline_ms is not None:
             raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
         row = await self._row(
-            _CLAIM_GRANTED,
+            statements.CLAIM_GRANTED,
             call,
             target.partition,
             target.uuid,
@@ -234,8 +219,7 @@ class Grants(Calls):
         """Reserve a lost lease for one worker. At the cap the execution fails instead."""
         target = parse_execution(execution_id)
         row = await self._row(
-            "select code, detail, state, lease_epoch, attempt_id, at, lane"
-            " from flowfabric.issue_reclaim_grant($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            statements.ISSUE_RECLAIM_GRANT,
             *_grant_args(
                 target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
                 route_snapshot_json, admission_summary,
@@ -277,7 +261,7 @@ class Grants(Calls):
         """Consume a reclaim grant: a new attempt replaces the one whose lease was lost."""
         target = parse_execution(execution_id, count=self._database.flow_partitions)
         row = await self._row(
-            _RECLAIM,
+            statements.RECLAIM,
             target.partition,
             target.uuid,
             None if not lane_id else check_lane(lane_id),

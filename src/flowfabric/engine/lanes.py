@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from flowfabric.engine.calls import Calls, check_limit, check_list
+from flowfabric._postgres import rows, statements
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import check_lane
 from flowfabric.models import Lane, LaneState, LaneStats, Page
 
 
-class Lanes(Calls):
+class Lanes(Operations):
     """list_lanes, set_lane_state, lane_stats."""
 
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> Page[Lane, str]:
@@ -20,20 +22,12 @@ class Lanes(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select name, state, registered_at, registered_by from flowfabric.list_lanes($1, $2)",
+            statements.LIST_LANES,
             after,
             size + 1,
             repeatable=True,
         )
-        items = [
-            Lane(
-                lane_id=row["name"],
-                state=LaneState(row["state"]),
-                registered_at=row["registered_at"],
-                registered_by=row["registered_by"],
-            )
-            for row in found[:size]
-        ]
+        items = [rows.lane(row) for row in found[:size]]
         return Page(items, items[-1].lane_id if len(found) > size else None)
 
     async def set_lane_state(self, lane_id: str, state: LaneState | str) -> LaneState:
@@ -43,7 +37,7 @@ class Lanes(Calls):
             wanted = LaneState(state)
         except ValueError:
             raise InvalidInput(f"got {state!r}", field="state", allowed=", ".join(LaneState)) from None
-        row = await self._row("select flowfabric.set_lane_state($1, $2) as before", name, wanted.value)
+        row = await self._row(statements.SET_LANE_STATE, name, wanted.value)
         return LaneState(row["before"])
 
     async def lane_stats(self, lane_ids: Collection[str] | None = None) -> list[LaneStats]:
@@ -51,15 +45,5 @@ class Lanes(Calls):
         names = (
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")]
         )
-        found = await self._fetch("select * from flowfabric.lane_stats($1)", names, repeatable=True)
-        return [
-            LaneStats(
-                lane_id=row["name"],
-                state=LaneState(row["state"]),
-                depth=row["depth"],
-                oldest_age=None if row["oldest_at"] is None else row["at"] - row["oldest_at"],
-                delayed=row["delayed"],
-                running=row["running"],
-            )
-            for row in found
-        ]
+        found = await self._fetch(statements.LANE_STATS, names, repeatable=True)
+        return [rows.lane_stats(row) for row in found]

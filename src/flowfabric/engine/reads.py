@@ -10,41 +10,16 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from flowfabric._postgres import rows
-from flowfabric.engine.calls import (
-    Calls,
-    check_int,
-    check_limit,
-    check_list,
-    check_tag,
-    moment,
-    parse_execution,
-    parse_partition,
-)
-from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.ids import (
-    ExecutionId,
-    FlowId,
-    PartitionKey,
-    check_lane,
-    check_tag_key,
-    check_text,
-    parse_uuid,
-)
-from flowfabric.models import (
-    Attempt,
-    Execution,
-    ExecutionContext,
-    ExecutionInfo,
-    ExecutionSnapshot,
-    ExpiredLease,
-    Page,
-    Result,
-)
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import moment
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_execution, parse_partition
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_lane, check_text, parse_uuid
+from flowfabric.models import Attempt, Execution, ExecutionContext, ExecutionInfo, Page, Result
 from flowfabric.state import State
 
 FIND_BUDGET = 20_000
-_READ = "select * from flowfabric.read_execution($1, $2)"
 
 
 class Place(Struct, frozen=True):
@@ -67,8 +42,8 @@ class Place(Struct, frozen=True):
         return cls(at, uuid, partition)
 
 
-class Reads(Calls):
-    """describe, read and list executions; tags."""
+class Reads(Operations):
+    """read and list executions, their results and attempts."""
 
     async def read_execution(self, execution_id: ExecutionId) -> Execution | None:
         """Everything stored about an execution but payload and result."""
@@ -76,18 +51,8 @@ class Reads(Calls):
         return None if found is None else rows.execution(found)
 
     async def _read(self, target: ExecutionId) -> Any:
-        found = await self._fetch(_READ, target.partition, target.uuid, repeatable=True)
+        found = await self._fetch(statements.READ_EXECUTION, target.partition, target.uuid, repeatable=True)
         return found[0] if found else None
-
-    async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
-        """State, latest attempt, lease and tags in one answer; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
-        return None if found is None else rows.snapshot(found)
-
-    async def read_execution_state(self, execution_id: ExecutionId) -> State | None:
-        """Where it stands, in one word; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
-        return None if found is None else State(found["state"])
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
         """What lists show of an execution; None for an unknown id."""
@@ -103,7 +68,7 @@ class Reads(Calls):
         """The result with its encoding."""
         target = parse_execution(execution_id)
         found = await self._fetch(
-            "select result, result_encoding from flowfabric.read_result($1, $2)",
+            statements.READ_RESULT,
             target.partition,
             target.uuid,
             repeatable=True,
@@ -114,96 +79,19 @@ class Reads(Calls):
         """The input and what belongs to it; an unknown id is `InvalidInput`."""
         target = parse_execution(execution_id)
         found = await self._fetch(
-            "select payload, payload_encoding, kind, tags from flowfabric.read_payload($1, $2)",
+            statements.READ_PAYLOAD,
             target.partition,
             target.uuid,
             repeatable=True,
         )
         if not found:
-            raise _unknown(target)
-        row = found[0]
-        return ExecutionContext(
-            input_payload=row["payload"],
-            payload_encoding=row["payload_encoding"],
-            execution_kind=row["kind"],
-            tags=rows.decode_json(row["tags"]) or {},
-        )
-
-    async def read_current_attempt_index(self, execution_id: ExecutionId) -> int:
-        """The index of the latest attempt; 0 before the first claim."""
-        target = parse_execution(execution_id)
-        found = await self._read(target)
-        if found is None:
-            raise _unknown(target)
-        return int(found["attempt_index"] or 0)
-
-    async def read_total_attempt_count(self, execution_id: ExecutionId) -> int:
-        """Attempts ever made; also the index of the next one."""
-        target = parse_execution(execution_id)
-        found = await self._read(target)
-        if found is None:
-            raise _unknown(target)
-        return int(found["attempts"])
-
-    async def read_exec_core_fields(
-        self, partition_key: str | PartitionKey, execution_id: ExecutionId, names: Collection[str]
-    ) -> dict[str, str | None]:
-        """The named fields as text; an unknown name, or a missing execution, gives None."""
-        target = parse_execution(execution_id)
-        if parse_partition(partition_key, 65_536) != target.partition:
-            raise InvalidInput(
-                "not the partition of the execution",
-                field="partition_key",
-                allowed=f"{{fp:{target.partition}}}",
-            )
-        wanted = [check_text(name, "names") for name in check_list(names, "names")]
-        if not wanted:
-            return {}
-        found = await self._read(target)
-        if found is None:
-            return dict.fromkeys(wanted)
-        fields = _core_fields(rows.execution(found))
-        return {name: fields.get(name) for name in wanted}
-
-    async def resolve_execution_flow_id(self, execution_id: ExecutionId) -> FlowId | None:
-        """The flow it belongs to; None for an unknown id or one without a flow."""
-        found = await self._read(parse_execution(execution_id))
-        return None if found is None else found["flow_id"]
-
-    async def get_execution_namespace(self, execution_id: ExecutionId) -> str | None:
-        """Its namespace, which may be empty; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
-        return None if found is None else str(found["namespace"])
-
-    async def get_execution_tag(self, execution_id: ExecutionId, key: str) -> str | None:
-        """The value of one tag; None for an unknown id or an absent tag."""
-        check_tag_key(key)
-        found = await self._read(parse_execution(execution_id))
-        tags = None if found is None else rows.decode_json(found["tags"])
-        return None if tags is None else tags.get(key)
-
-    async def set_execution_tag(self, execution_id: ExecutionId, key: str, value: str) -> None:
-        """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
-        check_tag_key(key)
-        check_text(value, "value", None)
-        target = parse_execution(execution_id)
-        row = await self._row(
-            "select flowfabric.set_tag($1, $2, $3, $4) as found",
-            target.partition,
-            target.uuid,
-            key,
-            value,
-            repeatable=True,
-        )
-        if not row["found"]:
-            raise NotFound("execution", target)
+            raise unknown_execution(target)
+        return rows.context(found[0])
 
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
         """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
         target = parse_execution(execution_id)
-        found = await self._fetch(
-            "select * from flowfabric.list_attempts($1, $2)", target.partition, target.uuid, repeatable=True
-        )
+        found = await self._fetch(statements.LIST_ATTEMPTS, target.partition, target.uuid, repeatable=True)
         return [rows.attempt(row) for row in found]
 
     async def list_executions(
@@ -220,7 +108,7 @@ class Reads(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.list_partition($1, $2, $3)",
+            statements.LIST_PARTITION,
             partition,
             None if after is None else after.uuid,
             size + 1,
@@ -264,59 +152,15 @@ class Reads(Calls):
         )
         if size == 0:
             return Page(())
-        marks = ", ".join(f"${n}" for n in range(1, 15))
-        found = await self._fetch(f"select * from flowfabric.find({marks})", *args, repeatable=True)  # noqa: S608
+        found = await self._fetch(statements.FIND, *args, repeatable=True)
         last = found[-1] if found and found[-1]["state"] is None else None
         return Page(
             [rows.info(row) for row in found if row["state"] is not None],
             None if last is None else Place(last["created_at"], last["id"], last["partition"]),
         )
 
-    async def list_expired_leases(
-        self,
-        *,
-        as_of: datetime | None = None,
-        after: tuple[datetime, ExecutionId] | None = None,
-        limit: int = 1000,
-        namespace: str | None = None,
-    ) -> Page[ExpiredLease, tuple[datetime, ExecutionId]]:
-        """Active executions whose lease had lapsed at `as_of` (default: now), whether marked yet or not."""
-        until = None if as_of is None else moment(as_of, "as_of")
-        size = check_limit(limit, 10_000)
-        place = None
-        if after is not None:
-            if not isinstance(after, tuple | list) or len(after) != 2:
-                raise InvalidInput(
-                    f"got {type(after).__name__}", field="after", allowed="a (expires_at, execution_id) pair"
-                )
-            place = (moment(after[0], "after"), parse_execution(after[1], "after", self._database.flow_partitions))
-        wanted = None if namespace is None else check_text(namespace, "namespace")
-        if size == 0:
-            return Page(())
-        found = await self._fetch(
-            "select * from flowfabric.list_expired_leases(coalesce($1, flowfabric.server_now()), $2, $3, $4, $5)",
-            until,
-            None if place is None else place[0],
-            None if place is None else str(place[1]),
-            size + 1,
-            wanted,
-            repeatable=True,
-        )
-        items = [
-            ExpiredLease(
-                execution_id=ExecutionId.of(row["partition"], row["id"]),
-                lease_id=row["lease_id"],
-                lease_epoch=row["epoch"],
-                worker_instance_id=row["worker_instance_id"],
-                expires_at=row["lease_expires_at"],
-                attempt_index=row["attempt_index"],
-            )
-            for row in found[:size]
-        ]
-        return Page(items, (items[-1].expires_at, items[-1].execution_id) if len(found) > size else None)
 
-
-def _unknown(target: ExecutionId) -> InvalidInput:
+def unknown_execution(target: ExecutionId) -> InvalidInput:
     return InvalidInput(f"no such execution: {target}", field="execution_id", execution_id=target)
 
 
@@ -337,42 +181,3 @@ def _state(value: object) -> str:
         return State(str(value)).value
     except ValueError:
         raise InvalidInput(f"got {value!r}", field="states", allowed=", ".join(State)) from None
-
-
-def _core_fields(e: Execution) -> dict[str, str | None]:
-    vector = e.state_vector
-    lease = e.current_lease or e.lost_lease
-    fields: dict[str, Any] = {
-        "lane_id": e.lane_id,
-        "lifecycle_phase": vector.lifecycle_phase,
-        "ownership_state": vector.ownership_state,
-        "eligibility_state": vector.eligibility_state,
-        "blocking_reason": vector.blocking_reason,
-        "terminal_outcome": vector.terminal_outcome,
-        "attempt_state": vector.attempt_state,
-        "public_state": vector.public_state,
-        "blocking_detail": e.blocking_detail or "",
-        "cancellation_reason": e.cancellation_reason,
-        "cancelled_by": e.cancelled_by,
-        "attempt_index": e.current_attempt_index,
-        "total_attempt_count": e.total_attempt_count,
-        "flow_id": e.flow_id,
-        "priority": e.priority,
-        "created_at_ms": _ms(e.created_at),
-        "terminal_at_ms": _ms(e.completed_at),
-        "deadline_at_ms": _ms(e.deadline_at),
-        "delay_until": _ms(e.delay_until),
-        "required_capabilities": ",".join(e.required_capabilities),
-        "current_waitpoint_id": e.current_waitpoint,
-        "current_worker_instance_id": None if lease is None else lease.worker_instance_id,
-        "budget_ids": ",".join(map(str, e.budget_ids)),
-        "quota_policy_id": e.quota_policy_id,
-    }
-    fields["cancel_reason"] = fields["cancellation_reason"]
-    fields["current_attempt_index"] = fields["attempt_index"]
-    fields["completed_at"] = fields["terminal_at_ms"]
-    return {name: None if value is None else str(value) for name, value in fields.items()}
-
-
-def _ms(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp() * 1000)

@@ -8,27 +8,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from flowfabric._postgres import create_call, rows
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import moment
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.calls import ESCAPED_NUL, Calls, check_batch, check_limit, moment, optional_bytes
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, check_text
 from flowfabric.models import Created, DueSchedule, Duplicate, NewExecution, Page, Schedule
 
 CATCH_UP = ("skip", "one", "all")
-_CREATE = create_call.create_sql().split(" from ", 1)[1]
-# Whoever moves the schedule on from the time it read creates what is due; for everybody else there is no row to join.
-_FIRE = (
-    "select c.ordinal, c.code, c.partition, c.id, c.state,"  # noqa: S608 - placeholders only
-    " case when c.code <> 'lane_closed' and c.ordinal in (0, $28)"
-    " then flowfabric.schedule_made($24, ($5::integer[])[$28], ($6::uuid[])[$28]) end"
-    " from flowfabric.advance_schedule($24, $25, $26, $27) h"
-    f" cross join lateral {_CREATE.replace('$7::boolean', '($7::boolean and h.moved)')} c"
-)
-_SKIP = "select moved from flowfabric.advance_schedule($1, $2, $3, null)"
 
 
-class Schedules(Calls):
+class Schedules(Operations):
     """put_schedule, list, read, pause, resume, delete, schedule_as_due, due_schedules, fire_schedule."""
 
     async def put_schedule(
@@ -47,7 +39,7 @@ class Schedules(Calls):
         if not isinstance(catch_up, str) or catch_up not in CATCH_UP:
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed=", ".join(CATCH_UP))
         row = await self._row(
-            "select flowfabric.put_schedule($1, $2, $3, $4, $5, $6, $7, $8) as did",
+            statements.PUT_SCHEDULE,
             _name(name),
             check_text(kind, "kind"),
             _json(timing, "timing"),
@@ -67,7 +59,7 @@ class Schedules(Calls):
         if size == 0:
             return Page(())
         found = await self._fetch(
-            "select * from flowfabric.list_schedules(null, $1, $2)",
+            statements.LIST_SCHEDULES,
             None if cursor is None else _name(cursor, "cursor"),
             size + 1,
             repeatable=True,
@@ -77,33 +69,33 @@ class Schedules(Calls):
 
     async def read_schedule(self, name: str) -> Schedule | None:
         """One schedule; None when there is none of that name."""
-        found = await self._fetch("select * from flowfabric.list_schedules($1, null, 1)", _name(name), repeatable=True)
+        found = await self._fetch(statements.READ_SCHEDULE, _name(name), repeatable=True)
         return rows.schedule(found[0]) if found else None
 
     async def schedule_as_due(self, name: str) -> DueSchedule | None:
         """A schedule as if it were due now, whatever its times and its pause; None when there is none of that name."""
         found = await self._fetch(
-            "select s.*, flowfabric.server_now() as now from flowfabric.list_schedules($1, null, 1) s",
+            statements.SCHEDULE_AS_DUE,
             _name(name),
             repeatable=True,
         )
-        return _due({**found[0], "next_at": found[0]["now"]}) if found else None
+        return rows.due_schedule({**found[0], "next_at": found[0]["now"]}) if found else None
 
     async def pause_schedule(self, name: str) -> None:
         """Let it fire no more until it is resumed."""
-        await self._existing("select flowfabric.set_schedule_paused($1, true, null) as found", name)
+        await self._existing(statements.PAUSE_SCHEDULE, name)
 
     async def resume_schedule(self, name: str, *, next_at: datetime | None = None) -> None:
         """Let it fire again: from `next_at` on, or from where it was paused, catching up as it is set to."""
         await self._existing(
-            "select flowfabric.set_schedule_paused($1, false, $2) as found",
+            statements.RESUME_SCHEDULE,
             name,
             None if next_at is None else moment(next_at, "next_at"),
         )
 
     async def delete_schedule(self, name: str) -> None:
         """Forget it. What it has created stays."""
-        await self._existing("select flowfabric.delete_schedule($1) as found", name)
+        await self._existing(statements.DELETE_SCHEDULE, name)
 
     async def _existing(self, sql: str, name: str, *args: Any) -> None:
         row = await self._row(sql, _name(name), *args)
@@ -112,12 +104,12 @@ class Schedules(Calls):
 
     async def due_schedules(self, *, limit: int = 100) -> list[DueSchedule]:
         """What should have fired by now, the oldest first."""
-        found = await self._fetch("select * from flowfabric.due_schedules($1)", check_limit(limit, 1000))
-        return [_due(row) for row in found]
+        found = await self._fetch(statements.DUE_SCHEDULES, check_limit(limit, 1000))
+        return [rows.due_schedule(row) for row in found]
 
     async def until_next_schedule(self) -> float | None:
         """Seconds until the next schedule fires; None when none will."""
-        row = await self._row("select flowfabric.next_schedule() as seconds", repeatable=True)
+        row = await self._row(statements.NEXT_SCHEDULE, repeatable=True)
         seconds: float | None = row["seconds"]
         return seconds
 
@@ -139,22 +131,21 @@ class Schedules(Calls):
         expected = moment(due_at, "due_at")
         following = None if next_at is None else moment(next_at, "next_at")
         if not items:
-            return [] if await self._fetch(_SKIP, _name(name), expected, following) else None
+            return [] if await self._fetch(statements.SKIP_SCHEDULE, _name(name), expected, following) else None
         call = CreateCall(items, self._database.flow_partitions)
         if call.refused:
             raise call.refused[0]
         found = await self._fetch(
-            _FIRE,
+            statements.FIRE_SCHEDULE,
             *call.args,
             _name(name),
             expected,
             following,
             None if fired_at is None else moment(fired_at, "fired_at"),
-            len(call.args[5]),
         )
         if not found:
             return None
-        verdicts = call.verdicts([tuple(row)[:5] for row in found])
+        verdicts = call.verdicts([tuple(row) for row in found])
         return [verdict.execution_id for verdict in verdicts if isinstance(verdict, Created | Duplicate)]
 
 
@@ -176,17 +167,3 @@ def _json(value: object, field: str) -> str:
     if ESCAPED_NUL.search(text):
         raise InvalidInput("contains NUL", field=field, allowed="text without NUL")
     return text
-
-
-def _due(row: Mapping[str, Any]) -> DueSchedule:
-    return DueSchedule(
-        name=row["name"],
-        kind=row["kind"],
-        timing=rows.decode_json(row["timing"]),
-        catch_up=row["catch_up"],
-        payload=row["payload"],
-        payload_encoding=row["payload_encoding"],
-        options=rows.decode_json(row["options"]),
-        due_at=row["next_at"],
-        now=row["now"],
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any, Self
 import asyncpg
 
 from flowfabric import settings
+from flowfabric._postgres import statements
+from flowfabric._postgres.database import Database, check_server, connection_failed, translate
+from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
-from flowfabric._postgres.pool import Database, check_dsn, check_server, connection_failed, describe, translate
-from flowfabric.engine.calls import Calls, check_duration, check_int
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
 from flowfabric.ids import check_lane
 from flowfabric.models import Prepared
@@ -61,7 +65,7 @@ _LATER = [
 ]
 
 
-class Service(Calls):
+class Service(Operations):
     """connect, close, prepare, ping, server_time_ms, capabilities, backend_label, shutdown_prepare."""
 
     _embedded: Any = None
@@ -156,19 +160,33 @@ class Service(Calls):
         """The DSN the engine was connected with, password included: for connections of your own."""
         return self._dsn
 
+    @property
+    def flow_partitions(self) -> int:
+        """How many partitions this deployment has; fixed when it was set up."""
+        return self._database.flow_partitions
+
+    def attach(self, background: Any) -> None:
+        """Remember a runner of duties, for `shutdown_prepare`."""
+        self._background.append(background)
+
+    def detach(self, background: Any) -> None:
+        """Forget it again."""
+        with contextlib.suppress(ValueError):
+            self._background.remove(background)
+
     async def prepare(self) -> Prepared:
         """Boot preparation, safe every time: registers the configured lanes."""
         lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
-        row = await self._row("select flowfabric.register_lanes($1) as made", lanes, repeatable=True)
+        row = await self._row(statements.REGISTER_LANES, lanes, repeatable=True)
         return Prepared(f"registered {row['made']} lanes" if row["made"] else None)
 
     async def ping(self) -> None:
         """One round trip; `TransportError` when the database does not answer."""
-        await self._row("select 1 as one")
+        await self._row(statements.PING)
 
     async def server_time_ms(self) -> int:
         """The only clock, in milliseconds since the epoch."""
-        row = await self._row("select flowfabric.server_time_ms() as ms", repeatable=True)
+        row = await self._row(statements.SERVER_TIME_MS, repeatable=True)
         if row["ms"] < 0:
             raise TransportError("protocol", "the server's clock is before 1970")
         return int(row["ms"])

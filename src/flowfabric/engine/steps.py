@@ -1,83 +1,32 @@
-"""Durable steps, and waiting for other executions without holding a lease."""
+"""Durable steps: what a handler has done is remembered, its children included."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, get_args
-from uuid import UUID
 
 import msgspec
 
-from flowfabric._postgres import create_call, rows
+from flowfabric._postgres import rows, statements
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.calls import (
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import Batch, Fences, by_place, raised
+from flowfabric.engine.checks import (
     ESCAPED_NUL,
-    Batch,
-    Calls,
-    Fences,
-    by_place,
     check_batch,
     check_duration,
     check_int,
-    moment,
     optional_bytes,
     parse_execution,
-    raised,
 )
 from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, check_text, check_worker, parse_uuid
-from flowfabric.models import (
-    Created,
-    Duplicate,
-    Fence,
-    Handle,
-    NewExecution,
-    NewStep,
-    Outcome,
-    Parked,
-    Step,
-    StepKind,
-)
-from flowfabric.state import State
-
-_RECORD = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.record_steps("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-)
-_PARK = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-)
-_PROGRESS = (
-    "select ordinal, code, detail, state, lease_epoch, attempt_id, at"
-    " from flowfabric.progress($1, $2, $3, $4, $5, $6, $7, $8)"
-)
-_OUTCOMES = (
-    "select ordinal, state, result, result_encoding, failure_reason, failure_category, cancellation_reason"
-    " from flowfabric.read_outcomes($1, $2)"
-)
-# The lease and the memory are looked at first, then the execution is made, then it is remembered: each part waits for
-# the row of the part before it, and all are one transaction.
-_CREATE = create_call.create_sql().split(" from ", 1)[1]
-_SUBMIT = (
-    "select c.ordinal, c.code, c.partition, c.id, c.state"  # noqa: S608 - placeholders only
-    " from flowfabric.may_submit($24, $25, $26, $27, $28, $29, $30, $31) h"
-    f" cross join lateral {_CREATE.replace('$7::boolean', '($7::boolean and h.may)')} c"
-    " left join lateral flowfabric.record_steps("
-    "case when c.code = 'lane_closed' then '{}' else array[$24] end,"
-    " case when c.code = 'lane_closed' then '{}' else array[$25] end, array[$26], array[$27], array[$28], array[$29],"
-    " array[$30], array[$31], array['submit'], null,"
-    " array[case when c.code = 'duplicate' then 'known' end], null, null, null,"
-    " array[case when c.ordinal = 0 then ($5::integer[])[1] else c.partition end],"
-    " array[case when c.ordinal = 0 then ($6::uuid[])[1] else c.id end]) s on true"
-)
+from flowfabric.ids import ExecutionId, check_text
+from flowfabric.models import Created, Duplicate, Fence, Handle, NewExecution, NewStep, Step, StepKind
 
 
-class Steps(Calls):
-    """record_steps, read_steps, park, submit_child, watch, unwatch, read_outcomes, free_key."""
+class Steps(Operations):
+    """record_steps, read_steps, submit_child."""
 
     async def record_steps(
         self, items: Sequence[tuple[Handle | Fence, NewStep]]
@@ -92,7 +41,7 @@ class Steps(Calls):
         if batch.is_empty:
             return batch.verdicts([])
         fences, columns = batch.ready
-        found = await self._fetch(_RECORD, *fences.columns, *columns, None, None, repeatable=True)
+        found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, None, None, repeatable=True)
         count = len(fences.ids)
         answers: list[datetime | FlowFabricError | None] = [None] * count
         if not (len(found) == 1 and found[0]["ordinal"] == 0):
@@ -107,49 +56,13 @@ class Steps(Calls):
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(
-            "select * from flowfabric.read_steps($1, $2, $3)",
+            statements.READ_STEPS,
             [target.partition for target in targets],
             [target.uuid for target in targets],
             bool(all_generations),
             repeatable=True,
         )
         return [rows.step(row) for row in found]
-
-    async def park(
-        self,
-        authority: Handle | Fence,
-        *,
-        until: datetime | None = None,
-        ends_of: Sequence[ExecutionId] = (),
-        signals_on: Mapping[UUID, int] | None = None,
-    ) -> Parked:
-        """Give the lease back until a time, or until one of some executions ends; the same attempt continues then.
-
-        `signals_on` names pending waitpoints of this execution, with how many signals are known on each: the next one
-        on any of them wakes it too. When there is nothing to wait for, because the time has come, one of them has ended
-        or a signal has arrived, the lease is kept.
-        """
-        check_batch(ends_of, "ends_of")
-        waitpoints = dict(signals_on or {})
-        check_batch(list(waitpoints), "signals_on")
-        if until is None and not ends_of and not waitpoints:
-            raise InvalidInput("nothing to wait for", field="until", allowed="a time, or executions in `ends_of`")
-        fences = Fences([authority])
-        targets = [parse_execution(one, "ends_of") for one in ends_of]
-        if fences.execution_id(0) in targets:
-            raise InvalidInput("an execution cannot wait for its own end", field="ends_of")
-        row = await self._row(
-            _PARK,
-            *fences.first,
-            None if until is None else moment(until, "until"),
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
-            [parse_uuid(waitpoint, "signals_on") for waitpoint in waitpoints],
-            [check_int(seen, "signals_on", 0, 2**31 - 1) for seen in waitpoints.values()],
-        )
-        if row["code"] != "ok":
-            raise raised(row, fences.execution_id(0))
-        return Parked(fences.execution_id(0), row["detail"] is None, row["detail"])
 
     async def submit_child(
         self, authority: Handle | Fence, name: str, n: int, item: NewExecution
@@ -166,7 +79,7 @@ class Steps(Calls):
         if call.refused:
             raise call.refused[0]
         # What is remembered already is not made again, so a call whose answer was lost can be repeated.
-        found = await self._fetch(_SUBMIT, *call.args, *fences.first, *step, repeatable=True)
+        found = await self._fetch(statements.SUBMIT_CHILD, *call.args, *fences.first, *step, repeatable=True)
         if not found:
             return await self._submitted(fences, *step)
         answer = call.verdicts([tuple(row) for row in found])[0]
@@ -176,7 +89,7 @@ class Steps(Calls):
 
     async def _submitted(self, fences: Fences, name: str, n: int) -> Duplicate:
         """What is remembered under a name; raises what a holder's call is told when the lease does not hold."""
-        row = await self._row(_PROGRESS, *fences.first, None, None, repeatable=True)
+        row = await self._row(statements.PROGRESS, *fences.first, None, None, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         for step in await self.read_steps([fences.execution_id(0)]):
@@ -184,82 +97,11 @@ class Steps(Calls):
                 return Duplicate(step.child_id)
         raise Corruption(f"no child is remembered as {name!r} ({n})", execution_id=fences.execution_id(0))
 
-    async def watch(self, execution_ids: Sequence[ExecutionId], within: timedelta) -> None:
-        """Ask for a notification (`ended_wakeups`) when one of up to 1,000 executions ends within a time.
-
-        A hint, not a promise: look at them once more after this call, and now and then.
-        """
-        check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
-        await self._fetch(
-            "select flowfabric.watch($1, $2, $3, $4)",
-            self._instance,
-            check_duration(within, "within"),
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
-            repeatable=True,
-        )
-
-    async def unwatch(self, execution_ids: Sequence[ExecutionId]) -> None:
-        """Take back what `watch` asked for."""
-        check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
-        await self._fetch(
-            "select flowfabric.unwatch($1, $2, $3)",
-            self._instance,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
-            repeatable=True,
-        )
-
-    @contextlib.contextmanager
-    def ended_wakeups(self) -> Iterator[asyncio.Event | None]:
-        """An event that is set when something this process watches ended; None without notifications."""
-        if self._listener is None:
-            yield None
-            return
-        with self._listener.topic(f"ended {self._instance}") as told:
-            yield told
-
-    @contextlib.contextmanager
-    def lost_wakeups(self, worker_instance_id: str) -> Iterator[asyncio.Event | None]:
-        """An event that is set when somebody took leases of a worker away; None without notifications."""
-        if self._listener is None:
-            yield None
-            return
-        with self._listener.topic(f"lost {check_worker(worker_instance_id, 'worker_instance_id')}") as lost:
-            yield lost
-
-    async def free_key(self, execution_id: ExecutionId) -> bool:
-        """Let the idempotency key of an execution that ended without success be used again; False when it has not."""
-        target = parse_execution(execution_id)
-        row = await self._row(
-            "select flowfabric.free_key($1, $2) as freed", target.partition, target.uuid, repeatable=True
-        )
-        return bool(row["freed"])
-
-    async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:
-        """How up to 1,000 executions ended; those that have not are absent, and one that is not stored has no state."""
-        check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
-        found = await self._fetch(
-            _OUTCOMES, [target.partition for target in targets], [target.uuid for target in targets], repeatable=True
-        )
-        return {
-            targets[row["ordinal"] - 1]: Outcome(
-                state=None if row["state"] is None else State(row["state"]),
-                result=row["result"],
-                result_encoding=row["result_encoding"],
-                failure_reason=row["failure_reason"],
-                failure_category=row["failure_category"],
-                cancellation_reason=row["cancellation_reason"],
-            )
-            for row in found
-        }
-
 
 _KINDS = frozenset(get_args(StepKind))
+
 _MAX_NAME = 512
+
 _MAX_ERROR = 256 * 1024
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from flowfabric._postgres.scratch import move_clock, read_clock
-from flowfabric.engine.hooks import TimerKind
+from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.engine import Engine
-from flowfabric.engine.hooks import TimerKind
+from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import InvalidInput, TaskFailed
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.errors import CrashChangedResult, NotFinished

@@ -1,4 +1,4 @@
-"""What the duties do, callable one by one: on a single execution, or one round over what is due."""
+"""Timers: what happens when a time has come, for a single execution or in one round over what is due."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import contextlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
-from flowfabric.engine.calls import Calls, check_duration, check_filter, check_int, moment, parse_execution
+from flowfabric._postgres import statements
+from flowfabric._postgres.checks import moment
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_filter, check_int, parse_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.models import AlreadySatisfied, ScannerFilter
 from flowfabric.state import State
-
-_ONE = "select code, state, lease_lost from flowfabric.run_one($1, $2, $3)"
-_ROUND = "select * from flowfabric.run_timers($1, $2, $3, $4, $5, $6, $7)"
 
 
 class TimerKind(StrEnum):
@@ -48,20 +47,12 @@ class Round(Struct, frozen=True, kw_only=True):
     last_due_at: datetime | None = None
 
 
-class Violation(Struct, frozen=True, kw_only=True):
-    """Something the audit found that must never be."""
-
-    rule: str
-    execution_id: ExecutionId | None
-    detail: str | None
-
-
-class Hooks(Calls):
-    """mark_lease_expired_if_due, promote_delayed, expire_execution, trim_retention, run_timers, audit."""
+class Timers(Operations):
+    """mark_lease_expired_if_due, promote_delayed, expire_execution, run_timers, trim_retention, sweep, next_due."""
 
     async def _one(self, kind: TimerKind, execution_id: ExecutionId) -> tuple[str, str | None, str | None]:
         target = parse_execution(execution_id)
-        row = await self._row(_ONE, kind.value, target.partition, target.uuid)
+        row = await self._row(statements.RUN_ONE, kind.value, target.partition, target.uuid)
         return row["code"], row["state"], row["lease_lost"]
 
     async def mark_lease_expired_if_due(self, execution_id: ExecutionId) -> MarkedExpired | AlreadySatisfied:
@@ -131,7 +122,7 @@ class Hooks(Calls):
             raise InvalidInput(f"got {kind!r}", field="kind", allowed=", ".join(TimerKind)) from None
         chosen = check_filter(filter)
         row = await self._row(
-            _ROUND,
+            statements.RUN_TIMERS,
             wanted.value,
             check_int(limit, "limit", 1, 10_000),
             None if after is None else moment(after, "after"),
@@ -157,21 +148,19 @@ class Hooks(Calls):
 
     async def sweep(self, *, limit: int = 1000) -> int:
         """Remove idempotency records, grants and event segments whose time is over."""
-        row = await self._row("select flowfabric.sweep($1) as n", check_int(limit, "limit", 1, 10_000))
+        row = await self._row(statements.SWEEP, check_int(limit, "limit", 1, 10_000))
         return int(row["n"])
 
     async def next_due(self) -> datetime | None:
         """When the duties have something to do next."""
-        row = await self._row(
-            "select flowfabric.next_due($1) as at", [kind.value for kind in TimerKind], repeatable=True
-        )
+        row = await self._row(statements.NEXT_DUE, [kind.value for kind in TimerKind], repeatable=True)
         at: datetime | None = row["at"]
         return at
 
     async def sleep_until_due(self, at_most: timedelta) -> float:
         """Seconds until the next timer, at most `at_most`; tells others to wake this process for an earlier one."""
         row = await self._row(
-            "select * from flowfabric.sleep_until_due($1, $2, $3)",
+            statements.SLEEP_UNTIL_DUE,
             [kind.value for kind in TimerKind],
             self._instance if self._listener is not None else None,
             check_duration(at_most, "at_most", least_ms=0),
@@ -186,37 +175,3 @@ class Hooks(Calls):
             return
         with self._listener.topic("timer") as woken:
             yield woken
-
-    def attach(self, background: Any) -> None:
-        """Remember a runner of duties, for `shutdown_prepare`."""
-        self._background.append(background)
-
-    def detach(self, background: Any) -> None:
-        """Forget it again."""
-        with contextlib.suppress(ValueError):
-            self._background.remove(background)
-
-    @property
-    def flow_partitions(self) -> int:
-        """How many partitions this deployment has; fixed when it was set up."""
-        return self._database.flow_partitions
-
-    async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:
-        """What must never be, in one partition or all: empty on a sound database. Reports, repairs nothing.
-
-        `events` also compares with the event log, which is right only while the log still holds everything.
-        """
-        found = await self._fetch(
-            "select rule, partition, id, detail from flowfabric.audit($1, $2)",
-            None if partition is None else check_int(partition, "partition", 0, 65_535),
-            bool(events),
-            repeatable=True,
-        )
-        return [
-            Violation(
-                rule=row["rule"],
-                execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
-                detail=row["detail"],
-            )
-            for row in found
-        ]

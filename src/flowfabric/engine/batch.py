@@ -1,44 +1,18 @@
-"""What every group of operations shares: the database, and how arguments are checked on the way in."""
+"""Batches on their way to the database: the fences of lease holders as columns, and one verdict per item."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Sequence
-from collections.abc import Set as AbstractSet
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
 
 from flowfabric._postgres import rows
-from flowfabric._postgres.create_call import MAX_BATCH, MAX_PAYLOAD, instant, moment
-from flowfabric._postgres.listen import Listener
-from flowfabric._postgres.pool import Database
+from flowfabric.engine.checks import check_int, parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
-from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
-from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator, ScannerFilter
-
-MAX_GRANT_TTL = timedelta(seconds=60)
-# In JSON that the database shall hold; an escaped backslash before the u is text.
-ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-__all__ = ["MAX_BATCH", "MAX_PAYLOAD", "Calls", "instant", "moment"]
-
-
-class Calls:
-    """The base of the operation groups. Not for users."""
-
-    def __init__(self, database: Database, listener: Listener | None) -> None:
-        self._database = database
-        self._listener = listener
-        self._instance = mint_uuid()
-        self._background: list[Any] = []
-
-    async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
-        return await self._database.fetch(sql, args, repeatable=repeatable)
-
-    async def _row(self, sql: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
-        return (await self._database.fetch(sql, args, repeatable=repeatable))[0]
+from flowfabric.ids import ExecutionId, parse_uuid
+from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator
 
 
 class Fences:
@@ -174,82 +148,3 @@ def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record
 
 def raised(row: asyncpg.Record, execution_id: ExecutionId) -> FlowFabricError:
     return rows.refused(row, execution_id)
-
-
-def parse_execution(value: object, field: str = "execution_id", count: int | None = None) -> ExecutionId:
-    """An execution id; with `count`, of a partition that exists."""
-    found = ExecutionId.parse(value, field)
-    if count is not None and found.partition >= count:
-        raise InvalidInput(f"partition {found.partition} does not exist", field=field, allowed=f"0..{count - 1}")
-    return found
-
-
-def parse_partition(value: object, count: int) -> int:
-    key = value if isinstance(value, PartitionKey) else PartitionKey.parse(value)
-    if key.family != "fp" or key.index >= count:
-        raise InvalidInput(f"got {key}", field="partition_key", allowed=f"{{fp:0}} to {{fp:{count - 1}}}")
-    return key.index
-
-
-def check_int(value: object, field: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidInput(f"got {value!r}", field=field, allowed=f"an integer from {low} to {high}")
-    return value
-
-
-def check_limit(value: object, high: int, field: str = "limit") -> int:
-    return min(check_int(value, field, 0, 2**31 - 1), high)
-
-
-def check_batch(items: Sequence[Any], field: str = "items") -> None:
-    if isinstance(items, str | bytes) or not isinstance(items, Sequence):
-        raise InvalidInput(f"got {type(items).__name__}", field=field, allowed="a list")
-    if len(items) > MAX_BATCH:
-        raise InvalidInput(f"{len(items)} items", field=field, allowed=f"at most {MAX_BATCH}")
-
-
-def check_list(value: object, field: str) -> Collection[Any]:
-    """A list, tuple or set; a single text is not one, though Python would take it apart."""
-    if isinstance(value, list | tuple | AbstractSet):
-        return value
-    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a list")
-
-
-def check_filter(value: object, field: str = "filter") -> tuple[str | None, str | None, str | None]:
-    """A filter as namespace, tag key and tag value."""
-    if value is None:
-        return None, None, None
-    if not isinstance(value, ScannerFilter):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a ScannerFilter")
-    namespace = None if value.namespace is None else check_text(value.namespace, f"{field}.namespace")
-    return (namespace, *check_tag(value.instance_tag, f"{field}.instance_tag"))
-
-
-def check_tag(value: object, field: str) -> tuple[str | None, str | None]:
-    """A tag and the value it must have, or neither."""
-    if value is None:
-        return None, None
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a (key, value) pair")
-    return check_text(value[0], field, None), check_text(value[1], field, None)
-
-
-def check_duration(value: object, field: str, *, least_ms: int = 1, most: timedelta | None = None) -> int:
-    """A duration in milliseconds."""
-    allowed = f"a timedelta of at least {least_ms} ms" + (f" and at most {most}" if most is not None else "")
-    if not isinstance(value, timedelta):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
-    ms = value // timedelta(milliseconds=1)
-    if ms < least_ms or ms > 10**13 or (most is not None and value > most):
-        raise InvalidInput(f"got {value}", field=field, allowed=allowed)
-    return ms
-
-
-def optional_bytes(value: object, field: str) -> bytes | None:
-    if value is None:
-        return None
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes or None")
-    if len(value) > MAX_PAYLOAD:
-        raise InvalidInput(f"{len(value)} bytes", field=field, allowed=f"at most {MAX_PAYLOAD} bytes")
-    return value if type(value) is bytes else bytes(value)

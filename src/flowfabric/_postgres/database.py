@@ -1,4 +1,4 @@
-"""Connections: the pool every call goes through, and the one place where driver errors become ours.
+"""The database: every call goes through here, and this is the one place where driver errors become ours.
 
 A call is one statement and one round trip. Serialization failures and deadlocks are repeated here, up to three times;
 a lost connection is repeated only for calls that may be repeated without harm, for as long as `reconnect_for` says.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from flowfabric._postgres import statements
 from flowfabric._postgres.connections import Connections
+from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check_steps
 from flowfabric.errors import (
     Bug,
@@ -46,10 +46,6 @@ _LOST = (
 _BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
 _CONNECT_TIMEOUT = 10.0
-_HOST = re.compile(r"(?:\[[^\[\]@]*\]|[^\[\]:@]*)(?::[0-9]*)?")
-_OPTION = re.compile(r"[\w.%]+=.*", re.DOTALL)
-_NO_URL = "not a URL such as postgresql://user@host/database"
-_AMBIGUOUS = "the address is ambiguous; percent-encode the password (@ as %40, / as %2F, ? as %3F, # as %23)"
 
 
 class Database:
@@ -126,9 +122,7 @@ class Database:
         async with self.connection() as connection:
             check_server(connection, self.target)
             try:
-                row = await connection.fetchrow(
-                    "select schema_version, steps, functions, flow_partitions from flowfabric.deployment_info()"
-                )
+                row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
             except asyncpg.UndefinedColumnError as error:
                 raise ConnectionFailed(
                     "schema_older", "its functions are of another build", target=self.target
@@ -198,55 +192,6 @@ def check_server(connection: asyncpg.Connection[Any], target: str) -> None:
         raise ConnectionFailed(
             "server_too_old", f"PostgreSQL {server.major} is too old, 15 or newer is needed", target=target
         )
-
-
-def check_dsn(dsn: str) -> None:
-    """Refuse an address in which a part of the password may be taken for another part; nothing of it is repeated.
-
-    Everybody who is handed a DSN calls this first: what a driver or a parser says of such an address quotes the secret.
-    """
-    if problem := _problem(dsn):
-        raise ConnectionFailed("unreachable", problem)
-
-
-def _problem(dsn: str) -> str | None:
-    try:
-        parts = urlsplit(dsn)
-    except ValueError:
-        return _AMBIGUOUS
-    if parts.scheme not in ("postgresql", "postgres") or "://" not in dsn:
-        return _NO_URL
-    who, at, hosts = parts.netloc.rpartition("@")
-    is_clear = (
-        "@" not in who + parts.path
-        and "#" not in dsn
-        and all(_HOST.fullmatch(host) for host in hosts.split(","))
-        and (not parts.query or all(_OPTION.fullmatch(option) for option in parts.query.split("&")))
-        # Of user:1?a=b@host the beginning looks like host:port.
-        and (at or parts.path or ":" not in hosts or "@" not in parts.query)
-    )
-    return None if is_clear else _AMBIGUOUS
-
-
-def describe(dsn: str) -> str:
-    """The address in a DSN, without user, password and options: fit for messages."""
-    try:
-        parts = urlsplit(dsn)
-        if parts.scheme not in ("postgresql", "postgres") or "@" in parts.path + parts.query + parts.fragment:
-            return "the given address"  # not a URL, or a secret that was not quoted has been taken for another part
-        host = parts.hostname or "local socket"
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "the given address"
-    return f"{host}{port}{parts.path}"
-
-
-def next_host_first(dsn: str) -> str:
-    """The DSN with its hosts in another order: the driver gives one that hangs all the time there is."""
-    parts = urlsplit(dsn)
-    user, at, hosts = parts.netloc.rpartition("@")
-    first, comma, rest = hosts.partition(",")
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{rest},{first}")) if comma else dsn
 
 
 def connection_failed(error: Exception, target: str) -> ConnectionFailed:

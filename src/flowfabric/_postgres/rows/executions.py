@@ -1,131 +1,25 @@
-"""Database row to record, nowhere else."""
+"""Executions, their attempts, and how they ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any
 
-import msgspec
-
-from flowfabric.errors import Corruption, FlowFabricError, refusal
+from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric.errors import Corruption
 from flowfabric.ids import ExecutionId
 from flowfabric.models import (
     Attempt,
     AttemptType,
-    Claimed,
     CurrentAttempt,
     CurrentLease,
-    Event,
-    EventCursor,
     Execution,
+    ExecutionContext,
     ExecutionInfo,
     ExecutionSnapshot,
-    Handle,
-    HandleKind,
-    Passed,
-    Schedule,
-    Step,
+    ExpiredLease,
+    Outcome,
 )
 from flowfabric.state import State, project
-
-Row = Mapping[str, Any]
-
-_json = msgspec.json.Decoder()
-_HANDLE_KINDS = {kind.value: kind for kind in HandleKind}
-_ATTEMPT_TYPES = {kind.value: kind for kind in AttemptType}
-
-
-def decode_json(text: str | None) -> Any:
-    return None if text is None else _json.decode(text)
-
-
-CLAIMED = (
-    "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
-    " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at, "
-    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
-)
-
-
-def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
-    """A lease from the columns `CLAIMED`, in that order: unpacked by place, because this is the hot path."""
-    (
-        partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
-        lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,
-        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings,
-    ) = row  # fmt: skip
-    return Claimed(
-        handle=Handle(
-            partition=partition,
-            uuid=uuid,
-            attempt_index=attempt_index,
-            attempt_id=attempt_id,
-            lease_id=lease_id,
-            lease_epoch=lease_epoch,
-            lease_ttl=ttl,
-            lane_id=lane,
-            worker_instance_id=instance,
-            kind=_HANDLE_KINDS[handle_kind],
-        ),
-        lease_expires_at=lease_expires_at,
-        attempt_type=_ATTEMPT_TYPES[attempt_type],
-        execution_kind=kind,
-        namespace=namespace,
-        flow_id=flow_id,
-        priority=priority,
-        created_at=created_at,
-        input_payload=payload,
-        payload_encoding=payload_encoding,
-        tags={} if tags is None else _json.decode(tags),
-        deadline_at=deadline_at,
-        attempt_timeout_at=attempt_timeout_at,
-        retry_count=retries,
-        reclaim_count=reclaims,
-        replay_count=replays,
-        inputs=None
-        if upstreams is None
-        else {
-            upstream: Passed(State(state), result, encoding)
-            for upstream, state, result, encoding in zip(
-                upstreams, states or (), results or (), encodings or (), strict=True
-            )
-        },
-    )
-
-
-def refused(row: Row, execution_id: ExecutionId) -> FlowFabricError:
-    """The exception a verdict stands for."""
-    code, detail = row["code"], row["detail"] or ""
-    if code == "execution_not_active":
-        state = State(row["state"])
-        return refusal(
-            code,
-            detail,
-            execution_id=execution_id,
-            terminal_outcome=state.outcome.value,
-            lease_epoch=str(row["lease_epoch"]),
-            lifecycle_phase=_phase(state),
-            attempt_id="" if row["attempt_id"] is None else str(row["attempt_id"]),
-        )
-    if code == "invalid_input":
-        problem, field = _PROBLEMS.get(detail, (detail, None))
-        return refusal(code, problem, execution_id=execution_id, field=field)
-    return refusal(code, detail, execution_id=execution_id)
-
-
-_PROBLEMS = {
-    "lane_id": ("not the lane of the execution", "lane_id"),
-    "used_id": ("an attempt of this execution already has it", "lease_id or attempt_id"),
-    "worker_id": ("the grant belongs to another worker", "worker_id"),
-    "fence_required": ("fence_required", "authority"),
-    "partial_fence_triple": ("partial_fence_triple", "authority"),
-}
-
-
-def _phase(state: State) -> str:
-    if state.is_terminal:
-        return "terminal"
-    return {State.ACTIVE: "active", State.SUSPENDED: "suspended"}.get(state, "runnable")
 
 
 def execution(row: Row) -> Execution:
@@ -279,65 +173,34 @@ def attempt(row: Row) -> Attempt:
     )
 
 
-def event(row: Row) -> Event:
-    return Event(
-        cursor=EventCursor(row["seq"]),
-        occurred_at=row["occurred_at"],
-        execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
-        flow_id=row["flow_id"],
-        namespace=row["namespace"],
-        tags=decode_json(row["tags"]) or {},
-        lease_type=row["lease_type"],
-        outcome="failed" if row["outcome"] == "failure" else row["outcome"],
-        operator_type=row["operator_type"],
-        signal_effect=row["signal_effect"],
-        lease_id=row["lease_id"],
-        lease_epoch=row["lease_epoch"],
-        attempt_id=row["attempt_id"],
-        attempt_index=row["attempt_index"],
-        worker_id=row["worker_id"],
-        worker_instance_id=row["worker_instance_id"],
-        reason=row["reason"],
-        revoked_by=row["revoked_by"],
-        details=decode_json(row["details"]),
-    )
-
-
-def step(row: Row) -> Step:
-    """A remembered step."""
-    return Step(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
-        generation=row["generation"],
-        name=row["name"],
-        n=row["n"],
-        kind=row["kind"],
-        run=row["run"],
-        attempt_index=row["attempt_index"],
-        result=row["result"],
-        encoding=row["encoding"],
-        error=decode_json(row["error"]),
-        at=row["at"],
-        child_id=None if row["child_id"] is None else ExecutionId.of(row["child_partition"], row["child_id"]),
-        seconds=row["seconds"],
-        recorded_at=row["recorded_at"],
-        waitpoint_ids=tuple(row["waitpoint_ids"] or ()),
-    )
-
-
-def schedule(row: Row) -> Schedule:
-    """Recurring work as it is stored."""
-    return Schedule(
-        name=row["name"],
-        kind=row["kind"],
-        timing=decode_json(row["timing"]),
-        catch_up=row["catch_up"],
-        options=decode_json(row["options"]),
-        paused=row["paused"],
-        next_at=row["next_at"],
-        last_at=row["last_at"],
-        last_execution_id=None if row["last_id"] is None else ExecutionId.of(row["last_partition"], row["last_id"]),
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        payload=row["payload"],
+def context(row: Row) -> ExecutionContext:
+    """The input of an execution."""
+    return ExecutionContext(
+        input_payload=row["payload"],
         payload_encoding=row["payload_encoding"],
+        execution_kind=row["kind"],
+        tags=decode_json(row["tags"]) or {},
+    )
+
+
+def outcome(row: Row) -> Outcome:
+    """How an execution ended; without a state when it is not stored."""
+    return Outcome(
+        state=None if row["state"] is None else State(row["state"]),
+        result=row["result"],
+        result_encoding=row["result_encoding"],
+        failure_reason=row["failure_reason"],
+        failure_category=row["failure_category"],
+        cancellation_reason=row["cancellation_reason"],
+    )
+
+
+def expired_lease(row: Row) -> ExpiredLease:
+    return ExpiredLease(
+        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        lease_id=row["lease_id"],
+        lease_epoch=row["epoch"],
+        worker_instance_id=row["worker_instance_id"],
+        expires_at=row["lease_expires_at"],
+        attempt_index=row["attempt_index"],
     )

@@ -5,17 +5,10 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from flowfabric.engine.calls import Calls
+from flowfabric._postgres import statements
+from flowfabric.engine.base import Operations
 from flowfabric.errors import Conflict, InvalidInput, ValidationFailed
-from flowfabric.models import (
-    AlreadySeeded,
-    Rotated,
-    Rotation,
-    RotationNoop,
-    Seeded,
-    VerifyingKid,
-    WaitpointKids,
-)
+from flowfabric.models import AlreadySeeded, Rotated, Rotation, RotationNoop, Seeded, VerifyingKid, WaitpointKids
 
 GRACE = timedelta(days=1)
 _KID = re.compile(r"[!-9;-~]{1,64}")
@@ -23,13 +16,13 @@ _SECRET = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_GRACE_MS = 2**53 - 1
 
 
-class Tokens(Calls):
+class Keys(Operations):
     """seed_waitpoint_hmac_secret, rotate_waitpoint_hmac_secret_all, list_waitpoint_hmac_kids."""
 
     async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
         """Install a first key; never replaces one. Migrating seeds one already: this is for who wants his own."""
         name, secret = _kid(kid, "kid"), _secret(secret_hex)
-        row = await self._row("select code, detail from flowfabric.seed_secret($1, $2)", name, secret, repeatable=True)
+        row = await self._row(statements.SEED_SECRET, name, secret, repeatable=True)
         if row["code"] == "other_kid":
             raise InvalidInput(
                 f"{row['detail'] or 'another key'} signs already; use rotate_waitpoint_hmac_secret_all", field="kid"
@@ -44,9 +37,7 @@ class Tokens(Calls):
         The keystore is one for all partitions, so the list has one entry; a conflict stands inside it.
         """
         name, secret, ms = _kid(new_kid, "new_kid"), _secret(new_secret_hex), _grace(grace)
-        row = await self._row(
-            "select code, detail, purged from flowfabric.rotate_secret($1, $2, $3)", name, secret, ms, repeatable=True
-        )
+        row = await self._row(statements.ROTATE_SECRET, name, secret, ms, repeatable=True)
         match row["code"]:
             case "rotated":
                 return [Rotation(0, Rotated(row["detail"], name, row["purged"]))]
@@ -57,7 +48,7 @@ class Tokens(Calls):
 
     async def list_waitpoint_hmac_kids(self) -> WaitpointKids:
         """Which key signs, and which others still verify, by when they stop."""
-        found = await self._fetch("select kid, state, expires_at from flowfabric.list_kids()", repeatable=True)
+        found = await self._fetch(statements.LIST_KIDS, repeatable=True)
         return WaitpointKids(
             next((row["kid"] for row in found if row["state"] == "current"), None),
             tuple(VerifyingKid(row["kid"], row["expires_at"]) for row in found if row["state"] == "verifying"),

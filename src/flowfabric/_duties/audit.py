@@ -1,4 +1,4 @@
-"""The duties that look after the house: old records, and whether everything is as it must be."""
+"""Audit: one partition at a time is searched for what must never be."""
 
 from __future__ import annotations
 
@@ -11,26 +11,9 @@ from flowfabric._duties.duty import Duty
 log = logging.getLogger("flowfabric.duties")
 
 
-class Sweep(Duty):
-    """Removes idempotency records, grants and event segments whose time is over."""
-
-    name = "sweeper"
-    interval = timedelta(seconds=30)
-    batch = 1000
-
-    async def run_once(self) -> int:
-        removed = 0
-        while batch := await self.engine.sweep(limit=self.batch):
-            removed += batch
-            if batch < self.batch or self.stopping.is_set():
-                break
-        return removed
-
-
 class Audit(Duty):
     """Looks at one partition at a time for what must never be; reports, repairs nothing."""
 
-    name = "index_reconciler"
     interval = timedelta(seconds=45)
 
     async def run_once(self) -> int:

@@ -1,0 +1,40 @@
+"""All duties, in the order in which a process gives each its first turn."""
+
+from __future__ import annotations
+
+from flowfabric._duties.attempt_timeout import AttemptTimeout
+from flowfabric._duties.audit import Audit
+from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.delayed_promotion import DelayedPromotion
+from flowfabric._duties.duty import Duty
+from flowfabric._duties.edge_repair import EdgeRepair
+from flowfabric._duties.execution_deadline import ExecutionDeadline
+from flowfabric._duties.flow_cancel import FlowCancel
+from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.lease_expiry import LeaseExpiry
+from flowfabric._duties.parked_promotion import ParkedPromotion
+from flowfabric._duties.record_expiry import RecordExpiry
+from flowfabric._duties.retention import Retention
+from flowfabric._duties.sibling_cancel import SiblingCancel
+from flowfabric._duties.sibling_repair import SiblingRepair
+from flowfabric._duties.suspension_timeout import SuspensionTimeout
+from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
+
+ALL: tuple[type[Duty], ...] = (
+    LeaseExpiry,
+    DelayedPromotion,
+    ParkedPromotion,
+    AttemptTimeout,
+    ExecutionDeadline,
+    SuspensionTimeout,
+    WaitpointExpiry,
+    Cascade,
+    SiblingCancel,
+    FlowCancel,
+    Retention,
+    SiblingRepair,
+    EdgeRepair,
+    FlowSummaries,
+    RecordExpiry,
+    Audit,
+)

@@ -1,0 +1,27 @@
+"""Cascade: what the ends of members have left to do in their flows."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from flowfabric._duties.timer import WokenDuty
+from flowfabric.engine.timers import Round
+
+log = logging.getLogger("flowfabric.duties")
+
+
+class Cascade(WokenDuty):
+    """Works off what ends have left to do: fan-outs beyond one call, skips behind skips, groups that were locked."""
+
+    interval = timedelta(seconds=1)
+    _after: int | None = None
+
+    async def round(self) -> Round:
+        done = await self.engine.dispatch_cascades(after=self._after, filter=self.filter)
+        if done.errors:
+            log.warning("%s: %d ends failed, the last because: %s", self.name, done.errors, done.message)
+        # What could not be moved stays first in line; look behind it until the line is through.
+        stuck = done.scanned > 0 and done.reconciled + done.resolved == 0
+        self._after = done.last_event if stuck and done.more else None
+        return Round(handled=done.reconciled + done.resolved, failed=done.errors, message=done.message, more=done.more)

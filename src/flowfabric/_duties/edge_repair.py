@@ -1,0 +1,25 @@
+"""Edge repair: edges and blocked members that the cascade has forgotten are found."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from flowfabric._duties.duty import Duty
+from flowfabric.engine.edges import EdgePlace
+
+log = logging.getLogger("flowfabric.duties")
+
+
+class EdgeRepair(Duty):
+    """Looks for edges and blocked members that the cascade has forgotten. Finds nothing, unless there is a defect."""
+
+    interval = timedelta(seconds=15)
+    batch = 5000
+    _after: EdgePlace | None = None
+
+    async def run_once(self) -> int:
+        done, self._after = await self.engine.reconcile_edges(self._after, limit=self.batch, filter=self.filter)
+        if done.reconciled:
+            log.error("%s: %d had been forgotten", self.name, done.reconciled)
+        return done.reconciled

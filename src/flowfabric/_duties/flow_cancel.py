@@ -1,0 +1,23 @@
+"""Flow cancel: members of cancelled flows are cancelled."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from flowfabric._duties.timer import WokenDuty
+from flowfabric.engine.timers import Round
+
+log = logging.getLogger("flowfabric.duties")
+
+
+class FlowCancel(WokenDuty):
+    """Cancels the members of cancelled flows that nobody else did."""
+
+    interval = timedelta(seconds=15)
+
+    async def round(self) -> Round:
+        done = await self.engine.reconcile_cancellations()
+        if done.failed:
+            log.warning("%s: %d members could not be cancelled: %s", self.name, done.failed, done.message)
+        return done

@@ -1,0 +1,15 @@
+"""Lease expiry: executions whose worker stopped renewing are offered to others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from flowfabric._duties.timer import TimerDuty
+from flowfabric.engine.timers import TimerKind
+
+
+class LeaseExpiry(TimerDuty):
+    """Gives executions back whose worker stopped renewing; any capable worker's claim takes them up."""
+
+    kind = TimerKind.LEASE
+    interval = timedelta(seconds=1.5)

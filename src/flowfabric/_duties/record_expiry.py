@@ -1,0 +1,22 @@
+"""Record expiry: idempotency records, grants and event segments whose time is over are removed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from flowfabric._duties.duty import Duty
+
+
+class RecordExpiry(Duty):
+    """Removes idempotency records, grants and event segments whose time is over."""
+
+    interval = timedelta(seconds=30)
+    batch = 1000
+
+    async def run_once(self) -> int:
+        removed = 0
+        while batch := await self.engine.sweep(limit=self.batch):
+            removed += batch
+            if batch < self.batch or self.stopping.is_set():
+                break
+        return removed

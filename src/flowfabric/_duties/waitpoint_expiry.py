@@ -1,0 +1,16 @@
+"""Waitpoint expiry: waitpoints that nobody suspended on in time expire."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from flowfabric._duties.timer import TimerDuty
+from flowfabric.engine.timers import TimerKind
+
+
+class WaitpointExpiry(TimerDuty):
+    """Expires waitpoints that nobody suspended on in time."""
+
+    kind = TimerKind.WAITPOINT
+    interval = timedelta(seconds=5)
+    batch = 100

@@ -1,0 +1,57 @@
+"""Database row to record, nowhere else: one module per chapter, all of them as `rows.<record>`."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.claims import claimed
+from flowfabric._postgres.rows.events import event
+from flowfabric._postgres.rows.executions import attempt, context, execution, expired_lease, info, outcome, snapshot
+from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary
+from flowfabric._postgres.rows.lanes import lane, lane_stats
+from flowfabric._postgres.rows.schedules import due_schedule, schedule
+from flowfabric._postgres.rows.steps import step
+from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.verdicts import refused
+from flowfabric._postgres.rows.waits import (
+    open_wait,
+    pending_waitpoint,
+    received_signal,
+    recorded_signal,
+    suspended_execution,
+    suspension,
+    suspension_details,
+    wait,
+    wait_state,
+)
+
+__all__ = [
+    "Row",
+    "attempt",
+    "claimed",
+    "context",
+    "decode_json",
+    "due_schedule",
+    "edge",
+    "event",
+    "execution",
+    "expired_lease",
+    "flow_info",
+    "flow_snapshot",
+    "flow_summary",
+    "info",
+    "lane",
+    "lane_stats",
+    "open_wait",
+    "outcome",
+    "pending_waitpoint",
+    "received_signal",
+    "recorded_signal",
+    "refused",
+    "schedule",
+    "snapshot",
+    "step",
+    "suspended_execution",
+    "suspension",
+    "suspension_details",
+    "wait",
+    "wait_state",
+]

@@ -1,0 +1,31 @@
+"""Events."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Event, EventCursor
+
+
+def event(row: Row) -> Event:
+    return Event(
+        cursor=EventCursor(row["seq"]),
+        occurred_at=row["occurred_at"],
+        execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
+        flow_id=row["flow_id"],
+        namespace=row["namespace"],
+        tags=decode_json(row["tags"]) or {},
+        lease_type=row["lease_type"],
+        outcome="failed" if row["outcome"] == "failure" else row["outcome"],
+        operator_type=row["operator_type"],
+        signal_effect=row["signal_effect"],
+        lease_id=row["lease_id"],
+        lease_epoch=row["lease_epoch"],
+        attempt_id=row["attempt_id"],
+        attempt_index=row["attempt_index"],
+        worker_id=row["worker_id"],
+        worker_instance_id=row["worker_instance_id"],
+        reason=row["reason"],
+        revoked_by=row["revoked_by"],
+        details=decode_json(row["details"]),
+    )

@@ -1,0 +1,27 @@
+"""Lanes."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.values import Row
+from flowfabric.models import Lane, LaneState, LaneStats
+
+
+def lane(row: Row) -> Lane:
+    return Lane(
+        lane_id=row["name"],
+        state=LaneState(row["state"]),
+        registered_at=row["registered_at"],
+        registered_by=row["registered_by"],
+    )
+
+
+def lane_stats(row: Row) -> LaneStats:
+    """What waits in a lane and runs from it."""
+    return LaneStats(
+        lane_id=row["name"],
+        state=LaneState(row["state"]),
+        depth=row["depth"],
+        oldest_age=None if row["oldest_at"] is None else row["at"] - row["oldest_at"],
+        delayed=row["delayed"],
+        running=row["running"],
+    )

@@ -1,0 +1,41 @@
+"""Schedules, as they are stored and as they are due."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric.ids import ExecutionId
+from flowfabric.models import DueSchedule, Schedule
+
+
+def schedule(row: Row) -> Schedule:
+    """Recurring work as it is stored."""
+    return Schedule(
+        name=row["name"],
+        kind=row["kind"],
+        timing=decode_json(row["timing"]),
+        catch_up=row["catch_up"],
+        options=decode_json(row["options"]),
+        paused=row["paused"],
+        next_at=row["next_at"],
+        last_at=row["last_at"],
+        last_execution_id=None if row["last_id"] is None else ExecutionId.of(row["last_partition"], row["last_id"]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        payload=row["payload"],
+        payload_encoding=row["payload_encoding"],
+    )
+
+
+def due_schedule(row: Row) -> DueSchedule:
+    """A schedule at the time it should fire."""
+    return DueSchedule(
+        name=row["name"],
+        kind=row["kind"],
+        timing=decode_json(row["timing"]),
+        catch_up=row["catch_up"],
+        payload=row["payload"],
+        payload_encoding=row["payload_encoding"],
+        options=decode_json(row["options"]),
+        due_at=row["next_at"],
+        now=row["now"],
+    )

@@ -1,0 +1,28 @@
+"""Remembered steps."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Step
+
+
+def step(row: Row) -> Step:
+    """A remembered step."""
+    return Step(
+        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        generation=row["generation"],
+        name=row["name"],
+        n=row["n"],
+        kind=row["kind"],
+        run=row["run"],
+        attempt_index=row["attempt_index"],
+        result=row["result"],
+        encoding=row["encoding"],
+        error=decode_json(row["error"]),
+        at=row["at"],
+        child_id=None if row["child_id"] is None else ExecutionId.of(row["child_partition"], row["child_id"]),
+        seconds=row["seconds"],
+        recorded_at=row["recorded_at"],
+        waitpoint_ids=tuple(row["waitpoint_ids"] or ()),
+    )

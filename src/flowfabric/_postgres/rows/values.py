@@ -1,0 +1,16 @@
+"""What a row is, and how the JSON in it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+Row = Mapping[str, Any]
+
+DECODER = msgspec.json.Decoder()
+
+
+def decode_json(text: str | None) -> Any:
+    return None if text is None else DECODER.decode(text)

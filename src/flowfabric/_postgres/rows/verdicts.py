@@ -1,0 +1,43 @@
+"""Verdicts: the exception that a refusal stands for."""
+
+from __future__ import annotations
+
+from flowfabric._postgres.rows.values import Row
+from flowfabric.errors import FlowFabricError, refusal
+from flowfabric.ids import ExecutionId
+from flowfabric.state import State
+
+
+def refused(row: Row, execution_id: ExecutionId) -> FlowFabricError:
+    """The exception a verdict stands for."""
+    code, detail = row["code"], row["detail"] or ""
+    if code == "execution_not_active":
+        state = State(row["state"])
+        return refusal(
+            code,
+            detail,
+            execution_id=execution_id,
+            terminal_outcome=state.outcome.value,
+            lease_epoch=str(row["lease_epoch"]),
+            lifecycle_phase=_phase(state),
+            attempt_id="" if row["attempt_id"] is None else str(row["attempt_id"]),
+        )
+    if code == "invalid_input":
+        problem, field = _PROBLEMS.get(detail, (detail, None))
+        return refusal(code, problem, execution_id=execution_id, field=field)
+    return refusal(code, detail, execution_id=execution_id)
+
+
+_PROBLEMS = {
+    "lane_id": ("not the lane of the execution", "lane_id"),
+    "used_id": ("an attempt of this execution already has it", "lease_id or attempt_id"),
+    "worker_id": ("the grant belongs to another worker", "worker_id"),
+    "fence_required": ("fence_required", "authority"),
+    "partial_fence_triple": ("partial_fence_triple", "authority"),
+}
+
+
+def _phase(state: State) -> str:
+    if state.is_terminal:
+        return "terminal"
+    return {State.ACTIVE: "active", State.SUSPENDED: "suspended"}.get(state, "runnable")

@@ -1,0 +1,64 @@
+-- signal_by_key: deliver a signal to the open waitpoint of an execution that has this key
+--
+-- Called by a client that may use the database, which needs no token. Without a key the execution must have only one.
+-- Of several waitpoints with the same key the signal reaches the one the execution waits at, else the newest.
+-- Where none is open, a signal that was accepted before under the same idempotency key is found at the closed one.
+-- Locks    the execution; then as deliver_signal.
+-- Answers  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are those that are open.
+create or replace function flowfabric.signal_by_key(
+    p_partition integer, p_id uuid, p_key text, p_signal uuid, p_name text, p_category text, p_source_type text,
+    p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
+    p_dedup_ms bigint, p_delay_ms bigint, p_max_signals bigint, p_maxlen bigint)
+returns table (code text, detail text, signal_id uuid, effect text, match_detail text, keys text[])
+language plpgsql security definer set search_path = flowfabric, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+    v_lane text;
+    v_waitpoint uuid;
+begin
+    perform flowfabric.require_read_committed();
+    signal_id := p_signal;
+    select (select r.lane from flowfabric.route r where r.id = e.route) into v_lane
+    from flowfabric.execution e where e.partition = p_partition and e.id = p_id for no key update;
+    if not found then
+        code := 'not_found';
+        return next;
+        return;
+    end if;
+    -- Waitpoints change under the lock of their execution only.
+    select (array_agg(w.waitpoint_id order by w.state = 'active' desc, w.created_at desc, w.waitpoint_id desc)
+            filter (where p_key is null or w.waitpoint_key = p_key))[1],
+           coalesce(array_agg(distinct w.waitpoint_key), '{}')
+    into v_waitpoint, keys
+    from (select x.waitpoint_id, x.waitpoint_key, x.state, x.created_at, x.expires_at from flowfabric.waitpoint x
+          where x.partition = p_partition and x.id = p_id offset 0) w
+    where w.state = 'active' or (w.state = 'pending' and w.expires_at > flowfabric.now());
+    if p_key is null and cardinality(keys) > 1 then
+        code := 'several_open';
+        return next;
+        return;
+    end if;
+    if v_waitpoint is null and p_idempotency_key <> '' then
+        select w.waitpoint_id into v_waitpoint
+        from (select x.waitpoint_id, x.waitpoint_key from flowfabric.waitpoint x
+              where x.partition = p_partition and x.id = p_id offset 0) w
+        join flowfabric.signal g on g.partition = p_partition and g.waitpoint_id = w.waitpoint_id
+                                and g.idempotency_key = p_idempotency_key
+        where p_key is null or w.waitpoint_key = p_key
+        order by g.accepted_at desc limit 1;
+    end if;
+    if v_waitpoint is null then
+        code := 'waitpoint_not_found';
+        return next;
+        return;
+    end if;
+    select d.code, d.detail, d.signal_id, d.effect, d.match_detail into code, detail, signal_id, effect, match_detail
+    from flowfabric.deliver_signal(
+        p_partition, p_id, v_waitpoint, null, v_lane, p_signal, p_name, p_category, p_source_type, p_source_identity,
+        p_payload, p_encoding, p_correlation, p_idempotency_key, p_scope, null, p_dedup_ms, p_delay_ms, p_max_signals,
+        p_maxlen) d;
+    return next;
+end;
+$$;

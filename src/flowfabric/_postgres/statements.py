@@ -1,0 +1,335 @@
+"""Every call of a SQL function, by chapter. Python names the columns it reads; a test prepares each of them.
+
+`_rows` renders a call that returns rows, `_value` one that returns a single value under a name.
+"""
+
+from __future__ import annotations
+
+
+def _marks(count: int) -> str:
+    return ", ".join(f"${n}" for n in range(1, count + 1))
+
+
+def _rows(function: str, arguments: int | str, columns: str) -> str:
+    """The call with that many arguments, or with these written out."""
+    given = arguments if isinstance(arguments, str) else _marks(arguments)
+    return f"select {columns} from flowfabric.{function}({given})"  # noqa: S608 - no value is part of it
+
+
+def _value(function: str, arguments: int | str, name: str) -> str:
+    given = arguments if isinstance(arguments, str) else _marks(arguments)
+    return f"select flowfabric.{function}({given}) as {name}"
+
+
+# Columns that several calls return
+
+VERDICT = "ordinal, code, detail, state, lease_epoch, attempt_id, at"
+CLAIMED = (
+    "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
+    " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,"
+    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
+)
+_CREATED = "ordinal, code, partition, id, state"
+_GRANT = "code, detail, state, lease_epoch, attempt_id, at, lane"
+_INFO = (
+    "partition, id, namespace, lane, priority, kind, state, blocking_reason, blocking_detail, pending, resume_pending,"
+    " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id"
+)
+_EVENT = (
+    "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
+    " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details"
+)
+_SIGNAL = (
+    "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
+    " payload_encoding, waitpoint_key"
+)
+_FLOW = "partition, flow_id, created_at, state, summary, flow_kind, namespace, node_count"
+_SCHEDULE = (
+    "name, kind, timing, catch_up, options, paused, next_at, last_at, last_partition, last_id, created_at, updated_at,"
+    " payload, payload_encoding"
+)
+_CREATE_TYPES = (
+    "text[]", "text[]", "text[]", "integer[]", "integer[]", "uuid[]", "boolean", "text[]", "text[]", "bytea[]",
+    "text[]", "integer[]", "uuid[]", "text[]", "bigint[]", "text[]", "text[]", "text[]", "uuid[]", "timestamptz[]",
+    "bigint[]", "timestamptz[]", "bigint[]",
+)  # fmt: skip
+_STANDING_TYPES = ("integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]")
+# A driver that does not know the partition count sends hashes, and the statement itself makes partitions of them.
+_HOMES = (
+    "(select array_agg(mod(u.hash, d.flow_partitions) order by u.place)"
+    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (hash, place))"
+)
+
+
+def _typed(placeholder: str, types: tuple[str, ...], partition: int | None) -> str:
+    marks = [f"{placeholder.format(n)}::{type_name}" for n, type_name in enumerate(types, 1)]
+    if partition is not None:
+        marks[partition - 1] = _HOMES.format(marks[partition - 1])
+    return ", ".join(marks)
+
+
+def create_executions(placeholder: str = "${}", *, hashed: bool = False) -> str:
+    """The create call for any driver, with `placeholder` formatted by the number of the argument.
+
+    `hashed`: the call was laid out without the partition count.
+    """
+    return _rows("create_executions", _typed(placeholder, _CREATE_TYPES, 5 if hashed else None), _CREATED)
+
+
+def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> str:
+    """The question behind `CreateCall.doubts`, rendered like `create_executions`."""
+    given = _typed(placeholder, _STANDING_TYPES, 1 if hashed else None)
+    return _rows("standing_executions", given, "ordinal, code, partition, id")
+
+
+# Executions
+
+CREATE_EXECUTIONS = create_executions()
+STANDING_EXECUTIONS = standing_executions()
+COMPLETE = _rows("complete", 9, VERDICT)
+FAIL = _rows("fail", 11, VERDICT)
+CANCEL = _rows("cancel", 9, VERDICT)
+CANCEL_AS_OPERATOR = _rows("cancel", "$1, $2, $3, $4, $5, $6, false, 'operator_override', $7", VERDICT)
+REPLAY = _rows("replay", 4, VERDICT)
+DELETE_EXECUTION = _rows("delete_execution", 2, VERDICT)
+REDACT_EXECUTION = _rows("redact_execution", 2, VERDICT)
+CHANGE_PRIORITY = _rows("change_priority", 4, VERDICT)
+BLOCK = _rows("block", 4, VERDICT)
+UNBLOCK = _rows("unblock", 3, VERDICT)
+FREE_KEY = _value("free_key", 2, "freed")
+SET_TAG = _value("set_tag", 4, "found")
+
+# Claims and leases
+
+CLAIM = _rows("claim", 7, CLAIMED)
+CLAIM_LANES = _rows("claim_lanes", 8, CLAIMED)
+SLEEP_FOR_WORK = _value("sleep", "$1, 'work', $2, null", "slept")
+RENEW = _rows("renew", 7, VERDICT)
+PROGRESS = _rows("progress", 8, VERDICT)
+PAUSE = _rows("pause", 10, VERDICT)
+REVOKE_LEASE = _rows("revoke_lease", 5, VERDICT)
+LIST_EXPIRED_LEASES = _rows(
+    "list_expired_leases",
+    "coalesce($1, flowfabric.server_now()), $2, $3, $4, $5",
+    "partition, id, lease_id, epoch, worker_instance_id, lease_expires_at, attempt_index",
+)
+
+# Grants
+
+ISSUE_CLAIM_GRANT = _rows("issue_claim_grant", 10, _GRANT)
+ISSUE_RECLAIM_GRANT = _rows("issue_reclaim_grant", 11, _GRANT)
+VERIFY_GRANT = _value("verify_grant", 3, "answer")
+CLAIM_GRANTED = _rows("claim_granted", 13, f"code, detail, {CLAIMED}")
+RECLAIM = _rows("reclaim", 11, f"code, detail, {CLAIMED}")
+SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
+
+# Steps
+
+RECORD_STEPS = _rows("record_steps", 16, VERDICT)
+READ_STEPS = _rows(
+    "read_steps",
+    3,
+    "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
+    " child_id, seconds, recorded_at, waitpoint_ids",
+)
+SUBMIT_CHILD = _rows("submit_child", 31, _CREATED)
+PARK = _rows("park", 11, VERDICT)
+
+# Outcomes
+
+WATCH = _value("watch", 4, "watched")
+UNWATCH = _value("unwatch", 3, "unwatched")
+READ_OUTCOMES = _rows(
+    "read_outcomes",
+    2,
+    "ordinal, state, result, result_encoding, failure_reason, failure_category, cancellation_reason",
+)
+
+# Waits: waitpoints, suspensions, signals, and the waits of handlers
+
+CREATE_WAITPOINT = _rows("create_waitpoint", 10, f"{VERDICT}, token")
+CLOSE_WAITPOINT = _rows("close_waitpoint", 8, VERDICT)
+EXPIRE_WAITPOINT = _value("expire_waitpoint", 3, "code")
+LIST_PENDING_WAITPOINTS = _rows(
+    "list_pending_waitpoints",
+    4,
+    "waitpoint_id, waitpoint_key, state, required_signal_names, created_at, activated_at, expires_at, token_kid,"
+    " token_fingerprint",
+)
+READ_WAITPOINT_TOKEN = _value("read_waitpoint_token", 2, "token")
+PROBE_WAITPOINT = _value("probe_waitpoint", 4, "code")
+SUSPEND = _rows(
+    "suspend",
+    19,
+    "code, detail, state, lease_epoch, attempt_id, variant, suspension_id, waitpoint_ids, waitpoint_keys, tokens,"
+    " attempt_index, lane, worker_instance_id, lease_ttl_ms",
+)
+RESUME_EXECUTION = _rows("resume_execution", 4, VERDICT)
+EXPIRE_SUSPENSION = _rows("expire_suspension", 2, "code, behavior")
+READ_SUSPENSION = _rows(
+    "read_suspension",
+    2,
+    "suspension_id, attempt_index, waitpoint_ids, waitpoint_keys, reason_code, requested_by,"
+    " continuation_metadata_pointer, resume_condition, resume_policy, suspended_at, timeout_at, timeout_behavior,"
+    " last_signal_at, satisfied_at, closed_at, close_reason, trigger_type, closer_signal_id, satisfier_signal_ids",
+)
+LIST_SUSPENDED = _rows("list_suspended", 4, "id, suspended_at, reason_code, timeout_at")
+DELIVER_SIGNAL = _rows("deliver_signal", 20, "code, detail, signal_id, effect, match_detail")
+SIGNAL_BY_KEY = _rows("signal_by_key", 17, "code, detail, signal_id, effect, match_detail, keys")
+OBSERVE_SIGNALS = _rows("observe_signals", 3, _SIGNAL)
+READ_SIGNALS = _rows(
+    "read_signals",
+    4,
+    f"{_SIGNAL}, ordinal, waitpoint_id, suspension_id, target_scope, created_at, observed_effect, match_detail",
+)
+OPEN_WAIT = _rows("open_wait", 11, f"{VERDICT}, waitpoint_ids, waitpoint_keys, tokens")
+SETTLE_WAIT = _rows("settle_wait", 13, f"{VERDICT}, outcome, result, seen")
+LIST_WAITS = _rows(
+    "list_waits",
+    6,
+    "partition, id, kind, lane, namespace, waitpoint_id, waitpoint_key, state, reason_code, created_at, timeout_at,"
+    " timeout_behavior, required_signal_names, signal_count",
+)
+
+# Keys
+
+SEED_SECRET = _rows("seed_secret", 2, "code, detail")
+ROTATE_SECRET = _rows("rotate_secret", 3, "code, detail, purged")
+LIST_KIDS = _rows("list_kids", 0, "kid, state, expires_at")
+
+# Flows
+
+GROW_FLOW = _rows("grow_flow", 36, "code, place, revision")
+CREATE_FLOW = _value("create_flow", 4, "made")
+ADD_TO_FLOW = _rows("add_to_flow", 3, "code, place, other, members")
+DELETE_FLOW = _value("delete_flow", 2, "code")
+DESCRIBE_FLOW = _rows(
+    "describe_flow",
+    2,
+    "flow_id, flow_kind, namespace, state, node_count, edge_count, created_at, last_mutation_at, cancelled_at,"
+    " cancel_reason, cancellation_policy, tags, downstreams, policies, ks, cancel_rests, ns, succeededs, faileds,"
+    " skippeds, states, satisfied_ats",
+)
+READ_MEMBERS = _rows(
+    "read_members",
+    2,
+    "partition, id, node, kind, state, created_at, started_at, completed_at, failure_reason, failure_category,"
+    " cancellation_reason, result, result_encoding",
+)
+READ_NODES = _rows("read_members", "$1, false", "partition, id, node") + " where node is not null"
+FLOW_PROGRESS = _rows("flow_progress", 2, "members, live, state")
+LIST_FLOWS = _rows("list_flows", "$1, $2, null, null, null, null, $3", _FLOW)
+FIND_FLOWS = _rows("list_flows", "null, null, $1, $2, $3, $4, $5", _FLOW)
+SET_FLOW_TAGS = _value("set_flow_tags", 3, "found")
+READ_FLOW_TAGS = _rows("read_flow_tags", 2, "tags")
+PROJECT_FLOWS = _value("project_flows", 2, "n")
+PROJECT_TOUCHED = _rows("project_touched", 1, "counted, more")
+READ_SUMMARY = _rows(
+    "read_summary",
+    2,
+    "flow_id, state, updated_at, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,"
+    " rate_limited, waiting_children",
+)
+FLOW_ELIGIBILITY = _value("flow_eligibility", 2, "status")
+
+# Edges
+
+STAGE_EDGES = _rows("stage_edges", 8, "code, place, revision")
+APPLY_EDGE = _rows("apply_edge", 7, "code, unsatisfied, detail")
+SET_GROUP_POLICY = _value("set_group_policy", 6, "code")
+READ_EDGES = _rows("read_edges", 5, "edge_id, upstream, downstream, data_passing_ref, applied_at, created_at")
+RESOLVE_DEPENDENCY = _value("resolve_dependency", 6, "code")
+PROMOTE_BLOCKED = _value("promote_blocked", 2, "code")
+RECONCILE_EDGES = _rows("reconcile_edges", 7, "scanned, reconciled, partition, flow_id, downstream")
+
+# Cascades, sibling cancels, cancelled flows
+
+DISPATCH_CASCADES = _rows("dispatch_cascades", 8, "seen, finished, resolved, failed, message, more, last_event")
+CASCADE_PENDING = _value("cascade_pending", 1, "pending")
+CANCEL_SIBLINGS = _rows(
+    "cancel_siblings", 4, "action, reason, cancelled, already_terminal, missing, failed, message, enqueued_at"
+)
+DRAIN_SIBLINGS = _value("drain_siblings", 3, "action")
+RECONCILE_SIBLINGS = _value("reconcile_siblings", 3, "action")
+QUEUED_SIBLINGS = _rows("queued_siblings", 1, "partition, flow_id, downstream, siblings, enqueued_at")
+CANCEL_FLOW_HEADER = _rows("cancel_flow_header", 6, "code, policy, reason, members, targets")
+CANCEL_MEMBERS = _rows("cancel_members", 4, "handled, failed, message, remaining, last, busy")
+ACK_CANCEL_MEMBER = _value("ack_cancel_member", 3, "acknowledged")
+READ_CANCEL_BACKLOG = _rows(
+    "read_cancel_backlog", 2, "requested_at, requester, reason, cancellation_policy, grace_until, owed"
+)
+DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id")
+
+# Reads
+
+READ_EXECUTION = _rows(
+    "read_execution",
+    2,
+    f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_id,"
+    " retries, replays, reclaims, epoch, attempt_id, lease_id, worker_id, worker_instance_id, lease_acquired_at,"
+    " lease_expires_at, lease_renewed_at, lease_ttl_ms, lease_lost_at, lease_revoke_reason, delay_until, deadline_at,"
+    " attempt_timeout_at, attempt_timeout_left, has_result, result_encoding, failure_reason, failure_category,"
+    " cancellation_reason, cancelled_by, progress_pct, progress_message, progress_updated_at, capability_mismatch_at,"
+    " hmac_failed_at, suspension_timeout_at, current_waitpoint_id, transitioned_at, mutated_at",
+)
+READ_RESULT = _rows("read_result", 2, "result, result_encoding")
+READ_PAYLOAD = _rows("read_payload", 2, "payload, payload_encoding, kind, tags")
+LIST_ATTEMPTS = _rows(
+    "list_attempts",
+    2,
+    "attempt_index, attempt_id, attempt_type, attempt_lifecycle, started_at, resumed_at, suspended_at, ended_at,"
+    " lease_id, lease_epoch, worker_id, worker_instance_id, failure_reason, failure_category, policy_snapshot,"
+    " retry_reason, previous_attempt_index, replay_reason, replay_requested_by, replayed_from_attempt_index,"
+    " reclaim_reason, disposition, retry_at",
+)
+LIST_PARTITION = _rows("list_partition", 3, _INFO)
+FIND = _rows("find", 14, _INFO)
+
+# Lanes
+
+REGISTER_LANES = _value("register_lanes", 1, "made")
+LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
+SET_LANE_STATE = _value("set_lane_state", 2, "before")
+LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, running, at")
+
+# Schedules
+
+PUT_SCHEDULE = _value("put_schedule", 8, "did")
+LIST_SCHEDULES = _rows("list_schedules", "null, $1, $2", _SCHEDULE)
+READ_SCHEDULE = _rows("list_schedules", "$1, null, 1", _SCHEDULE)
+SCHEDULE_AS_DUE = _rows(
+    "list_schedules",
+    "$1, null, 1",
+    "name, kind, timing, catch_up, payload, payload_encoding, options, flowfabric.server_now() as now",
+)
+PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")
+RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2", "found")
+DELETE_SCHEDULE = _value("delete_schedule", 1, "found")
+DUE_SCHEDULES = _rows(
+    "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now"
+)
+NEXT_SCHEDULE = _value("next_schedule", 0, "seconds")
+FIRE_SCHEDULE = _rows("fire_schedule", 27, _CREATED)
+SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
+
+# Events
+
+READ_EVENTS = _rows("read_events", 6, _EVENT)
+LIST_EVENTS = _rows("list_events", 2, _EVENT)
+COUNT_EVENTS = _rows("count_events", 1, "seq, lease_type, outcome, operator_type, signal_effect, n")
+
+# Timers and the audit
+
+RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
+RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
+SWEEP = _value("sweep", 1, "n")
+NEXT_DUE = _value("next_due", 1, "at")
+SLEEP_UNTIL_DUE = _rows("sleep_until_due", 3, "pause_ms")
+AUDIT = _rows("audit", 2, "rule, partition, id, detail")
+
+# The deployment
+
+PING = "select 1 as one"
+DEPLOYMENT_INFO = _rows("deployment_info", 0, "schema_version, steps, functions, flow_partitions")
+FLOW_PARTITIONS = _rows("deployment_info", 0, "flow_partitions")
+SERVER_TIME_MS = _value("server_time_ms", 0, "ms")

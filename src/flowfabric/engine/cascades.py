@@ -1,0 +1,94 @@
+"""Cascades: what the end of a member leads to in its flow, beyond what its own call has done."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from msgspec import Struct
+
+from flowfabric._postgres import statements
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_filter, check_int
+from flowfabric.errors import Contention, InvalidInput, RetriesExhausted
+from flowfabric.graph import Advanced, CascadeOutcome, NoOp
+from flowfabric.models import Event, ScannerFilter
+
+_EVENTS = 256  # ends in a chunk of the dispatcher
+_EDGES = 500  # edges in a transaction
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """A pass over ends that are still to be dispatched."""
+
+    scanned: int
+    reconciled: int
+    resolved: int = 0
+    errors: int = 0
+    message: str | None = None
+    more: bool = False
+    last_event: int | None = None
+
+
+class Cascades(Operations):
+    """dispatch_completion, cascade_completion, dispatch_cascades."""
+
+    async def dispatch_completion(self, event_id: int) -> Advanced | NoOp:
+        """Resolve what one completion event leads to: `NoOp` when that was done before."""
+        check_int(event_id, "event_id", 0, 2**63 - 1)
+        total = 0
+        for pause in (0.005, 0.01, 0.0):
+            while True:
+                row = await self._row(statements.DISPATCH_CASCADES, 1, _EDGES, None, event_id, None, None, None, None)
+                total += row["resolved"]
+                if row["failed"]:
+                    raise Contention("retry_exhausted", row["message"] or "")
+                if row["seen"] == 0:
+                    still = await self._row(statements.CASCADE_PENDING, event_id)
+                    if not still["pending"]:
+                        return Advanced(total) if total else NoOp()
+                    break
+                if row["finished"]:
+                    return Advanced(total)
+                if row["resolved"] == 0:
+                    break
+            await asyncio.sleep(pause)
+        raise RetriesExhausted(f"event {event_id}: a group or a downstream is in somebody's hands")
+
+    async def cascade_completion(self, event: Event) -> CascadeOutcome:
+        """The same for an event as it was delivered."""
+        if not isinstance(event, Event):
+            raise InvalidInput(
+                f"got {type(event).__name__}", field="event", allowed="an Event of the completion family"
+            )
+        done = await self.dispatch_completion(event.cursor.position)
+        return CascadeOutcome(done.resolved if isinstance(done, Advanced) else 0)
+
+    async def dispatch_cascades(
+        self,
+        *,
+        limit: int = _EVENTS,
+        edges: int = _EDGES,
+        after: int | None = None,
+        stale: timedelta | None = None,
+        filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
+    ) -> Sweep:
+        """One chunk of what ends have left to do, oldest first, behind the event `after`."""
+        row = await self._row(
+            statements.DISPATCH_CASCADES,
+            check_int(limit, "limit", 1, 10_000),
+            check_int(edges, "edges", 1, 10_000),
+            None if after is None else check_int(after, "after", 0, 2**63 - 1),
+            None,
+            None if stale is None else check_duration(stale, "stale", least_ms=0),
+            *check_filter(filter),
+        )
+        return Sweep(
+            scanned=row["seen"],
+            reconciled=row["finished"],
+            resolved=row["resolved"],
+            errors=row["failed"],
+            message=row["message"],
+            more=row["more"],
+            last_event=row["last_event"],
+        )

@@ -1,0 +1,145 @@
+"""Arguments, checked on the way in: each check returns the value to send or raises `InvalidInput`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, moment
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import ExecutionId, PartitionKey, check_text
+from flowfabric.models import ScannerFilter, WaitpointToken
+
+MAX_GRANT_TTL = timedelta(seconds=60)
+# In JSON that the database shall hold; an escaped backslash before the u is text.
+ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def parse_execution(value: object, field: str = "execution_id", count: int | None = None) -> ExecutionId:
+    """An execution id; with `count`, of a partition that exists."""
+    found = ExecutionId.parse(value, field)
+    if count is not None and found.partition >= count:
+        raise InvalidInput(f"partition {found.partition} does not exist", field=field, allowed=f"0..{count - 1}")
+    return found
+
+
+def parse_partition(value: object, count: int) -> int:
+    key = value if isinstance(value, PartitionKey) else PartitionKey.parse(value)
+    if key.family != "fp" or key.index >= count:
+        raise InvalidInput(f"got {key}", field="partition_key", allowed=f"{{fp:0}} to {{fp:{count - 1}}}")
+    return key.index
+
+
+def check_int(value: object, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=f"an integer from {low} to {high}")
+    return value
+
+
+def check_limit(value: object, high: int, field: str = "limit") -> int:
+    return min(check_int(value, field, 0, 2**31 - 1), high)
+
+
+def check_batch(items: Sequence[Any], field: str = "items") -> None:
+    if isinstance(items, str | bytes) or not isinstance(items, Sequence):
+        raise InvalidInput(f"got {type(items).__name__}", field=field, allowed="a list")
+    if len(items) > MAX_BATCH:
+        raise InvalidInput(f"{len(items)} items", field=field, allowed=f"at most {MAX_BATCH}")
+
+
+def check_list(value: object, field: str) -> Collection[Any]:
+    """A list, tuple or set; a single text is not one, though Python would take it apart."""
+    if isinstance(value, list | tuple | AbstractSet):
+        return value
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a list")
+
+
+def check_filter(value: object, field: str = "filter") -> tuple[str | None, str | None, str | None]:
+    """A filter as namespace, tag key and tag value."""
+    if value is None:
+        return None, None, None
+    if not isinstance(value, ScannerFilter):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a ScannerFilter")
+    namespace = None if value.namespace is None else check_text(value.namespace, f"{field}.namespace")
+    return (namespace, *check_tag(value.instance_tag, f"{field}.instance_tag"))
+
+
+def check_tag(value: object, field: str) -> tuple[str | None, str | None]:
+    """A tag and the value it must have, or neither."""
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a (key, value) pair")
+    return check_text(value[0], field, None), check_text(value[1], field, None)
+
+
+def check_duration(value: object, field: str, *, least_ms: int = 1, most: timedelta | None = None) -> int:
+    """A duration in milliseconds."""
+    allowed = f"a timedelta of at least {least_ms} ms" + (f" and at most {most}" if most is not None else "")
+    if not isinstance(value, timedelta):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    ms = value // timedelta(milliseconds=1)
+    if ms < least_ms or ms > 10**13 or (most is not None and value > most):
+        raise InvalidInput(f"got {value}", field=field, allowed=allowed)
+    return ms
+
+
+def optional_bytes(value: object, field: str) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="bytes or None")
+    if len(value) > MAX_PAYLOAD:
+        raise InvalidInput(f"{len(value)} bytes", field=field, allowed=f"at most {MAX_PAYLOAD} bytes")
+    return value if type(value) is bytes else bytes(value)
+
+
+def check_filled(value: object, field: str, most: int = 256) -> str:
+    text = check_text(value, field, most)
+    if not text:
+        raise InvalidInput("empty", field=field, allowed="a non-empty text")
+    return text
+
+
+def check_word(value: object, allowed: frozenset[str], field: str) -> str:
+    if value == "auto_resume" and field == "timeout_behavior":
+        return "auto_resume_with_timeout_signal"
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=", ".join(sorted(allowed)))
+    return value
+
+
+def to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def time_cursor(at: datetime, uuid: UUID) -> str:
+    return base64.urlsafe_b64encode(f"{at.isoformat()} {uuid}".encode()).decode()
+
+
+def parse_time_cursor(cursor: object) -> tuple[datetime | None, UUID | None]:
+    if cursor is None:
+        return None, None
+    try:
+        at, uuid = base64.urlsafe_b64decode(str(cursor).encode()).decode().split(" ")
+        return moment(datetime.fromisoformat(at), "cursor"), UUID(uuid)
+    except (ValueError, binascii.Error, InvalidInput):
+        raise InvalidInput("not one of ours", field="cursor", allowed="a next_cursor of this list") from None
+
+
+def check_token(value: object) -> str:
+    """A token as it can be asked about; what can be none becomes a text that is none, refused like any other."""
+    text = value.reveal() if isinstance(value, WaitpointToken) else value
+    if not isinstance(text, str):
+        raise InvalidInput(f"got {type(value).__name__}", field="waitpoint_token", allowed="a token")
+    if len(text) > 200 or not text.isascii() or "\0" in text:
+        return "no token"
+    return text

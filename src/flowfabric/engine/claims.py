@@ -1,0 +1,166 @@
+"""Claims: a worker takes the best executions it can run, and waits where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+
+from flowfabric._postgres import rows, statements
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_duration, check_int, check_list
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import check_lane, check_text, check_worker, worker_capabilities
+from flowfabric.models import Claimed
+
+LEASE_TTL = timedelta(seconds=30)
+_POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
+
+
+class Claims(Operations):
+    """claim, claim_many, claim_lanes, sleep_for_work."""
+
+    async def claim(
+        self,
+        lane_id: str = "default",
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> Claimed | None:
+        """Take the best execution this worker can run; None when there is none, or none within `max_wait`."""
+        found = await self.claim_many(
+            lane_id,
+            limit=1,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            lease_ttl=lease_ttl,
+            max_wait=max_wait,
+        )
+        return found[0] if found else None
+
+    async def claim_many(
+        self,
+        lane_id: str = "default",
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
+        args = (
+            check_lane(lane_id),
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            list(worker_capabilities(capabilities)) if capabilities else [],
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            check_int(limit, "limit", 1, 1000),
+        )
+        if max_wait is not None:
+            check_duration(max_wait, "max_wait", least_ms=0)
+        found = await self._fetch(statements.CLAIM, *args, repeatable=True)
+        if not found and max_wait:
+            found = await self._claim_within(statements.CLAIM, args, max_wait)
+        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+
+    async def claim_lanes(
+        self,
+        shares: Mapping[str, int],
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Collection[str] | None = None,
+        lease_ttl: timedelta = LEASE_TTL,
+        max_wait: timedelta | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` executions of several lanes in one call.
+
+        Each lane first gives up to its share; what is still free is filled from the lanes in the order given.
+        """
+        if not isinstance(shares, Mapping) or not shares:
+            raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
+        args = (
+            [check_lane(lane, "shares") for lane in shares],
+            [check_int(share, "shares", 0, 1000) for share in shares.values()],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            list(worker_capabilities(capabilities)) if capabilities else [],
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            check_duration(lease_ttl, "lease_ttl"),
+            check_int(limit, "limit", 1, 1000),
+        )
+        if max_wait is not None:
+            check_duration(max_wait, "max_wait", least_ms=0)
+        found = await self._fetch(statements.CLAIM_LANES, *args, repeatable=True)
+        if not found and max_wait:
+            found = await self._claim_within(statements.CLAIM_LANES, args, max_wait)
+        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+
+    async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + max_wait.total_seconds()
+        if self._listener is None:
+            while (left := until - loop.time()) > 0:
+                await asyncio.sleep(min(left, _POLL))
+                if found := await self._fetch(sql, *args, repeatable=True):
+                    return found
+            return []
+        with self._listener.topic("work") as woken:
+            await self._listener.listening(min(max_wait.total_seconds(), 1.0))
+            while (left := until - loop.time()) > 0:
+                # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
+                pause = min(left, _POLL)
+                await self._fetch(
+                    statements.SLEEP_FOR_WORK,
+                    self._instance,
+                    int(pause * 1000) + 250,
+                    repeatable=True,
+                )
+                woken.clear()
+                if found := await self._fetch(sql, *args, repeatable=True):
+                    return found
+                awake = loop.time() + pause
+                while (pause := awake - loop.time()) > 0:
+                    try:
+                        await asyncio.wait_for(woken.wait(), pause)
+                    except TimeoutError:
+                        break
+                    # The announcement still stands: look at once.
+                    woken.clear()
+                    if found := await self._fetch(sql, *args, repeatable=True):
+                        return found
+            return await self._fetch(sql, *args, repeatable=True)
+
+    @contextlib.contextmanager
+    def work_wakeups(self) -> Iterator[asyncio.Event | None]:
+        """An event that is set when work may have come, while `sleep_for_work` holds; None without notifications."""
+        if self._listener is None:
+            yield None
+            return
+        with self._listener.topic("work") as woken:
+            yield woken
+
+    async def sleep_for_work(self, at_most: timedelta) -> None:
+        """Announce that this process waits for work, so that whoever submits some wakes it. Look once more after it."""
+        await self._fetch(
+            statements.SLEEP_FOR_WORK,
+            self._instance,
+            check_duration(at_most, "at_most"),
+            repeatable=True,
+        )

@@ -1,0 +1,285 @@
+"""Edges one by one: staged, applied, resolved and repaired by hand, as schedulers and ports from the reference do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric._postgres import statements
+from flowfabric.engine.base import FlowOperations
+from flowfabric.engine.cascades import Sweep
+from flowfabric.engine.checks import check_filter, check_int, parse_execution
+from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, StateError, ValidationFailed
+from flowfabric.graph import (
+    AllOf,
+    AlreadyApplied,
+    Applied,
+    Edge,
+    EdgeGroupPolicy,
+    EdgeSnapshot,
+    OnSatisfied,
+    Quorum,
+    Staged,
+    check_policy,
+)
+from flowfabric.ids import ExecutionId, FlowId, check_text, parse_uuid
+from flowfabric.models import ScannerFilter
+
+_KIND = "success_only"
+_OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")
+
+
+class EdgePlace(Struct, frozen=True):
+    """Where a pass over the edge groups goes on."""
+
+    partition: int
+    flow_id: UUID
+    downstream: UUID
+
+
+class Edges(FlowOperations):
+    """stage, apply, describe and list edges, set policies, resolve_dependency, reconcile_edges."""
+
+    async def stage_dependency_edge(
+        self,
+        flow_id: FlowId,
+        *,
+        edge_id: UUID,
+        upstream_execution_id: ExecutionId,
+        downstream_execution_id: ExecutionId,
+        expected_graph_revision: int,
+        dependency_kind: str = _KIND,
+        data_passing_ref: str | None = None,
+    ) -> Staged:
+        """Put an edge into the graph. It gates nothing until it is applied."""
+        edge = Edge(
+            edge_id=edge_id,
+            upstream=upstream_execution_id,
+            downstream=downstream_execution_id,
+            dependency_kind=dependency_kind,
+            data_passing_ref=data_passing_ref,
+        )
+        revision = await self._stage(flow_id, [edge], expected_graph_revision, apply=False)
+        return Staged(parse_uuid(edge_id, "edge_id"), revision)
+
+    async def stage_and_apply_edges(
+        self, flow_id: FlowId, edges: Sequence[Edge], *, expected_graph_revision: int
+    ) -> int:
+        """Stage and apply edges, all or none, with one check for cycles; answers the revision now.
+
+        A refusal names the first edge in the way by its place.
+        """
+        if isinstance(edges, str | bytes) or not isinstance(edges, Sequence) or not edges:
+            raise InvalidInput("no edges", field="edges", allowed="a list of at least one Edge")
+        return await self._stage(flow_id, edges, expected_graph_revision, apply=True)
+
+    async def _stage(self, flow_id: FlowId, edges: Sequence[Edge], revision: int, *, apply: bool) -> int:
+        flow = self._flow(flow_id)
+        columns: tuple[list[Any], ...] = ([], [], [], [])
+        for place, edge in enumerate(edges):
+            where = f"edges[{place}]." if apply else ""
+            if not isinstance(edge, Edge):
+                raise InvalidInput(f"got {type(edge).__name__}", field=f"edges[{place}]", allowed="an Edge")
+            checked = self._edge(flow, edge, where)
+            for column, value in zip(columns, checked, strict=True):
+                column.append(value)
+        row = await self._row(
+            statements.STAGE_EDGES, *flow, *columns, check_int(revision, "expected_graph_revision", 0, 2**63 - 1), apply
+        )
+        code, place = row["code"], row["place"]
+        if code == "ok":
+            return int(row["revision"])
+        if closed := self._closed(code, flow):
+            raise closed
+        if code == "stale_graph_revision":
+            raise Contention(code, f"the graph is at revision {row['revision']}")
+        chosen = edges[place - 1]
+        named = f"edges[{place - 1}]: " if apply else ""
+        if code == "execution_not_in_flow":
+            raise StateError(code, f"{named}{chosen.upstream} or {chosen.downstream} is no member of flow {flow[1]}")
+        if code == "cycle_detected":
+            raise Conflict(code, f"{named}{chosen.downstream} comes before {chosen.upstream} already")
+        existing = await self._edges_of(flow, edge=parse_uuid(chosen.edge_id, "edge_id"))
+        error = Conflict(code, f"{named}edge {chosen.edge_id} is in the graph", existing=chosen.edge_id)
+        error.edge = existing[0] if existing else None
+        raise error
+
+    def _edge(self, flow: tuple[int, UUID], edge: Edge, where: str) -> tuple[UUID, UUID, UUID, str | None]:
+        """An edge, checked: id, upstream, downstream, reference."""
+        edge_id = parse_uuid(edge.edge_id, f"{where}edge_id")
+        upstream = parse_execution(edge.upstream, f"{where}upstream_execution_id")
+        downstream = parse_execution(edge.downstream, f"{where}downstream_execution_id")
+        if upstream == downstream:
+            raise Conflict("self_referencing_edge", f"{where}{upstream} cannot wait for itself")
+        if edge.dependency_kind != _KIND:
+            raise ValidationFailed(
+                "invalid_dependency", f"{where}dependency_kind: got {edge.dependency_kind!r}, allowed: {_KIND}"
+            )
+        ref = edge.data_passing_ref
+        ref = None if ref is None else check_text(ref, f"{where}data_passing_ref") or None
+        return edge_id, self._uuid(flow, upstream), self._uuid(flow, downstream), ref
+
+    async def apply_dependency_to_child(
+        self,
+        flow_id: FlowId,
+        *,
+        edge_id: UUID,
+        upstream_execution_id: ExecutionId,
+        downstream_execution_id: ExecutionId,
+        graph_revision: int = 0,
+        dependency_kind: str = _KIND,
+        data_passing_ref: str | None = None,
+    ) -> Applied | AlreadyApplied:
+        """Let a staged edge gate its downstream. An upstream that has ended counts at once."""
+        flow = self._flow(flow_id)
+        check_int(graph_revision, "graph_revision", 0, 2**63 - 1)
+        edge_uuid = parse_uuid(edge_id, "edge_id")
+        upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
+        downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
+        ref = None if data_passing_ref is None else check_text(data_passing_ref, "data_passing_ref") or None
+        row = await self._row(
+            statements.APPLY_EDGE,
+            *flow,
+            edge_uuid,
+            self._uuid(flow, upstream),
+            self._uuid(flow, downstream),
+            dependency_kind == _KIND,
+            ref,
+        )
+        code = row["code"]
+        if code == "ok":
+            return Applied(row["unsatisfied"])
+        if code == "already_applied":
+            return AlreadyApplied()
+        if closed := self._closed(code, flow):
+            raise closed
+        match code:
+            case "edge_not_found":
+                raise ValidationFailed("invalid_dependency", f"edge_not_found: {edge_uuid} in flow {flow[1]}")
+            case "edge_differs":
+                raise ValidationFailed(
+                    "invalid_dependency", f"{row['detail']}: differs from the staged edge {edge_uuid}"
+                )
+            case "execution_not_found":
+                raise NotFound("execution", downstream)
+            case "execution_not_in_flow":
+                raise StateError(code, f"{downstream} is no member of flow {flow[1]}")
+            case _:
+                raise Conflict(code, f"{downstream} is a member of another flow", execution_id=downstream)
+
+    async def set_edge_group_policy(
+        self, flow_id: FlowId, downstream_execution_id: ExecutionId, policy: EdgeGroupPolicy
+    ) -> str:
+        """How the edges into an execution join, before the first of them is staged: `Set` or `AlreadySet`."""
+        flow = self._flow(flow_id)
+        checked = check_policy(policy)
+        target = self._member(flow, downstream_execution_id, "downstream_execution_id")
+        row = await self._row(
+            statements.SET_GROUP_POLICY,
+            *flow,
+            target.uuid,
+            "all_of" if isinstance(checked, AllOf) else "quorum" if isinstance(checked, Quorum) else "any_of",
+            None if isinstance(checked, AllOf) else checked.k if isinstance(checked, Quorum) else 1,
+            not isinstance(checked, AllOf) and checked.on_satisfied is OnSatisfied.CANCEL_REMAINING,
+        )
+        code = row["code"]
+        if closed := self._closed(code, flow):
+            raise closed
+        if code == "edge_group_policy_already_fixed":
+            raise InvalidInput(
+                f"{code}: dependencies already staged", field="policy", allowed="a policy before the first edge"
+            )
+        return "Set" if code == "set" else "AlreadySet"
+
+    async def list_edges(
+        self, flow_id: FlowId, *, outgoing: ExecutionId | None = None, incoming: ExecutionId | None = None
+    ) -> list[EdgeSnapshot]:
+        """The edges that leave `outgoing` or lead to `incoming`, by id; empty where there is no such thing."""
+        flow = self._flow(flow_id)
+        if (outgoing is None) == (incoming is None):
+            raise InvalidInput("both or neither given", field="outgoing", allowed="one of outgoing and incoming")
+        if outgoing is not None:
+            return await self._edges_of(flow, upstream=self._uuid(flow, parse_execution(outgoing, "outgoing")))
+        return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution(incoming, "incoming")))
+
+    async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:
+        """One edge; None when it is not in this flow."""
+        found = await self._edges_of(self._flow(flow_id), edge=parse_uuid(edge_id, "edge_id"))
+        return found[0] if found else None
+
+    async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
+        """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
+        target = parse_execution(execution_id)
+        row = await self._row(statements.FLOW_ELIGIBILITY, target.partition, target.uuid, repeatable=True)
+        return str(row["status"])
+
+    async def resolve_dependency(
+        self,
+        flow_id: FlowId,
+        *,
+        edge_id: UUID,
+        upstream_execution_id: ExecutionId,
+        downstream_execution_id: ExecutionId,
+        outcome: str,
+    ) -> str:
+        """Count one edge as if its upstream had ended so: `Satisfied`, `Impossible` or `AlreadyResolved`."""
+        flow = self._flow(flow_id)
+        if outcome not in _OUTCOMES:
+            raise InvalidInput(f"got {outcome!r}", field="outcome", allowed=", ".join(_OUTCOMES))
+        upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
+        downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
+        edge = parse_uuid(edge_id, "edge_id")
+        row = await self._row(
+            statements.RESOLVE_DEPENDENCY,
+            *flow,
+            edge,
+            upstream.uuid,
+            downstream.uuid,
+            outcome,
+        )
+        match row["code"]:
+            case "edge_not_found":
+                raise ValidationFailed("invalid_dependency", f"edge_not_found: {edge} between these in flow {flow[1]}")
+            case "not_applied":
+                raise ValidationFailed("invalid_dependency", f"edge {edge} is staged and not applied")
+            case code:
+                return {"satisfied": "Satisfied", "impossible": "Impossible"}.get(code, "AlreadyResolved")
+
+    async def promote_blocked_to_eligible(self, execution_id: ExecutionId) -> None:
+        """Release an execution that is blocked though its dependencies are satisfied. A repair."""
+        target = parse_execution(execution_id)
+        row = await self._row(statements.PROMOTE_BLOCKED, target.partition, target.uuid)
+        match row["code"]:
+            case "ok":
+                return
+            case "not_found":
+                raise NotFound("execution", target)
+            case code:
+                raise StateError(code, execution_id=target)
+
+    async def reconcile_edges(
+        self,
+        after: EdgePlace | None = None,
+        *,
+        limit: int = 500,
+        filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
+    ) -> tuple[Sweep, EdgePlace | None]:
+        """Look through edge groups for what the cascade should have done, and do it; answers where to go on."""
+        row = await self._row(
+            statements.RECONCILE_EDGES,
+            *((None, None, None) if after is None else _check_place(after)),
+            check_int(limit, "limit", 1, 10_000),
+            *check_filter(filter),
+        )
+        place = None if row["flow_id"] is None else EdgePlace(row["partition"], row["flow_id"], row["downstream"])
+        return Sweep(scanned=row["scanned"], reconciled=row["reconciled"], more=place is not None), place
+
+
+def _check_place(value: object) -> tuple[int, UUID, UUID]:
+    if not isinstance(value, EdgePlace):
+        raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="the place an earlier pass gave")
+    partition = check_int(value.partition, "after.partition", 0, 65_535)
+    return partition, parse_uuid(value.flow_id, "after.flow_id"), parse_uuid(value.downstream, "after.downstream")

@@ -1,0 +1,274 @@
+"""Executions from their creation to their end: create, complete, fail, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from flowfabric._postgres import create_call, statements
+from flowfabric._postgres.create_call import CreateCall
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
+from flowfabric.engine.checks import check_batch, optional_bytes
+from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
+from flowfabric.ids import ExecutionId, FlowId, check_text, escape_text
+from flowfabric.models import (
+    Authority,
+    Cancelled,
+    Completed,
+    Completion,
+    Created,
+    Duplicate,
+    Failure,
+    Fence,
+    Handle,
+    NewExecution,
+    Operator,
+    RetryScheduled,
+    TerminalFailed,
+)
+from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
+
+_MAX_FAILURE_BYTES = 256 * 1024
+
+
+class Executions(Operations):
+    """create, complete, fail, cancel."""
+
+    async def create_execution(
+        self,
+        *,
+        execution_kind: str,
+        lane_id: str = "default",
+        namespace: str = "",
+        input_payload: bytes = b"",
+        payload_encoding: str | None = None,
+        priority: int = 0,
+        creator_identity: str = "",
+        idempotency_key: str | None = None,
+        tags: dict[str, str] | None = None,
+        policy: PolicyInput = None,
+        delay_until: datetime | timedelta | None = None,
+        execution_deadline_at: datetime | timedelta | None = None,
+        execution_id: ExecutionId | None = None,
+        flow_id: FlowId | None = None,
+        connection: asyncpg.Connection[Any] | None = None,
+    ) -> Created | Duplicate:
+        """Submit one execution; a known key or id answers `Duplicate` and changes nothing.
+
+        With `connection`, an asyncpg connection with a transaction of yours, the execution exists when you commit.
+        """
+        item = NewExecution(
+            execution_kind=execution_kind,
+            lane_id=lane_id,
+            namespace=namespace,
+            input_payload=input_payload,
+            payload_encoding=payload_encoding,
+            priority=priority,
+            creator_identity=creator_identity,
+            idempotency_key=idempotency_key,
+            tags=tags,
+            policy=policy,
+            delay_until=delay_until,
+            execution_deadline_at=execution_deadline_at,
+            execution_id=execution_id,
+            flow_id=flow_id,
+        )
+        answer = (await self.create_many([item], connection=connection))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def create_many(
+        self, items: Sequence[NewExecution], *, connection: asyncpg.Connection[Any] | None = None
+    ) -> list[Created | Duplicate | FlowFabricError]:
+        """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
+        check_batch(items)
+        call = CreateCall(items, self._database.flow_partitions)
+        found: Sequence[asyncpg.Record] = ()
+        standing: Sequence[asyncpg.Record] = ()
+        repeated = False
+        if connection is not None:
+            if not call.is_empty:
+                found = await connection.fetch(statements.CREATE_EXECUTIONS, *call.args)
+            if call.doubts:
+                standing = await connection.fetch(statements.STANDING_EXECUTIONS, *call.doubts)
+        else:
+            if not call.is_empty:
+                found, repeated = await self._create(call.args)
+            if call.doubts:
+                standing = await self._fetch(statements.STANDING_EXECUTIONS, *call.doubts, repeatable=True)
+        return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
+
+    @staticmethod
+    def is_plain(item: NewExecution) -> bool:
+        """Whether an item says no more than lane, kind, payload and policy: what `create_alike` takes."""
+        return create_call.is_plain(item)
+
+    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
+        """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
+
+        For volume: nothing is made or checked per execution, so the item has to be a plain one (see `is_plain`).
+        """
+        check_batch(payloads, "payloads")
+        if not self.is_plain(item):
+            raise InvalidInput("says more than lane, kind and policy", field="item", allowed="a plain item")
+        args = create_call.alike_args(item, payloads, self._database.flow_partitions)
+        found, _ = await self._create(args)
+        if found[0]["code"] == "lane_closed":
+            raise StateError("lane_closed", "the lane takes no new executions")
+        return list(zip(args[create_call.PARTITION_ARG], args[create_call.ID_ARG], strict=True))
+
+    async def _create(self, args: list[Any]) -> tuple[list[asyncpg.Record], bool]:
+        """The rows, and whether it had to be asked twice."""
+        try:
+            return await self._fetch(statements.CREATE_EXECUTIONS, *args), False
+        except TransportError as error:
+            if not error.retryable:
+                raise
+            # The answer was lost, the ids are ours: asking again makes nothing twice.
+            args[create_call.ID_GIVEN_ARG] = True
+            return await self._fetch(statements.CREATE_EXECUTIONS, *args, repeatable=True), True
+
+    async def complete(
+        self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
+    ) -> Completed:
+        """End as completed. Repeating it with the same handle gives the first answer and changes nothing."""
+        answer = (await self._complete([(authority, result, result_encoding)], operator=is_override(authority)))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def complete_many(self, items: Sequence[Completion | Handle | Fence]) -> list[Completed | FlowFabricError]:
+        """Complete up to 1,000 executions in one call; one verdict per item. A bare handle completes without result."""
+        check_batch(items)
+        return await self._complete(
+            [(i.authority, i.result, i.result_encoding) if type(i) is Completion else (i, None, None) for i in items],
+            operator=False,
+        )
+
+    async def _complete(
+        self, items: Sequence[tuple[Any, bytes | None, str | None]], *, operator: bool
+    ) -> list[Completed | FlowFabricError]:
+        batch = Batch(items, _checked_completions)
+        if batch.is_empty:
+            return batch.verdicts([])
+        fences, results, encodings = batch.ready
+        found = await self._fetch(
+            statements.COMPLETE,
+            *fences.columns,
+            results if any(result is not None for result in results) else None,
+            encodings if any(encoding is not None for encoding in encodings) else None,
+            operator,
+            repeatable=not operator,
+        )
+        answers: list[Completed | FlowFabricError] = [
+            Completed(ExecutionId.of(partition, uuid))
+            for partition, uuid in zip(fences.partitions, fences.ids, strict=True)
+        ]
+        for row in found:
+            # Ordinal 0 speaks for all that went well.
+            if row["ordinal"] and row["code"] != "replayed":
+                place = row["ordinal"] - 1
+                answers[place] = raised(row, fences.execution_id(place))
+        return batch.verdicts(answers)
+
+    async def fail(
+        self,
+        authority: Authority,
+        reason: str,
+        *,
+        failure_class: str | None = None,
+        category: str | None = None,
+        retry_policy: Any = None,
+    ) -> RetryScheduled | TerminalFailed:
+        """Report a failure; the retry policy decides whether another attempt follows.
+
+        `retry_policy` replaces the frozen one for this failure. Text that cannot be stored is escaped, never refused.
+        """
+        answer = (
+            await self._fail(
+                [
+                    Failure(
+                        authority=authority,  # type: ignore[arg-type]  # an operator fails one at a time
+                        reason=reason,
+                        failure_class=failure_class,
+                        category=category,
+                        retry_policy=retry_policy,
+                    )
+                ],
+                operator=is_override(authority),
+            )
+        )[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def fail_many(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+        """Report up to 1,000 failures in one call; one verdict per item."""
+        check_batch(items)
+        return await self._fail(items, operator=False)
+
+    async def _fail(
+        self, items: Sequence[Failure], *, operator: bool
+    ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+        batch = Batch(items, _checked_failures)
+        answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
+        if batch.is_empty:
+            return batch.verdicts(answers)
+        fences, columns = batch.ready
+        found = await self._fetch(statements.FAIL, *fences.columns, *columns, operator, repeatable=not operator)
+        for place, row in enumerate(by_place(found, len(fences.ids))):
+            execution_id = fences.execution_id(place)
+            if row["code"] not in ("ok", "replayed"):
+                answers.append(raised(row, execution_id))
+            elif row["detail"] == "retry_scheduled":
+                following = row["lease_epoch"] if row["code"] == "ok" else None
+                answers.append(RetryScheduled(execution_id, row["at"], following))
+            else:
+                answers.append(TerminalFailed(execution_id))
+        return batch.verdicts(answers)
+
+    async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
+        """End as cancelled. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
+        text = escape_text(reason, _MAX_FAILURE_BYTES)
+        holder = type(authority) is Handle
+        if type(authority) is Operator and source is None:
+            source = authority.source
+        source = check_text("lease_holder" if source is None else source, "source")
+        if not source:
+            raise InvalidInput("empty", field="source", allowed="a non-empty text")
+        if holder and source != "lease_holder":
+            raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
+        fences = Fences([authority])
+        row = await self._row(statements.CANCEL, *fences.columns, holder, source, text, repeatable=True)
+        if row["code"] not in ("ok", "replayed"):
+            raise raised(row, fences.execution_id(0))
+        return Cancelled(fences.execution_id(0))
+
+
+def _checked_completions(
+    items: Sequence[tuple[Any, Any, Any]],
+) -> tuple[Fences, list[bytes | None], list[str | None]]:
+    return (
+        Fences([item[0] for item in items]),
+        [optional_bytes(item[1], "result") for item in items],
+        [None if item[2] is None else check_text(item[2], "result_encoding") for item in items],
+    )
+
+
+def _checked_failures(items: Sequence[Failure]) -> tuple[Fences, tuple[list[Any], ...]]:
+    for item in items:
+        if not isinstance(item, Failure):
+            raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
+    classified = [classify(item.category, item.failure_class) for item in items]
+    return Fences([item.authority for item in items]), (
+        [escape_text(item.reason, _MAX_FAILURE_BYTES) for item in items],
+        [failure_class.value for failure_class, _ in classified],
+        [escape_text(category, 256) for _, category in classified],
+        [retry_policy_to_json(item.retry_policy) for item in items],
+    )

@@ -1,0 +1,215 @@
+"""Cancelling a flow: its header is closed at once, its members are cancelled chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric._postgres import statements
+from flowfabric.engine.base import FlowOperations
+from flowfabric.engine.checks import check_int, parse_execution
+from flowfabric.engine.timers import Round
+from flowfabric.errors import InvalidInput, NotFound, TimedOut, ValidationFailed
+from flowfabric.graph import (
+    CancellationPolicy,
+    CancellationScheduled,
+    FlowAlreadyTerminal,
+    FlowCancelHeader,
+    FlowCancelled,
+    PartiallyCancelled,
+)
+from flowfabric.ids import ExecutionId, FlowId, escape_text
+
+GRACE = timedelta(seconds=30)
+_MEMBERS = 500  # executions cancelled in a transaction
+_CEILING = timedelta(seconds=300)  # of a wait without end
+_CHUNKS = 20  # of one flow before the next has its turn
+_POLL = 0.1
+_ONE_LOOK = 1.0  # what closing the flow may take, however short the wait
+_LISTED = 1000  # members told of a flow that was cancelled before
+
+
+class CancelBacklog(Struct, frozen=True, kw_only=True):
+    """What a cancelled flow still owes its members."""
+
+    requested_at: datetime
+    requester: str
+    reason: str
+    cancellation_policy: CancellationPolicy
+    grace_until: datetime
+    members: tuple[ExecutionId, ...]
+
+
+class FlowCancels(FlowOperations):
+    """cancel_flow, cancel_flow_header, ack_cancel_member, read_cancel_backlog, reconcile_cancellations."""
+
+    async def cancel_flow(
+        self,
+        flow_id: FlowId,
+        *,
+        policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
+        reason: str = "",
+        wait: bool | timedelta = False,
+        grace: timedelta = GRACE,
+    ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
+        """Close a flow and cancel its members: all, those that do not run (`cancel_pending`), or none (`flow_only`).
+
+        With `wait` the members are cancelled before the answer comes, for that long at most (True: 300 s); without it
+        any process that runs duties cancels them, at once.
+        """
+        chosen = check_cancellation(policy)
+        if isinstance(wait, timedelta):
+            budget: timedelta | None = wait
+            if wait < timedelta():
+                raise InvalidInput(f"got {wait}", field="wait", allowed="a duration, True or False")
+        elif type(wait) is bool:
+            budget = _CEILING if wait else None
+        else:
+            raise InvalidInput(f"got {type(wait).__name__}", field="wait", allowed="a duration, True or False")
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(None if budget is None else max(budget.total_seconds(), _ONE_LOOK)):
+                header = await self.cancel_flow_header(
+                    flow_id,
+                    reason=reason,
+                    cancellation_policy=chosen,
+                    grace=grace if budget is not None else timedelta(),
+                )
+            if isinstance(header, FlowAlreadyTerminal):
+                return FlowCancelled(
+                    cancellation_policy=header.stored_cancellation_policy or chosen,
+                    member_execution_ids=header.member_execution_ids[:_LISTED],
+                )
+            members = header.member_execution_ids
+            if header.target_count == 0:
+                return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
+            if budget is None:
+                return CancellationScheduled(
+                    cancellation_policy=chosen, member_count=header.target_count, member_execution_ids=members
+                )
+            async with asyncio.timeout(max(budget.total_seconds() - (time.monotonic() - begun), 0)):
+                failed = await self._cancel_all(flow_id)
+        except TimeoutError:
+            raise TimedOut("cancel_flow", (budget or timedelta()) // timedelta(milliseconds=1)) from None
+        if failed:
+            return PartiallyCancelled(
+                cancellation_policy=chosen,
+                member_execution_ids=members,
+                failed_member_execution_ids=tuple(one for one in members if one.uuid in failed),
+            )
+        return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
+
+    async def _cancel_all(self, flow_id: FlowId) -> set[UUID]:
+        """Cancel members chunk by chunk until none is owed it; answers those that failed."""
+        flow = self._flow(flow_id)
+        failed: set[UUID] = set()
+        after: UUID | None = None
+        while True:
+            row = await self._row(statements.CANCEL_MEMBERS, *flow, _MEMBERS, after)
+            failed |= set(row["failed"])
+            if row["remaining"] <= len(failed):
+                return failed
+            after = row["last"]
+            if after is None or row["busy"]:
+                after = None
+                await asyncio.sleep(_POLL)  # the rest is in somebody's hands
+
+    async def cancel_flow_header(
+        self,
+        flow_id: FlowId,
+        *,
+        reason: str = "",
+        cancellation_policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
+        grace: timedelta = GRACE,
+        requester: str = "",
+    ) -> FlowCancelHeader | FlowAlreadyTerminal:
+        """Close a flow and note which members are owed a cancel; none of those is claimed any more.
+
+        The members are not ended here. After `grace` the reconciler does what the caller has not.
+        """
+        chosen = check_cancellation(cancellation_policy, "cancellation_policy")
+        flow = self._flow(flow_id)
+        row = await self._row(
+            statements.CANCEL_FLOW_HEADER,
+            *flow,
+            escape_text(reason, 4096),
+            chosen.value,
+            check_grace(grace),
+            escape_text(requester, 256),
+        )
+        if row["code"] == "flow_not_found":
+            raise NotFound("flow", flow[1])
+        members = tuple(ExecutionId.of(flow[0], one) for one in row["members"])
+        if row["code"] == "already_terminal":
+            return FlowAlreadyTerminal(
+                stored_cancellation_policy=None if row["policy"] is None else CancellationPolicy(row["policy"]),
+                stored_cancel_reason=row["reason"],
+                member_execution_ids=members,
+            )
+        return FlowCancelHeader(cancellation_policy=chosen, member_execution_ids=members, target_count=row["targets"])
+
+    async def ack_cancel_member(self, flow_id: FlowId, execution_id: ExecutionId) -> None:
+        """A member owes nothing any more. Silent when it did not."""
+        flow = self._flow(flow_id)
+        target = parse_execution(execution_id)
+        await self._row(statements.ACK_CANCEL_MEMBER, *flow, target.uuid, repeatable=True)
+
+    async def read_cancel_backlog(self, flow_id: FlowId) -> CancelBacklog | None:
+        """What a cancelled flow still owes; None when nothing."""
+        flow = self._flow(flow_id)
+        found = await self._fetch(statements.READ_CANCEL_BACKLOG, *flow, repeatable=True)
+        if not found:
+            return None
+        row = found[0]
+        return CancelBacklog(
+            requested_at=row["requested_at"],
+            requester=row["requester"],
+            reason=row["reason"],
+            cancellation_policy=CancellationPolicy(row["cancellation_policy"]),
+            grace_until=row["grace_until"],
+            members=tuple(ExecutionId.of(flow[0], one) for one in row["owed"]),
+        )
+
+    async def reconcile_cancellations(
+        self, *, limit: int = 50, members: int = _MEMBERS, chunks: int = _CHUNKS
+    ) -> Round:
+        """A few chunks for each cancelled flow whose grace is over: cancel members that are still owed it."""
+        check_int(members, "members", 1, 10_000)
+        check_int(chunks, "chunks", 1, 10_000)
+        due = await self._fetch(statements.DUE_CANCELLATIONS, check_int(limit, "limit", 1, 10_000))
+        handled = failed = 0
+        message: str | None = None
+        more = False
+        for flow in due:
+            after: UUID | None = None
+            before = handled
+            for _ in range(chunks):
+                row = await self._row(statements.CANCEL_MEMBERS, flow["partition"], flow["flow_id"], members, after)
+                handled += row["handled"]
+                failed += len(row["failed"])
+                message = row["message"] or message
+                after = row["last"]
+                if after is None or row["remaining"] == 0:
+                    break
+            else:
+                more = more or handled > before
+        return Round(handled=handled, failed=failed, message=message, more=more)
+
+
+def check_cancellation(value: object, field: str = "policy") -> CancellationPolicy:
+    """A cancellation policy; `cancel_flow_only` is another word for `flow_only`."""
+    try:
+        return CancellationPolicy("flow_only" if value == "cancel_flow_only" else str(value))
+    except ValueError:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=", ".join(CancellationPolicy)) from None
+
+
+def check_grace(value: object) -> int:
+    """A grace in milliseconds."""
+    if isinstance(value, timedelta) and timedelta() <= value and value // timedelta(milliseconds=1) < 2**53:
+        return value // timedelta(milliseconds=1)
+    raise ValidationFailed("invalid_grace_ms", f"grace: got {value!r}, allowed: a duration from 0 to 2^53 - 1 ms")

@@ -1,0 +1,181 @@
+"""Leases: what their holder does with them short of ending the execution, and how they are taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import instant, moment
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
+from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, parse_execution
+from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.ids import ExecutionId, LeaseId, check_text, check_worker, escape_text, parse_uuid
+from flowfabric.models import (
+    AlreadySatisfied,
+    Authority,
+    Delayed,
+    ExpiredLease,
+    Fence,
+    Handle,
+    Moved,
+    Page,
+    Released,
+    Renewed,
+    Revoked,
+)
+from flowfabric.state import State
+
+
+class Leases(Operations):
+    """renew, progress, delay, wait_children, release, revoke_lease, list_expired_leases."""
+
+    async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
+        """Keep the lease for its time to live from now, or for `lease_ttl`."""
+        answer = (await self.renew_many([authority], lease_ttl=lease_ttl))[0]
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def renew_many(
+        self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
+    ) -> list[Renewed | FlowFabricError]:
+        """Keep up to 1,000 leases in one call; one verdict per lease."""
+        check_batch(authorities, "authorities")
+        ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
+
+        def prepare(held: Sequence[Handle | Fence]) -> tuple[Fences, list[int | None]]:
+            return Fences(held), [
+                ttl if ttl is not None else check_duration(a.lease_ttl, "lease_ttl") if type(a) is Handle else None
+                for a in held
+            ]
+
+        batch = Batch(authorities, prepare)
+        if batch.is_empty:
+            return batch.verdicts([])
+        fences, ttls = batch.ready
+        found = await self._fetch(statements.RENEW, *fences.columns, ttls, repeatable=True)
+        return batch.verdicts(
+            [
+                Renewed(row["at"], row["lease_epoch"])
+                if row["code"] == "ok"
+                else raised(row, fences.execution_id(place))
+                for place, row in enumerate(by_place(found, len(ttls)))
+            ]
+        )
+
+    async def progress(
+        self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
+    ) -> None:
+        """Note how far the work is; what is not given stays as it was."""
+        if percent is not None:
+            check_int(percent, "percent", 0, 100)
+        if message is not None:
+            check_text(message, "message", 64 * 1024)
+        fences = Fences([authority])
+        row = await self._row(statements.PROGRESS, *fences.first, percent, message, repeatable=True)
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+
+    async def _pause(
+        self, call: str, authority: Authority, until: datetime | timedelta | None = None
+    ) -> asyncpg.Record:
+        fences = Fences([authority])
+        at, ms = instant(until, "delay_until")
+        row = await self._row(statements.PAUSE, call, *fences.first, at, ms, is_override(authority))
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+        return row
+
+    async def delay(self, authority: Authority, delay_until: datetime | timedelta) -> Delayed:
+        """Give the lease back until a time (or for a duration); the same attempt continues then."""
+        if delay_until is None:
+            raise InvalidInput("missing", field="delay_until", allowed="an aware datetime or a timedelta")
+        await self._pause("delay", authority, delay_until)
+        return Delayed(_target(authority))
+
+    async def wait_children(self, authority: Authority) -> Moved:
+        """Give the lease back until dependencies are satisfied; at once claimable when none is open."""
+        row = await self._pause("wait_children", authority)
+        return Moved(_target(authority), State(row["state"]))
+
+    async def release(self, authority: Authority) -> Released:
+        """Give the lease back so that another worker continues the same attempt at once."""
+        row = await self._pause("release", authority)
+        return Released(_target(authority), State(row["state"]))
+
+    async def revoke_lease(
+        self,
+        execution_id: ExecutionId,
+        *,
+        reason: str = "operator_revoke",
+        expected_lease_id: UUID | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Revoked | AlreadySatisfied:
+        """Take the lease away. Not an end: the execution is reclaimed by a worker, or cancelled."""
+        target = parse_execution(execution_id)
+        row = await self._row(
+            statements.REVOKE_LEASE,
+            target.partition,
+            target.uuid,
+            None if not expected_lease_id else parse_uuid(expected_lease_id, "expected_lease_id"),
+            None if not worker_instance_id else check_worker(worker_instance_id, "worker_instance_id"),
+            escape_text(reason, 4096),
+        )
+        if row["code"] == "ok":
+            return Revoked(target, LeaseId(UUID(row["detail"])), row["lease_epoch"])
+        if row["code"] == "already_satisfied":
+            return AlreadySatisfied(row["detail"])
+        raise raised(row, target)
+
+    async def list_expired_leases(
+        self,
+        *,
+        as_of: datetime | None = None,
+        after: tuple[datetime, ExecutionId] | None = None,
+        limit: int = 1000,
+        namespace: str | None = None,
+    ) -> Page[ExpiredLease, tuple[datetime, ExecutionId]]:
+        """Active executions whose lease had lapsed at `as_of` (default: now), whether marked yet or not."""
+        until = None if as_of is None else moment(as_of, "as_of")
+        size = check_limit(limit, 10_000)
+        place = None
+        if after is not None:
+            if not isinstance(after, tuple | list) or len(after) != 2:
+                raise InvalidInput(
+                    f"got {type(after).__name__}", field="after", allowed="a (expires_at, execution_id) pair"
+                )
+            place = (moment(after[0], "after"), parse_execution(after[1], "after", self._database.flow_partitions))
+        wanted = None if namespace is None else check_text(namespace, "namespace")
+        if size == 0:
+            return Page(())
+        found = await self._fetch(
+            statements.LIST_EXPIRED_LEASES,
+            until,
+            None if place is None else place[0],
+            None if place is None else str(place[1]),
+            size + 1,
+            wanted,
+            repeatable=True,
+        )
+        items = [rows.expired_lease(row) for row in found[:size]]
+        return Page(items, (items[-1].expires_at, items[-1].execution_id) if len(found) > size else None)
+
+    @contextlib.contextmanager
+    def lost_wakeups(self, worker_instance_id: str) -> Iterator[asyncio.Event | None]:
+        """An event that is set when somebody took leases of a worker away; None without notifications."""
+        if self._listener is None:
+            yield None
+            return
+        with self._listener.topic(f"lost {check_worker(worker_instance_id, 'worker_instance_id')}") as lost:
+            yield lost
+
+
+def _target(authority: Authority) -> ExecutionId:
+    return authority.execution_id

@@ -1,0 +1,310 @@
+"""Signals: delivered to a waitpoint with its token, or by a trusted client to the waitpoint with a key."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+from msgspec import Struct
+
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import moment
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import (
+    check_duration,
+    check_filled,
+    check_int,
+    check_limit,
+    check_token,
+    optional_bytes,
+    parse_execution,
+)
+from flowfabric.errors import InvalidInput, NotFound, ValidationFailed, refusal
+from flowfabric.ids import ExecutionId, check_lane, check_text, mint_uuid, parse_uuid
+from flowfabric.models import (
+    Accepted,
+    DuplicateSignal,
+    Fence,
+    Handle,
+    Page,
+    ReceivedSignal,
+    RecordedSignal,
+    WaitpointToken,
+)
+
+DEDUP_TTL = timedelta(days=1)
+_MAXLEN = 1000
+_SCOPES = ("waitpoint", "execution")
+
+
+class Signals(Operations):
+    """deliver_signal, deliver_approval_signal, signal_execution, observe_signals, read_signals."""
+
+    async def deliver_signal(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_id: UUID,
+        waitpoint_token: WaitpointToken | str,
+        *,
+        signal_name: str,
+        source_type: str,
+        source_identity: str = "",
+        signal_category: str = "external",
+        signal_id: UUID | None = None,
+        payload: bytes | None = None,
+        payload_encoding: str = "json",
+        correlation_id: str | None = None,
+        idempotency_key: str | None = None,
+        target_scope: str = "waitpoint",
+        created_at: datetime | None = None,
+        dedup_ttl: timedelta = DEDUP_TTL,
+        resume_delay: timedelta | None = None,
+        max_signals_per_execution: int | None = None,
+        signal_maxlen: int = _MAXLEN,
+    ) -> Accepted | DuplicateSignal:
+        """Deliver a signal to a waitpoint. `ValidationFailed` of kind `invalid_token` when the token is not its own.
+
+        Repeat it with the same `signal_id` or `idempotency_key` as often as needed: it is taken once.
+        """
+        target, token = parse_execution(execution_id), check_token(waitpoint_token)
+        signal = _NewSignal(
+            signal_id=signal_id,
+            name=signal_name,
+            category=signal_category,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=payload,
+            encoding=payload_encoding,
+            correlation_id=correlation_id,
+            idempotency_key=idempotency_key,
+            scope=target_scope,
+            created_at=created_at,
+            dedup_ttl=dedup_ttl,
+            resume_delay=resume_delay,
+            most=max_signals_per_execution,
+            maxlen=signal_maxlen,
+        ).checked()
+        return await self._deliver(target, waitpoint_id, token, None, signal)
+
+    async def deliver_approval_signal(
+        self,
+        execution_id: ExecutionId,
+        lane_id: str,
+        waitpoint_id: UUID,
+        *,
+        signal_name: str,
+        idempotency_suffix: str,
+        signal_dedup_ttl: timedelta = DEDUP_TTL,
+        source_identity: str = "",
+        maxlen: int = _MAXLEN,
+        max_signals_per_execution: int | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Deliver an operator's decision. The caller has authenticated the operator; no token is needed."""
+        suffix = check_text(idempotency_suffix, "idempotency_suffix")
+        target, lane = parse_execution(execution_id), check_lane(lane_id)
+        signal = _NewSignal(
+            name=signal_name,
+            category="approval",
+            source_type="operator",
+            source_identity=source_identity,
+            idempotency_key=f"approval:{signal_name}:{suffix}",
+            scope="execution",
+            dedup_ttl=signal_dedup_ttl,
+            most=max_signals_per_execution,
+            maxlen=maxlen,
+        ).checked()
+        return await self._deliver(target, waitpoint_id, None, lane, signal)
+
+    async def _deliver(
+        self, target: ExecutionId, waitpoint_id: UUID, token: str | None, lane: str | None, signal: _NewSignal
+    ) -> Accepted | DuplicateSignal:
+        waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
+        row = await self._row(
+            statements.DELIVER_SIGNAL,
+            target.partition,
+            target.uuid,
+            waitpoint,
+            token,
+            lane,
+            *signal.identity(),
+            None if signal.created_at is None else moment(signal.created_at, "created_at"),
+            *signal.limits(),
+            repeatable=True,  # its id is the same however often it is sent
+        )
+        match row["code"]:
+            case "not_found" if lane is None:  # purged since its token was verified
+                raise ValidationFailed("invalid_token", "invalid_token", execution_id=target)
+            case "waitpoint_not_found":
+                raise NotFound("waitpoint", waitpoint)
+            case _:
+                return _delivered(row, target)
+
+    async def signal_execution(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_key: str | None = None,
+        *,
+        signal_name: str,
+        source_type: str,
+        source_identity: str = "",
+        signal_category: str = "external",
+        signal_id: UUID | None = None,
+        payload: bytes | None = None,
+        payload_encoding: str = "json",
+        correlation_id: str | None = None,
+        idempotency_key: str | None = None,
+        target_scope: str = "waitpoint",
+        dedup_ttl: timedelta = DEDUP_TTL,
+        resume_delay: timedelta | None = None,
+        max_signals_per_execution: int | None = None,
+        signal_maxlen: int = _MAXLEN,
+    ) -> Accepted | DuplicateSignal:
+        """Deliver a signal to the open waitpoint with this key, without a token: for a client that you trust.
+
+        Without a key the execution must have one only: `InvalidInput` lists them otherwise. `NotFound` when none with
+        this key is open, unless `idempotency_key` tells that the signal was accepted before.
+        """
+        target = parse_execution(execution_id)
+        key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
+        signal = _NewSignal(
+            signal_id=signal_id,
+            name=signal_name,
+            category=signal_category,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=payload,
+            encoding=payload_encoding,
+            correlation_id=correlation_id,
+            idempotency_key=idempotency_key,
+            scope=target_scope,
+            dedup_ttl=dedup_ttl,
+            resume_delay=resume_delay,
+            most=max_signals_per_execution,
+            maxlen=signal_maxlen,
+        ).checked()
+        row = await self._row(
+            statements.SIGNAL_BY_KEY,
+            target.partition,
+            target.uuid,
+            key,
+            *signal.identity(),
+            *signal.limits(),
+            repeatable=True,
+        )
+        match row["code"]:
+            case "several_open":
+                raise InvalidInput(
+                    f"it waits at {len(row['keys'])} waitpoints", field="key", allowed=", ".join(row["keys"])
+                )
+            case "waitpoint_not_found":
+                open_keys = ", ".join(row["keys"])
+                raise NotFound("waitpoint", key, detail=f"open: {open_keys}" if open_keys else "none is open")
+            case _:
+                return _delivered(row, target)
+
+    async def observe_signals(self, authority: Handle | Fence) -> list[ReceivedSignal]:
+        """The signals that ended the newest suspension of the handle's attempt, in the order they were accepted."""
+        if not isinstance(authority, Handle | Fence):
+            raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
+        target = parse_execution(authority.execution_id)
+        if authority.attempt_index is None:
+            raise InvalidInput("missing", field="attempt_index", allowed="an integer")
+        found = await self._fetch(
+            statements.OBSERVE_SIGNALS,
+            target.partition,
+            target.uuid,
+            check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
+            repeatable=True,
+        )
+        return [rows.received_signal(row) for row in found]
+
+    async def read_signals(
+        self, execution_id: ExecutionId, *, after: int = 0, limit: int = 100
+    ) -> Page[RecordedSignal, int]:
+        """All signals that an execution accepted, with what each did, in order."""
+        target = parse_execution(execution_id)
+        size = check_limit(limit, 1000)
+        if size == 0:
+            return Page(())
+        found = await self._fetch(
+            statements.READ_SIGNALS,
+            target.partition,
+            target.uuid,
+            check_int(after, "after", 0, 2**31 - 1),
+            size + 1,
+            repeatable=True,
+        )
+        items = [rows.recorded_signal(row) for row in found[:size]]
+        return Page(items, items[-1].ordinal if len(found) > size else None)
+
+
+class _NewSignal(Struct, frozen=True, kw_only=True):
+    """A signal on its way to the database."""
+
+    name: str
+    source_type: str
+    source_identity: str
+    category: str
+    signal_id: UUID | None = None
+    payload: bytes | None = None
+    encoding: str = "json"
+    correlation_id: str | None = None
+    idempotency_key: str | None = None
+    scope: str = "waitpoint"
+    created_at: datetime | None = None
+    dedup_ttl: timedelta = DEDUP_TTL
+    resume_delay: timedelta | None = None
+    most: int | None = None
+    maxlen: int = _MAXLEN
+
+    def checked(self) -> Self:
+        """This signal, if its name, source and scope are not reserved."""
+        if check_filled(self.name, "signal_name").startswith("__"):
+            raise InvalidInput("reserved_signal_name", field="signal_name", allowed="not beginning with __")
+        if check_filled(self.source_type, "source_type") == "system":
+            raise InvalidInput("reserved for the engine", field="source_type", allowed="anything but system")
+        if self.scope not in _SCOPES:
+            raise InvalidInput(f"got {self.scope!r}", field="target_scope", allowed=", ".join(_SCOPES))
+        return self
+
+    def identity(self) -> tuple[Any, ...]:
+        """What it is and who sends it, as columns."""
+        return (
+            mint_uuid() if self.signal_id is None else parse_uuid(self.signal_id, "signal_id"),
+            self.name,
+            check_text(self.category, "signal_category"),
+            self.source_type,
+            check_text(self.source_identity, "source_identity"),
+            optional_bytes(self.payload, "payload"),
+            check_text(self.encoding, "payload_encoding"),
+            None if self.correlation_id is None else check_text(self.correlation_id, "correlation_id", 512),
+            None if self.idempotency_key is None else check_text(self.idempotency_key, "idempotency_key", 1100),
+            self.scope,
+        )
+
+    def limits(self) -> tuple[Any, ...]:
+        """How long it is remembered, when the execution resumes, and how many signals may stand, as columns."""
+        return (
+            check_duration(self.dedup_ttl, "dedup_ttl", least_ms=0),
+            None if self.resume_delay is None else check_duration(self.resume_delay, "resume_delay", least_ms=0),
+            None if self.most is None else check_int(self.most, "max_signals_per_execution", 0, 2**32 - 1),
+            check_int(self.maxlen, "signal_maxlen", 0, 2**31 - 1),
+        )
+
+
+def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | DuplicateSignal:
+    match row["code"]:
+        case "accepted":
+            return Accepted(row["signal_id"], row["effect"], row["match_detail"])
+        case "duplicate":
+            return DuplicateSignal(row["signal_id"])
+        case "invalid_token" | "payload_too_large" | "signal_limit_exceeded" as kind:
+            raise ValidationFailed(kind, row["detail"] or "", execution_id=target)
+        case "invalid_input":
+            raise InvalidInput(row["detail"], execution_id=target)  # its beginning is contract: lane_mismatch
+        case "not_found":
+            raise NotFound("execution", target)
+        case code:
+            raise refusal(code, row["detail"] or "", execution_id=target)

@@ -1,0 +1,160 @@
+"""Waits of handlers: opened and settled under a name, parked until something happens, and listed for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from flowfabric._postgres import rows, statements
+from flowfabric._postgres.checks import moment
+from flowfabric.conditions import Condition, check_condition, condition_to_json
+from flowfabric.engine.base import Operations
+from flowfabric.engine.batch import Fences, raised
+from flowfabric.engine.checks import (
+    check_batch,
+    check_filled,
+    check_int,
+    check_limit,
+    check_list,
+    check_word,
+    parse_execution,
+    parse_time_cursor,
+    time_cursor,
+    to_json,
+)
+from flowfabric.engine.suspensions import REASONS
+from flowfabric.engine.waitpoints import waitpoint_refused
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import ExecutionId, check_lane, check_text, mint_uuid, parse_uuid
+from flowfabric.models import (
+    Fence,
+    Handle,
+    OpenWait,
+    Page,
+    Parked,
+    ReasonCode,
+    Wait,
+    WaitState,
+)
+
+
+class Waits(Operations):
+    """open_wait, settle_wait, park, list_waits."""
+
+    async def open_wait(
+        self, authority: Handle | Fence, name: str, n: int, keys: Sequence[str], within: timedelta | None
+    ) -> OpenWait:
+        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already."""
+        fences = Fences([authority])
+        bound = [check_filled(key, "keys") for key in check_list(keys, "keys")]
+        if not bound:
+            raise InvalidInput("empty", field="keys", allowed="at least one key")
+        if not isinstance(within, timedelta | None):
+            raise InvalidInput(f"got {type(within).__name__}", field="within", allowed="a timedelta or None")
+        row = await self._row(
+            statements.OPEN_WAIT,
+            *fences.first,
+            check_filled(name, "name", 512),
+            check_int(n, "n", 0, 2**31 - 1),
+            [mint_uuid() for _ in bound],
+            bound,
+            None if within is None else max(within / timedelta(milliseconds=1), 0.0),
+            repeatable=True,
+        )
+        if row["code"] != "ok":
+            raise waitpoint_refused(row, fences.execution_id(0), None)
+        return rows.open_wait(row)
+
+    async def settle_wait(
+        self,
+        authority: Handle | Fence,
+        name: str,
+        n: int,
+        condition: Condition,
+        *,
+        reason_code: ReasonCode = "waiting_for_signal",
+        deadline: datetime | None = None,
+        give_up: bool = False,
+    ) -> WaitState:
+        """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
+        fences = Fences([authority])
+        row = await self._row(
+            statements.SETTLE_WAIT,
+            *fences.first,
+            check_filled(name, "name", 512),
+            check_int(n, "n", 0, 2**31 - 1),
+            mint_uuid(),
+            to_json(condition_to_json(check_condition(condition, has_deadline=True))),
+            check_word(reason_code, REASONS, "reason_code"),
+            None if deadline is None else moment(deadline, "deadline"),
+            bool(give_up),
+            repeatable=True,
+        )
+        if row["code"] != "ok":
+            raise waitpoint_refused(row, fences.execution_id(0), None)
+        return rows.wait_state(row)
+
+    async def park(
+        self,
+        authority: Handle | Fence,
+        *,
+        until: datetime | None = None,
+        ends_of: Sequence[ExecutionId] = (),
+        signals_on: Mapping[UUID, int] | None = None,
+    ) -> Parked:
+        """Give the lease back until a time, or until one of some executions ends; the same attempt continues then.
+
+        `signals_on` names pending waitpoints of this execution, with how many signals are known on each: the next one
+        on any of them wakes it too. When there is nothing to wait for, because the time has come, one of them has ended
+        or a signal has arrived, the lease is kept.
+        """
+        check_batch(ends_of, "ends_of")
+        waitpoints = dict(signals_on or {})
+        check_batch(list(waitpoints), "signals_on")
+        if until is None and not ends_of and not waitpoints:
+            raise InvalidInput("nothing to wait for", field="until", allowed="a time, or executions in `ends_of`")
+        fences = Fences([authority])
+        targets = [parse_execution(one, "ends_of") for one in ends_of]
+        if fences.execution_id(0) in targets:
+            raise InvalidInput("an execution cannot wait for its own end", field="ends_of")
+        row = await self._row(
+            statements.PARK,
+            *fences.first,
+            None if until is None else moment(until, "until"),
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            [parse_uuid(waitpoint, "signals_on") for waitpoint in waitpoints],
+            [check_int(seen, "signals_on", 0, 2**31 - 1) for seen in waitpoints.values()],
+        )
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+        return Parked(fences.execution_id(0), row["detail"] is None, row["detail"])
+
+    async def list_waits(
+        self,
+        *,
+        lane_id: str | None = None,
+        namespace: str | None = None,
+        waitpoint_key: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Wait, str]:
+        """The waitpoints that can be signalled, over all partitions, the longest waiting first."""
+        at, uuid = parse_time_cursor(cursor)
+        size = check_limit(limit, 1000)
+        if size == 0:
+            return Page(())
+        found = await self._fetch(
+            statements.LIST_WAITS,
+            at,
+            uuid,
+            size,
+            None if lane_id is None else check_lane(lane_id),
+            None if namespace is None else check_text(namespace, "namespace"),
+            None if waitpoint_key is None else check_text(waitpoint_key, "waitpoint_key"),
+            repeatable=True,
+        )
+        items = [rows.wait(row) for row in found[:size]]
+        last = items[-1] if len(found) > size else None
+        return Page(items, None if last is None else time_cursor(last.since, last.waitpoint_id))

@@ -1,0 +1,67 @@
+"""Watches: how executions end, and a notification when they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+from flowfabric._postgres import rows, statements
+from flowfabric.engine.base import Operations
+from flowfabric.engine.checks import check_batch, check_duration, parse_execution
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Outcome
+
+
+class Watches(Operations):
+    """watch, unwatch, read_outcomes."""
+
+    async def watch(self, execution_ids: Sequence[ExecutionId], within: timedelta) -> None:
+        """Ask for a notification (`ended_wakeups`) when one of up to 1,000 executions ends within a time.
+
+        A hint, not a promise: look at them once more after this call, and now and then.
+        """
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution(one) for one in execution_ids]
+        await self._fetch(
+            statements.WATCH,
+            self._instance,
+            check_duration(within, "within"),
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            repeatable=True,
+        )
+
+    async def unwatch(self, execution_ids: Sequence[ExecutionId]) -> None:
+        """Take back what `watch` asked for."""
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution(one) for one in execution_ids]
+        await self._fetch(
+            statements.UNWATCH,
+            self._instance,
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            repeatable=True,
+        )
+
+    @contextlib.contextmanager
+    def ended_wakeups(self) -> Iterator[asyncio.Event | None]:
+        """An event that is set when something this process watches ended; None without notifications."""
+        if self._listener is None:
+            yield None
+            return
+        with self._listener.topic(f"ended {self._instance}") as told:
+            yield told
+
+    async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:
+        """How up to 1,000 executions ended; those that have not are absent, and one that is not stored has no state."""
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution(one) for one in execution_ids]
+        found = await self._fetch(
+            statements.READ_OUTCOMES,
+            [target.partition for target in targets],
+            [target.uuid for target in targets],
+            repeatable=True,
+        )
+        return {targets[row["ordinal"] - 1]: rows.outcome(row) for row in found}
