@@ -30,7 +30,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres import embedded, listen, pool
 from flowfabric.engine.service import migrate_database
-from flowfabric.worker import service
+from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module
 from tests.acceptance import worker_app
 from tests.support import in_database
@@ -432,7 +432,7 @@ async def test_a_worker_survives_a_network_that_hangs(
     """In this process, so that its patience can be shortened."""
     for name, seconds in (("_CONNECT_TIMEOUT", 0.5), ("_ASK_AFTER", 0.5)):
         monkeypatch.setattr(pool if name == "_CONNECT_TIMEOUT" else listen, name, seconds)
-    for module in (worker_module, service):
+    for module in (worker_module, second_thread):
         monkeypatch.setattr(module, "_PATIENCE", timedelta(seconds=1))
     begun, go = asyncio.Event(), asyncio.Event()
     ran: list[int] = []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput, TransportError
 from flowfabric.worker.batching import Batcher
 from flowfabric.worker.claims import Shares, lane_weights
-from flowfabric.worker.threads import Interruptible, Threads
+from flowfabric.worker.runners.threads import Interruptible, Threads
 
 PATIENCE = 30.0
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1)

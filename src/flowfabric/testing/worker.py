@@ -22,8 +22,8 @@ from flowfabric.middleware.base import Running as Attempt
 from flowfabric.models import Claimed, Handle, NewStep
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
-from flowfabric.worker import tree
-from flowfabric.worker.running import Running
+from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.running import Running
 from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.testing")
@@ -161,7 +161,7 @@ class KitWorker(Worker):
         gates = self._resting[running]
         # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
         while running.task.signature.is_async and time.monotonic() < until:
-            if tree.all_wait(running.tasks, {*gates, *running.parking.waits}):
+            if task_tree.all_wait(running.tasks, {*gates, *running.parking.waits}):
                 break
             await asyncio.sleep(_LOOK)
         del self._resting[running]

@@ -13,10 +13,10 @@ from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.models import Failure
 from flowfabric.policies import MAX_DURATION_MS, Exponential, Fixed, RetryPolicy, duration
-from flowfabric.worker.processes import ChildDied, PoolClosed, RemoteError
+from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
 
 log = logging.getLogger("flowfabric.worker")
 _OWN_FILES = str(Path(__file__).parent.parent)

@@ -17,7 +17,7 @@ from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, O
 from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
     from flowfabric.worker.runtime import Runtime
 
 log = logging.getLogger("flowfabric.worker")

@@ -23,14 +23,14 @@ from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
 from flowfabric.middleware import chain_execute, overriding
 from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewStep
-from flowfabric.worker import tree
 from flowfabric.worker.claims import Shares
+from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.parking import MOST, Wait
+from flowfabric.worker.durable.running import HANDLER_ENDED, Running
 from flowfabric.worker.failures import BadResult, failure_of
-from flowfabric.worker.parking import MOST, Wait
-from flowfabric.worker.processes import ProcessPool
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.running import HANDLER_ENDED, Running
-from flowfabric.worker.threads import Interruptible, Threads
+from flowfabric.worker.runners.process_pool import ProcessPool
+from flowfabric.worker.runners.threads import Interruptible, Threads
 
 log = logging.getLogger("flowfabric.worker")
 LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
@@ -137,7 +137,7 @@ class Runtime:
 
     async def _execute(self, running: Running) -> None:
         current.running.set(running)
-        tree.owner.set(running.tasks)
+        task_tree.owner.set(running.tasks)
         task, claimed = running.task, running.claimed
         signature = task.signature
         try:

@@ -1,8 +1,8 @@
 """The worker: claims executions, runs their handlers, reports what came of them.
 
 Claims ask for as many as there are free slots; finished work goes back with whatever else is finished by then. Leases
-are renewed in another thread (`service.py`). Nothing that happens to one execution, to one call or to the connection
-ends the worker.
+are renewed in another thread (`second_thread.py`). Nothing that happens to one execution, to one call or to the
+connection ends the worker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from flowfabric.client.client import AsyncClient
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
 from flowfabric.policies import Duration, duration
-from flowfabric.worker import process, tree
+from flowfabric.worker import main
 from flowfabric.worker.claims import Claims, lane_weights
-from flowfabric.worker.processes import is_loading_main
+from flowfabric.worker.durable import task_tree
 from flowfabric.worker.reports import Reports
+from flowfabric.worker.runners.process_pool import is_loading_main
 from flowfabric.worker.runtime import LAST_CALLS, Runtime
 from flowfabric.worker.schedules import declare
-from flowfabric.worker.service import Service
+from flowfabric.worker.second_thread import Service
 from flowfabric.worker.shared import check_provided, make
 
 log = logging.getLogger("flowfabric.worker")
@@ -121,7 +122,7 @@ class Worker(Runtime):
             life.callback(self.app.forget, self.client)
             self.reports = Reports(self, each=self._ack == "each", lines=max(1, self._connections - 1))
             life.push_async_callback(self._close_reports)
-            self.loop.set_task_factory(tree.factory)  # type: ignore[arg-type]  # the stub names no options
+            self.loop.set_task_factory(task_tree.factory)  # type: ignore[arg-type]  # the stub names no options
             self.shared = {cls: await make(life, cls, maker) for cls, maker in wanted.items()}
             life.push_async_callback(self._close_processes)
             if self._runs_duties:
@@ -198,7 +199,7 @@ class Worker(Runtime):
 
     def main(self) -> None:
         """Run in this process until SIGTERM or SIGINT; a second signal stops at once. For programs and the CLI."""
-        process.run(self)
+        main.run(self)
 
     async def _drain(self) -> None:
         """Let what runs end within the grace; give the rest back."""

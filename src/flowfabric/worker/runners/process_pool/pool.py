@@ -52,7 +52,7 @@ for ignored in signal.SIGINT, signal.SIGTERM:
     signal.signal(ignored, lambda *_: None)
 setup = json.load(sys.stdin)
 sys.path[:] = setup["path"]
-from flowfabric.worker.processes import serve
+from flowfabric.worker.runners.process_pool.pool import serve
 serve(setup)
 """
 _LENGTH: Final = struct.Struct("!Q")

@@ -52,9 +52,9 @@ from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, Ope
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
 from flowfabric.signals import Raise, WaitRequest
 from flowfabric.state import State
-from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
-from flowfabric.worker.parking import Parking, SignalWait, Wait
-from flowfabric.worker.threads import Interruptible
+from flowfabric.worker.durable.memory import Memory, check_name, encode_error, remembered_error
+from flowfabric.worker.durable.parking import Parking, SignalWait, Wait
+from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task

@@ -20,10 +20,10 @@ from flowfabric.client.current import background
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
 from flowfabric.signals import WaitRequest
-from flowfabric.worker import tree
+from flowfabric.worker.durable import task_tree
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
 
 log = logging.getLogger("flowfabric.worker")
 _FIRST_LOOK = 0.02  # seconds until parking is considered again
@@ -149,7 +149,7 @@ class Parking:
             self._steady += 1
             self._look = asyncio.get_running_loop().call_soon(self.consider)
             return
-        if tree.all_wait(running.tasks, self.waits):
+        if task_tree.all_wait(running.tasks, self.waits):
             if self._steady:
                 self._task = background(self._park(), "flowfabric parking")
                 self._steady = 0

@@ -19,11 +19,11 @@ from flowfabric._duties import ALL, Duties
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
+from flowfabric.worker.runners.threads import raise_in
 from flowfabric.worker.schedules import ScheduleDuty
-from flowfabric.worker.threads import raise_in
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
