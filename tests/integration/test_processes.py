@@ -26,11 +26,11 @@ import uvloop
 
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, ProcessPool, RemoteError, child_traceback
-from flowfabric.worker.runners.process_pool import pool as pool_module
+from flowfabric.worker.runners.process_pool import child as child_module
 
 PATIENCE = 60.0
 HERE = __name__
-SOURCES = str(Path(pool_module.__file__).parents[4])
+SOURCES = str(Path(child_module.__file__).parents[4])
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -404,7 +404,7 @@ async def test_an_error_of_the_function_is_raised_with_its_traceback_and_the_pro
             text = child_traceback(raised.value)
             assert text is not None
             assert "raise errors[with_]()" in text
-            assert pool_module.__file__ not in text
+            assert child_module.__file__ not in text
         assert await pool.run(HERE, "pid", {}) == first
 
 
@@ -861,9 +861,9 @@ async def test_a_busy_child_does_not_outlive_its_parent(tmp_path: Path, end: str
 def test_where_the_kernel_does_not_end_a_child_a_thread_does() -> None:
     ours, theirs = socket.socketpair()
     code = (
-        "import socket, sys, threading; from flowfabric.worker.runners.process_pool import pool;"
-        " sys.platform = 'other'; channel = pool._Channel(socket.socket(fileno=int(sys.argv[1])));"
-        " pool.die_with_parent(0, channel); print('watching', flush=True)\n"
+        "import socket, sys, threading; from flowfabric.worker.runners.process_pool import channel, child;"
+        " sys.platform = 'other'; line = channel.Channel(socket.socket(fileno=int(sys.argv[1])));"
+        " child.die_with_parent(0, line); print('watching', flush=True)\n"
         "while True: pass"
     )
     with contextlib.closing(ours):
