@@ -75,10 +75,6 @@ class Channel:
         while not poll.poll():
             pass
 
-    def end(self) -> None:
-        """Send no more."""
-        self._socket.shutdown(socket.SHUT_WR)
-
     def close(self) -> None:
         self._socket.close()
 

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG: Final = 1
 class Child:
     """One process: how to reach it, and its end."""
 
-    def __init__(self, initializer: bytes) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         try:
             setup = {
@@ -69,8 +69,6 @@ class Child:
         # One that dies this early is found out when the first function is sent.
         with contextlib.suppress(OSError), self._process.stdin as stdin:
             stdin.write(json.dumps(setup).encode())
-        with contextlib.suppress(EOFError, OSError):
-            self.channel.send(initializer)
 
     @property
     def is_alive(self) -> bool:
@@ -83,12 +81,6 @@ class Child:
             # PermissionError is what macOS answers for a group whose processes have all ended.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def leave(self) -> None:
-        """Ask the process to end by itself and wait until it has, or is killed."""
-        with contextlib.suppress(EOFError, OSError):
-            self.channel.end()
-            self.channel.receive()
 
     def bury(self) -> int:
         """Wait for the end of a process that has ended or is no longer wanted; answers its exit code."""
@@ -119,18 +111,9 @@ def serve(setup: dict[str, Any]) -> NoReturn:
     sys.argv[:] = setup["argv"]
     expect_main(setup["main"])
 
-    refusal: bytes | None = None
     with contextlib.suppress(EOFError, OSError):
-        initializer = channel.receive()
-        try:
-            if (function := loads(initializer)) is not None:
-                function()
-        except BaseException as error:
-            error.add_note("raised by the initializer of the process")
-            refusal = dumps(_failure(error, is_of_initializer=True))
         while True:
-            request = channel.receive()
-            channel.send(refusal or _answer(request))
+            channel.send(_answer(channel.receive()))
     sys.exit(0)
 
 
@@ -184,7 +167,7 @@ def _find(module: str, qualname: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return] # whatever can be called
 
 
-def _failure(error: BaseException, *, is_of_initializer: bool = False) -> ChildFailure:
+def _failure(error: BaseException) -> ChildFailure:
     if error.__traceback__ is not None:
         error = error.with_traceback(error.__traceback__.tb_next)  # without our own frame
     cls = type(error)
@@ -205,5 +188,4 @@ def _failure(error: BaseException, *, is_of_initializer: bool = False) -> ChildF
         message,
         "".join(traceback.format_exception(error)),
         pickled,
-        is_of_initializer,
     )

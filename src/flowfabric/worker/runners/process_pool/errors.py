@@ -67,7 +67,6 @@ class ChildFailure(Struct, frozen=True):
     message: str
     traceback: str
     pickled: bytes | None
-    is_of_initializer: bool
 
 
 def raised(failure: ChildFailure) -> Exception:

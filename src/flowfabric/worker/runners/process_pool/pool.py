@@ -22,7 +22,6 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
@@ -40,28 +39,20 @@ _REAP_SECONDS: Final = 5.0
 class ProcessPool:
     """At most `size` processes, started when they are first needed and kept for the next function.
 
-    `initializer` runs in every process before its first function; it must be importable there, like the functions
-    themselves. `run` and `close` are called on an event loop; `kill` from any thread.
+    `run` and `close` are called on an event loop; `kill` from any thread.
     """
 
-    def __init__(self, size: int, *, initializer: Callable[[], None] | None = None) -> None:
+    def __init__(self, size: int) -> None:
         if os.name != "posix":
             raise Unavailable("process pool", "it needs process groups, which this system does not have")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidInput(f"got {size!a}", field="size", allowed="1 or more")
-        try:
-            self._initializer = dumps(initializer)
-        except Exception as error:
-            raise InvalidInput(
-                f"cannot be sent to a process: {error}", field="initializer", allowed="a function of a module"
-            ) from None
         self.size = size
         self._lock = threading.Lock()  # guards what follows, the jobs, and which process a slot has
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._waiting: deque[_Job] = deque()
-        self._closed = False
-        self._killed = False
+        self._is_closed = False
 
     async def run(self, module: str, qualname: str, kwargs: dict[str, Any]) -> Any:
         """Run a function in a free process and answer what it answers; wait for a process when all are busy.
@@ -93,45 +84,31 @@ class ProcessPool:
             self._abandon(job)
             raise
 
-    async def close(self, grace: float = 0) -> None:
-        """Take no more work, let what runs end within `grace` seconds, then kill what is left.
-
-        What waits for a process is refused at once. With a grace the processes end by themselves, running their exit
-        handlers; without one they are killed.
-        """
-        self._stop(kill=grace <= 0)
+    async def close(self) -> None:
+        """Take no more work, kill every process and wait until they are gone."""
+        self.kill()
         ended = [asyncio.wrap_future(slot.ended) for slot in self._slots]
-        if not ended:
-            return
-        try:
-            if grace > 0:
-                await asyncio.wait(ended, timeout=grace)
-        finally:
-            self.kill()
-        await asyncio.wait(ended, timeout=_REAP_SECONDS)
+        if ended:
+            await asyncio.wait(ended, timeout=_REAP_SECONDS)
 
     def kill(self) -> None:
-        """Kill every process and refuse all work, now and from here on. Does not wait; may be called by any thread."""
-        self._stop(kill=True)
-
-    def _stop(self, *, kill: bool) -> None:
+        """Kill every process and refuse all work from here on. Does not wait; any thread may call it."""
         with self._lock:
-            first = not self._closed
-            self._closed = True
-            self._killed = self._killed or kill
+            is_first = not self._is_closed
+            self._is_closed = True
             refused = list(self._waiting)
             self._waiting.clear()
             for slot in self._slots:
-                if first:
+                if is_first:
                     slot.inbox.put(None)
-                if kill and slot.child is not None:
+                if slot.child is not None:
                     slot.child.kill()
         for job in refused:
             job.resolve(_closed(job, "did not start"))
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise _closed(job, "was not accepted")
             if self._idle:
                 slot = self._idle.pop()
@@ -218,7 +195,6 @@ class _Slot:
                 while following is not None:
                     following = self._finish(following, self._do(following))
             if self.child is not None:
-                self.child.leave()
                 self._bury(self.child)
         finally:
             self.ended.set_result(None)
@@ -251,14 +227,12 @@ class _Slot:
                 exit_code = self._bury(child)  # half a message may have been read
                 if not isinstance(error, EOFError | OSError):
                     raise
-                return _closed(job, "was killed") if self.pool._killed else _died(job, exit_code)
+                return _closed(job, "was killed") if self.pool._is_closed else _died(job, exit_code)
             with self.pool._lock:
                 self.job = None  # from here on a cancellation no longer reaches the process
             answer = loads(reply)
             if not isinstance(answer, ChildFailure):
                 return _Returned(answer[0])
-            if answer.is_of_initializer:
-                self._bury(child)
             return raised(answer)
         except Exception as error:  # no process could be started, or the result does not unpickle here
             return error
@@ -270,13 +244,13 @@ class _Slot:
             self._bury(child)
             child = None
         with self.pool._lock:
-            if job.is_cancelled or self.pool._killed:
+            if job.is_cancelled or self.pool._is_closed:
                 return None
         if child is None:
-            child = Child(self.pool._initializer)
+            child = Child()
             with self.pool._lock:
                 self.child = child
-                if job.is_cancelled or self.pool._killed:
+                if job.is_cancelled or self.pool._is_closed:
                     child.kill()
         return child
 
