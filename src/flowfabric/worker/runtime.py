@@ -26,7 +26,8 @@ from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewSte
 from flowfabric.worker.claims import Shares
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.parking import MOST, Wait
-from flowfabric.worker.durable.running import HANDLER_ENDED, Running
+from flowfabric.worker.durable.running import Running
+from flowfabric.worker.durable.waits import HANDLER_ENDED
 from flowfabric.worker.failures import BadResult, failure_of
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.runners.process_pool import ProcessPool

@@ -13,73 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import inspect
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Coroutine
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
 
-import msgspec
-
-from flowfabric.client import current
-from flowfabric.client.client import new_submission
-from flowfabric.client.failure import parse_failure, result_of
-from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.run import Run
-from flowfabric.client.submission import Submission, Submittable
-from flowfabric.contracts import CannotDecode, ValueType
-from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.errors import (
-    Conflict,
     ExecutionNotActive,
     FlowFabricError,
     Interrupted,
-    InvalidInput,
     LeaseLost,
-    NoSignal,
-    Reject,
-    RetryLater,
     StepsChanged,
-    TimedOut,
 )
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, OpenWait, Outcome, Step
-from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
-from flowfabric.signals import Raise, WaitRequest
-from flowfabric.state import State
-from flowfabric.worker.durable.memory import Memory, check_name, encode_error, remembered_error
-from flowfabric.worker.durable.parking import Parking, SignalWait, Wait
+from flowfabric.models import Claimed, Handle, HandleKind, NewStep
+from flowfabric.worker.durable import children, steps, waits
+from flowfabric.worker.durable.memory import Memory
+from flowfabric.worker.durable.parking import Parking
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task
-    from flowfabric.flow import Flow, Host
+    from flowfabric.flow import Host
     from flowfabric.worker.runtime import Runtime
 
 R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
-_in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
 _REFUSALS = 3  # calls of a stopped handler that are refused at once
 _LAST_WAIT = 1.0
-HANDLER_ENDED = "the handler has ended"
-
-
-class Opened:
-    """The waitpoints that a handler asked for, before it waits at them."""
-
-    __slots__ = ("is_over", "known", "n", "opened", "request")
-
-    def __init__(self, request: WaitRequest, n: int, known: Step | None, opened: OpenWait) -> None:
-        self.is_over = False  # it was waited at, and no signal came
-        self.request = request
-        self.n = n
-        self.known = known
-        self.opened = opened
 
 
 class Running:
@@ -187,7 +148,7 @@ class Running:
         steps = await self.worker.reports.load_steps(claimed.execution_id)
         self._memory = Memory(steps, claimed.retry_count + claimed.replay_count)
 
-    async def _check(self) -> None:
+    async def check(self) -> None:
         """Refuse what a handler asks for that was told to stop."""
         if not self.is_cancelled:
             return
@@ -197,109 +158,9 @@ class Running:
             await asyncio.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
         raise asyncio.CancelledError(self.stop_reason)
 
-    # Steps
-
-    async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        retry: RetryPolicy | None,
-        timeout: Duration | None,
-    ) -> Any:
-        await self._check()
-        check_name(name)
-        returned = _returned(name, fn)
-        seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
-        if _in_step.get():
-            return await self._try(fn, args, kwargs, retry, seconds)
-        n, known = (self._memory or await self.memory()).next(name, "step")
-        if known is not None:
-            return self._recall(known, returned)
-        begun = time.perf_counter()
-        try:
-            with _inside_step():
-                value = await self._try(fn, args, kwargs, retry, seconds)
-            encoded, done = self._done(name, n, value, returned, begun)
-        except (RetryLater, Reject):
-            raise  # about the task, not about the step
-        except Exception as error:
-            await self._record(self._failed(name, n, error, begun))
-            raise
-        await self._record(done)
-        if self.worker.step_hook is not None:
-            await self.worker.step_hook(self, name, n)
-        return returned.decode(encoded)
-
-    async def _try(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        retry: RetryPolicy | None,
-        seconds: float | None,
-    ) -> Any:
-        tries = 0
-        while True:
-            try:
-                if seconds is None:
-                    return await self._call(fn, args, kwargs)
-                async with asyncio.timeout(seconds):
-                    return await self._call(fn, args, kwargs)
-            except (RetryLater, Reject):
-                raise
-            except Exception as error:
-                tries += 1
-                if retry is None or self.is_cancelled or not _may_retry(retry, tries, error):
-                    raise
-            await asyncio.sleep(_backoff(retry, tries - 1))
-
-    async def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(fn):
-            return await fn(*args, **kwargs)
-        target = getattr(fn, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
-        if inspect.iscoroutinefunction(target):
-            return await fn(*args, **kwargs)
-        value = await self.worker.threads.run(fn, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
-
-    def _done(self, name: str, n: int, value: Any, returned: ValueType, begun: float) -> tuple[bytes | None, NewStep]:
-        """The result of a step, as it is read back and as it is stored."""
-        what = f"result of step {name!r}"
-        encoded = returned.encode(value, field=what)
-        sealed, encoding = (None, None) if encoded is None else self.worker.codecs.seal(encoded)
-        if sealed is not None and len(sealed) > MAX_PAYLOAD:
-            raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
-        took = time.perf_counter() - begun
-        return encoded, NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=took)
-
-    def _failed(self, name: str, n: int, error: Exception, begun: float) -> NewStep:
-        text, details = encode_error(error, sealed=not self.worker.codecs.is_plain)
-        sealed, encoding = (None, None) if details is None else self.worker.codecs.seal(details)
-        took = time.perf_counter() - begun
-        return NewStep(name=name, n=n, error=text, result=sealed, encoding=encoding, seconds=took)
-
-    def _recall(self, known: Step, returned: ValueType) -> Any:
-        if known.error is not None:
-            try:
-                details = None if known.result is None else self.worker.codecs.open(known.result, known.encoding)
-            except CannotDecode:
-                details = None
-            raise remembered_error(known, details)
-        try:
-            return returned.decode(
-                None if known.result is None else self.worker.codecs.open(known.result, known.encoding)
-            )
-        except CannotDecode as error:
-            raise StepsChanged(
-                f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
-                execution_id=self.claimed.execution_id,
-            ) from error
-
-    async def _record(self, step: NewStep) -> datetime | None:
+    async def record(self, step: NewStep) -> datetime | None:
         """Remember a step; the calls of concurrent executions go together."""
-        await self._check()
+        await self.check()
         answer = await self.worker.record(self.handle, step)
         if isinstance(answer, FlowFabricError):
             if isinstance(answer, LeaseLost | ExecutionNotActive):
@@ -307,17 +168,8 @@ class Running:
             raise answer
         return answer
 
-    async def now(self) -> datetime:
-        await self._check()
-        if _in_step.get():
-            return self.database_now()
-        n, known = (await self.memory()).next("now", "now")
-        at = known.at if known is not None else await self._record(NewStep(name="now", n=n, kind="now"))
-        assert at is not None
-        return at
-
     async def progress(self, percent: int | None, message: str | None) -> None:
-        await self._check()
+        await self.check()
         try:
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
         except (LeaseLost, ExecutionNotActive) as error:
@@ -325,7 +177,7 @@ class Running:
             raise
 
     async def heartbeat(self) -> None:
-        await self._check()
+        await self.check()
         asked = time.monotonic()
         try:
             await self.worker.engine.renew(self.handle)
@@ -334,316 +186,35 @@ class Running:
             raise
         self.renewed_at = asked
 
-    async def sleep(self, pause: Duration) -> None:
-        await self._check()
-        span = _pause(pause)
-        if _in_step.get():
-            await asyncio.sleep(span.total_seconds())
-            return
-        until = await self._wake_time(span)
-        if span:
-            while not self.parking.is_over(until):
-                await self.parking.wait(Wait(until))
-
-    async def _wake_time(self, span: timedelta, name: str = "sleep") -> datetime:
-        n, known = (await self.memory()).next(name, "sleep")
-        if known is not None:
-            until = known.at
-        else:
-            until = await self._record(NewStep(name=name, n=n, kind="sleep", pause=span))
-        assert until is not None
-        return until
-
-    # Signals
-
-    async def waitpoint(self, request: WaitRequest) -> Opened:
-        """The waitpoints of a wait, with their tokens; the wait comes later."""
-        n, known = await self._next_wait(request)
-        opened = await self._open_wait(request, n, known)
-        return Opened(request, n, known, opened)
-
-    async def wait_for(self, request: WaitRequest, opened: Opened | None = None) -> Any:
-        """The signals that a wait is for, as the handler is given them."""
-        await self._check()
-        if opened is None:
-            n, known = await self._next_wait(request)
-        else:
-            n, known = opened.n, opened.known
-        try:
-            outcome, result = await self._end_of_wait(request, n, known, opened)
-        except asyncio.CancelledError as error:
-            # A wait that the handler cancels is over, and so it is in every later run, whatever arrives meanwhile.
-            if not self.is_cancelled and not self.is_parked and error.args != (HANDLER_ENDED,):
-                await self._settle(SignalWait(request, n, (), None, ()), give_up=True)
-            raise
-        while outcome == "given_up":
-            await self.parking.wait(Wait(None))  # nothing ends it: it was given up in favour of something else
-            await self._check()
-        return self._outcome_of_wait(request, outcome, result, opened)
-
-    async def _end_of_wait(
-        self, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
-    ) -> tuple[str, bytes | None]:
-        state = await self._settled(request, n, known, opened)
-        again = False
-        while isinstance(state, SignalWait):
-            if self._is_out_of_time(state):
-                await self.worker.rest(self, [Wait(None, None, state)])
-            else:
-                await self.parking.wait(Wait(state.until, None, state), again=again)
-            await self._check()
-            state = await self._settle(state)
-            again = True
-        return state
-
-    def _is_out_of_time(self, wait: SignalWait) -> bool:
-        """Whether the execution is to be left to the engine, which ends it as the wait says, whatever else goes on."""
-        return wait.ends_execution and wait.deadline is not None and self.parking.is_over(wait.deadline)
-
-    async def _next_wait(self, request: WaitRequest) -> tuple[int, Step | None]:
-        await self._check()
-        if _in_step.get():
-            raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
-        n, known = (await self.memory()).next(request.name, "wait")
-        if known is not None and len(known.waitpoint_ids) != len(request.keys):
-            raise StepsChanged(
-                f"an earlier run waited for {request.name!r} at {len(known.waitpoint_ids)} waitpoints,"
-                f" this one at {len(request.keys)}",
-                execution_id=self.claimed.execution_id,
-            )
-        return n, known
-
-    async def _open_wait(self, request: WaitRequest, n: int, known: Step | None) -> OpenWait:
-        try:
-            opened = await self.worker.engine.open_wait(self.handle, request.name, n, request.keys, request.timeout)
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.lost(self, error)
-            raise
-        if known is None and self.worker.step_hook is not None:
-            await self.worker.step_hook(self, request.name, n)
-        return opened
-
-    async def _settled(
-        self, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
-    ) -> SignalWait | tuple[str, bytes | None]:
-        """What came of a wait, or the wait, if it has to go on."""
-        if known is not None and known.encoding is not None:
-            return known.encoding, known.result
-        if known is None and opened is None:
-            made = await self._open_wait(request, n, known)
-            ids = [one.waitpoint_id for one in made.waitpoints]
-            return SignalWait(request, n, ids, made.deadline, [0] * len(ids))
-        if opened is not None:
-            ids = [one.waitpoint_id for one in opened.opened.waitpoints]
-            deadline = None
-            if request.timeout is not None:
-                deadline = await self._wake_time(request.timeout, f"timeout of wait {request.name} {n}")
-        else:
-            assert known is not None
-            ids, deadline = list(known.waitpoint_ids), known.at
-        return await self._settle(SignalWait(request, n, ids, deadline, [0] * len(ids)))
-
-    async def _settle(self, wait: SignalWait, *, give_up: bool = False) -> SignalWait | tuple[str, bytes | None]:
-        request = wait.request
-        try:
-            state = await self.worker.engine.settle_wait(
-                self.handle,
-                request.name,
-                wait.n,
-                request.condition,
-                reason_code=request.reason,
-                deadline=None if wait.ends_execution else wait.until,
-                give_up=give_up,
-            )
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.lost(self, error)
-            raise
-        except InvalidInput as error:
-            raise StepsChanged(
-                f"an earlier run waited for {request.name!r} at other waitpoints than {', '.join(request.keys)}",
-                execution_id=self.claimed.execution_id,
-            ) from error
-        if state.outcome != "open":
-            return state.outcome, state.result
-        wait.seen = state.seen
-        return wait
-
-    def _outcome_of_wait(
-        self, request: WaitRequest, outcome: str, result: bytes | None, opened: Opened | None = None
-    ) -> Any:
-        if opened is not None:
-            if opened.is_over:
-                raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
-            opened.is_over = outcome != "resumed"
-        if outcome == "resumed":
-            signals = request.signals(result, self.worker.codecs)
-            return signals[-1] if request.is_single else signals
-        if not isinstance(request.default, Raise):
-            return request.default
-        kind = "wait_timed_out" if outcome == "timed_out" else "wait_overridden"
-        raise NoSignal(kind, request.name, execution_id=self.claimed.execution_id)
-
-    def wait_in_thread(self, request: WaitRequest, opened: Opened | None = None) -> Any:
-        """The same for a plain handler, which is unwound while it waits."""
-
-        async def by_now() -> SignalWait | tuple[str, bytes | None]:
-            if opened is None:
-                n, known = await self._next_wait(request)
-            else:
-                n, known = opened.n, opened.known
-            return await self._settled(request, n, known, opened)
-
-        state = self.in_thread(by_now())
-        if isinstance(state, SignalWait):
-            self.wants_park = Wait(None if self._is_out_of_time(state) else state.until, None, state)
-            raise Interrupted("waits for signals")
-        outcome, result = state
-        return self._outcome_of_wait(request, outcome, result, opened)
-
-    # Other executions
-
-    async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]:
-        return await self.worker.client.send(new_submission(task, args, kwargs))
-
     @property
     def host(self) -> Host:
         return self.worker.app
 
-    async def submit_flow(self, flow: Flow) -> FlowRun:
-        return await self.worker.client.submit_flow(flow)
+    # What the handler does durably, chapter by chapter
 
-    def flow_result_in_thread(self, run: FlowRun) -> dict[str, Any]:
-        """The results of a flow for a plain handler, which is unwound while it waits."""
-        if not _in_step.get() and (live := self.in_thread(run.live())):
-            self._check_not_in(live)
-            self.wants_park = Wait(None, live[-1])
-            raise Interrupted("waits for a flow")
-        found: dict[str, Any] = self.in_thread(run.result())
-        return found
-
-    async def submit_durably(
-        self,
-        submission: Submission,
-        around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
-    ) -> Run[Any]:
-        await self._check()
-        name = f"submit {submission.kind}"
-        n, known = (await self.memory()).next(name, "submit")
-        if known is not None and known.child_id is not None:
-            is_new = known.encoding != "known"
-            return Run(known.child_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
-        run = await around(lambda changed: self._submit_child(name, n, changed))(submission)
-        if self.worker.step_hook is not None:
-            await self.worker.step_hook(self, name, n)
-        return run
-
-    async def _submit_child(self, name: str, n: int, submission: Submission) -> Run[Any]:
-        parent = str(self.claimed.execution_id)
-        item = submission.item(creator=parent)
-        engine, made = self.worker.engine, None
-        if submission.options.on_duplicate in ("raise", "replace") and item.idempotency_key:
-            # The key is settled first and then remembered, which finds it known: as made here, if an earlier run
-            # came no further than that.
-            try:
-                made = await self.worker.client.create(item, submission.options)
-            except Conflict as error:
-                standing = await engine.read_execution(ExecutionId(error.existing or ""))
-                if standing is None or standing.creator_identity != parent:
-                    raise
-        try:
-            verdict = await engine.submit_child(self.handle, name, n, item)
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.lost(self, error)
-            raise
-        is_new = isinstance(made or verdict, Created)
-        return Run(verdict.execution_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
-
-    async def flow_seed(self, name: str) -> UUID | None:
-        """What the ids of a flow submitted here come from, the same in every run of the handler; None inside a step."""
-        await self._check()
-        if _in_step.get():
-            return None
-        step = f"flow {name}"
-        n, known = (await self.memory()).next(step, "submit")
-        if known is not None and known.result is not None:
-            return UUID(bytes=known.result)
-        seed = mint_uuid()
-        await self._record(NewStep(name=step, n=n, kind="submit", result=seed.bytes))
-        return seed
-
-    async def end_of_flow(
-        self, flow_id: FlowId, live: Callable[[], Awaitable[list[ExecutionId]]], timeout: timedelta | None = None
-    ) -> None:
-        """Wait until none of a flow's members is `live`. That it took too long is remembered for this run."""
-        await self._check()
-        name = f"result of flow {flow_id}"
-        n, known = (await self.memory()).next(name, "result")
-        late = TimedOut("flow", round((timeout or timedelta()).total_seconds() * 1000))
-        if known is not None:
-            raise late
-        until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
-        while left := await live():
-            self._check_not_in(left)
-            if until is not None and self.parking.is_over(until):
-                text, _ = encode_error(late, sealed=False)
-                await self._record(NewStep(name=name, n=n, kind="result", error=text))
-                raise late
-            await self.parking.wait(Wait(until, left[-1]))
-
-    def _check_not_in(self, members: Sequence[ExecutionId]) -> None:
-        if self.claimed.execution_id in members:
-            raise InvalidInput(
-                "a node cannot wait for the end of its own flow", field="run", allowed="another flow, or single nodes"
-            )
-
-    async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
-        """How another execution ended.
-
-        A success is remembered for good. That it failed, or was late, is remembered for this run of the handler: a
-        retry looks again.
-        """
-        await self._check()
-        name = self._name_of_result(execution_id)
-        n, known = (await self.memory()).next(name, "result")
-        late = TimedOut("result", round((timeout or timedelta()).total_seconds() * 1000))
-        if known is not None:
-            if known.result is None:
-                raise late
-            return self._recall_outcome(known.result, known.encoding)
-        until = None if timeout is None else await self._wake_time(timeout, f"timeout of {name}")
-        while (found := await self.worker.reports.outcome(execution_id)) is None:
-            if until is not None and self.parking.is_over(until):
-                text, _ = encode_error(late, sealed=False)
-                await self._record(NewStep(name=name, n=n, kind="result", error=text))
-                raise late
-            await self.parking.wait(Wait(until, execution_id))
-        await self._record(self._ended(name, n, found))
-        return found
-
-    def _name_of_result(self, execution_id: ExecutionId) -> str:
-        if execution_id == self.claimed.execution_id:
-            raise InvalidInput("an execution cannot wait for its own end", field="run", allowed="another execution")
-        return f"result {execution_id}"
-
-    def _ended(self, name: str, n: int, found: Outcome) -> NewStep:
-        sealed, encoding = self.worker.codecs.seal(_OUTCOME.encode(found) or b"")
-        error = None
-        if found.state is not State.COMPLETED:
-            how = "purged" if found.state is None else found.state.value
-            kind, message, _ = parse_failure(found.failure_reason)
-            error = msgspec.json.encode({"type": kind or how, "message": message[:200] or how}).decode()
-        return NewStep(name=name, n=n, kind="result", result=sealed, encoding=encoding, error=error)
-
-    def _recall_outcome(self, result: bytes, encoding: str | None) -> Outcome:
-        found: Outcome = _OUTCOME.decode(self.worker.codecs.open(result, encoding))
-        return found
+    step = steps.step
+    step_in_thread = steps.step_in_thread
+    now = steps.now
+    sleep = waits.sleep
+    sleep_in_thread = waits.sleep_in_thread
+    waitpoint = waits.waitpoint
+    wait_for = waits.wait_for
+    wait_in_thread = waits.wait_in_thread
+    submit = children.submit
+    submit_flow = children.submit_flow
+    submit_durably = children.submit_durably
+    flow_seed = children.flow_seed
+    outcome_of = children.outcome_of
+    result_in_thread = children.result_in_thread
+    end_of_flow = children.end_of_flow
+    flow_result_in_thread = children.flow_result_in_thread
 
     # Threads of plain handlers
 
     def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the worker's loop and wait for it in this thread."""
         try:
-            self._check_thread()
+            self.check_thread()
         except Interrupted:
             work.close()
             raise
@@ -654,80 +225,13 @@ class Running:
                 raise Interrupted(self.stop_reason) from None
             raise
 
-    def _check_thread(self) -> None:
+    def check_thread(self) -> None:
         if not self.is_cancelled and self.wants_park is None:
             return
         self._refused += 1
         if self._refused > _REFUSALS:
             time.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
         raise Interrupted(self.stop_reason)
-
-    def step_in_thread(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        retry: RetryPolicy | None,
-    ) -> Any:
-        self._check_thread()
-        check_name(name)
-        returned = _returned(name, fn)
-        if inspect.iscoroutinefunction(fn):
-            raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
-        if _in_step.get():
-            return _try_here(fn, args, kwargs, retry)
-
-        async def begin() -> tuple[int, Step | None]:
-            return (await self.memory()).next(name, "step")
-
-        n, known = self.in_thread(begin())
-        if known is not None:
-            return self._recall(known, returned)
-        begun = time.perf_counter()
-        try:
-            with _inside_step():
-                value = _try_here(fn, args, kwargs, retry)
-            encoded, done = self._done(name, n, value, returned, begun)
-        except (RetryLater, Reject):
-            raise
-        except Exception as error:
-            self.in_thread(self._record(self._failed(name, n, error, begun)))
-            raise
-        self.in_thread(self._record(done))
-        if self.worker.step_hook is not None:
-            self.in_thread(self.worker.step_hook(self, name, n))
-        return returned.decode(encoded)
-
-    def sleep_in_thread(self, pause: Duration) -> None:
-        span = _pause(pause)
-        if _in_step.get():
-            time.sleep(span.total_seconds())
-            return
-        until: datetime = self.in_thread(self._wake_time(span))
-        if span and not self.parking.is_over(until):
-            self.wants_park = Wait(until)
-            raise Interrupted("sleeps")
-
-    def result_in_thread(self, run: Run[Any]) -> Any:
-        if _in_step.get():
-            return self.in_thread(run.result())
-        outcome = self.in_thread(self._outcome_by_now(run.execution_id))
-        if outcome is None:
-            self.wants_park = Wait(None, run.execution_id)
-            raise Interrupted("waits for another execution")
-        client = self.worker.client
-        return result_of(run.execution_id, outcome, client.result_type(run.kind), client.codecs)
-
-    async def _outcome_by_now(self, execution_id: ExecutionId) -> Outcome | None:
-        name = self._name_of_result(execution_id)
-        n, known = (await self.memory()).next(name, "result")
-        if known is not None and known.result is not None:
-            return self._recall_outcome(known.result, known.encoding)
-        found = await self.worker.reports.outcome(execution_id)
-        if found is not None:
-            await self._record(self._ended(name, n, found))
-        return found
 
     # The end
 
@@ -764,71 +268,3 @@ class Running:
             " the code was changed while the execution was under way",
             execution_id=self.claimed.execution_id,
         )
-
-
-_OUTCOME = ValueType.of(Outcome)
-
-
-@contextlib.contextmanager
-def _inside_step() -> Iterator[None]:
-    """What is called here is part of the step: nothing of it is remembered by itself."""
-    inside, scope = _in_step.set(True), current.running.set(None)
-    try:
-        yield
-    finally:
-        _in_step.reset(inside)
-        current.running.reset(scope)
-
-
-def _returned(name: str, fn: Callable[..., Any]) -> ValueType:
-    if not callable(fn):
-        if inspect.iscoroutine(fn):
-            fn.close()
-        raise InvalidInput(
-            f"step {name!r} was given a {type(fn).__name__}",
-            field="fn",
-            allowed="a function, and its arguments after it",
-        )
-    return ValueType.returned_by(fn)
-
-
-def _pause(pause: Duration) -> timedelta:
-    span = duration(pause, "pause")
-    if span < timedelta(0):
-        raise InvalidInput(f"got {pause!r}", field="pause", allowed="no time or more")
-    return span
-
-
-def _try_here(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], retry: RetryPolicy | None
-) -> Any:
-    """Call a plain function, again where its policy says so."""
-    tries = 0
-    while True:
-        try:
-            return fn(*args, **kwargs)
-        except (RetryLater, Reject):
-            raise
-        except Exception as error:
-            tries += 1
-            if retry is None or not _may_retry(retry, tries, error):
-                raise
-        time.sleep(_backoff(retry, tries - 1))
-
-
-def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:
-    categories = policy.retryable_categories
-    return tries <= policy.max_retries and (not categories or type(error).__name__ in categories)
-
-
-def _backoff(policy: RetryPolicy, retries: int) -> float:
-    """Seconds before the next try of a step."""
-    backoff = policy.backoff
-    if isinstance(backoff, Exponential):
-        most = duration(backoff.maximum, "maximum").total_seconds()
-        try:
-            pause = min(duration(backoff.initial, "initial").total_seconds() * backoff.multiplier**retries, most)
-        except OverflowError:
-            pause = most
-        return pause * random.uniform(0.5, 1) if backoff.jitter else pause  # noqa: S311 - no secret
-    return duration(backoff.delay, "delay").total_seconds()
