@@ -233,7 +233,7 @@ class _RunTwice(Middleware):
 
 def _left_out(running: Running) -> list[tuple[str, int]]:
     """The steps that are remembered and were not asked for, by name and use."""
-    memory = running._memory
+    memory = running.loaded_memory
     return [] if memory is None or running.task.steps == "lenient" else memory.not_reached()
 
 

@@ -17,12 +17,13 @@ from uuid import UUID
 from flowfabric.app import App, Task
 from flowfabric.client import current, passing
 from flowfabric.client.client import AsyncClient
-from flowfabric.contexts import Context, SyncContext
+from flowfabric.contexts import Context
 from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
 from flowfabric.middleware import chain_execute, overriding
 from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewStep
+from flowfabric.sync_contexts import SyncContext
 from flowfabric.worker.claims import Shares
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.parking import MOST, Wait

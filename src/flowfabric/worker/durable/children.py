@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from flowfabric.client.client import new_submission
-from flowfabric.client.failure import parse_failure, result_of
-from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.failure import parse_failure
 from flowfabric.client.run import Run
-from flowfabric.client.submission import Submission, Submittable
+from flowfabric.client.submission import Submission
 from flowfabric.contracts import ValueType
 from flowfabric.errors import (
     Conflict,
     ExecutionNotActive,
-    Interrupted,
     InvalidInput,
     LeaseLost,
     TimedOut,
@@ -32,29 +29,10 @@ from flowfabric.worker.durable.steps import in_step
 from flowfabric.worker.durable.waits import wake_time
 
 if TYPE_CHECKING:
-    from flowfabric.flow import Flow
     from flowfabric.worker.durable.running import Running
 
 R = TypeVar("R")
 _OUTCOME = ValueType.of(Outcome)
-
-
-async def submit(running: Running, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]:
-    return await running.worker.client.send(new_submission(task, args, kwargs))
-
-
-async def submit_flow(running: Running, flow: Flow) -> FlowRun:
-    return await running.worker.client.submit_flow(flow)
-
-
-def flow_result_in_thread(running: Running, run: FlowRun) -> dict[str, Any]:
-    """The results of a flow for a plain handler, which is unwound while it waits."""
-    if not in_step.get() and (live := running.in_thread(run.live())):
-        _check_not_in(running, live)
-        running.wants_park = Wait(None, live[-1])
-        raise Interrupted("waits for a flow")
-    found: dict[str, Any] = running.in_thread(run.result())
-    return found
 
 
 async def submit_durably(
@@ -183,26 +161,4 @@ def _ended(running: Running, name: str, n: int, found: Outcome) -> NewStep:
 
 def _recall_outcome(running: Running, result: bytes, encoding: str | None) -> Outcome:
     found: Outcome = _OUTCOME.decode(running.worker.codecs.open(result, encoding))
-    return found
-
-
-def result_in_thread(running: Running, run: Run[Any]) -> Any:
-    if in_step.get():
-        return running.in_thread(run.result())
-    outcome = running.in_thread(_outcome_by_now(running, run.execution_id))
-    if outcome is None:
-        running.wants_park = Wait(None, run.execution_id)
-        raise Interrupted("waits for another execution")
-    client = running.worker.client
-    return result_of(run.execution_id, outcome, client.result_type(run.kind), client.codecs)
-
-
-async def _outcome_by_now(running: Running, execution_id: ExecutionId) -> Outcome | None:
-    name = _name_of_result(running, execution_id)
-    n, known = (await running.memory()).next(name, "result")
-    if known is not None and known.result is not None:
-        return _recall_outcome(running, known.result, known.encoding)
-    found = await running.worker.reports.outcome(execution_id)
-    if found is not None:
-        await running.record(_ended(running, name, n, found))
     return found

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.client.current import background
+from flowfabric.errors import Interrupted
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
 from flowfabric.signals import WaitRequest
 from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.in_thread import calling_thread
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -106,7 +108,11 @@ class Parking:
         self._passed = until if self._passed is None else max(until, self._passed)
 
     async def wait(self, wait: Wait, *, again: bool = False) -> None:
-        """Wait for what it says; may come back early. `again`: it did, and there is no reason to look at once."""
+        """Wait for what it says; may come back early. `again`: it did, and there is no reason to look at once.
+
+        A synchronous handler has one place where it can wait, so it is unwound there and parked afterwards.
+        """
+        self._unwind(wait)
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
         self.waits[gate] = wait
@@ -130,6 +136,17 @@ class Parking:
             del self.waits[gate]
             if wait.told is not None:
                 wait.told.cancel()
+
+    async def leave(self, wait: Wait) -> None:
+        """Leave the execution to the engine until the wait is over, whatever else the handler does."""
+        self._unwind(wait)
+        await self._running.worker.rest(self._running, [wait])
+
+    def _unwind(self, wait: Wait) -> None:
+        """Unwind a handler that waits from a thread."""
+        if calling_thread.get() is not None:
+            self._running.wants_park = wait
+            raise Interrupted("it waits without a worker")
 
     def _open(self, gate: asyncio.Future[None]) -> None:
         # What comes while the lease is being given back is looked at afterwards.

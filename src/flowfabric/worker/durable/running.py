@@ -12,28 +12,26 @@ there.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import time
-from collections.abc import Coroutine
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,
-    Interrupted,
     LeaseLost,
     StepsChanged,
 )
 from flowfabric.models import Claimed, Handle, HandleKind, NewStep
-from flowfabric.worker.durable import children, steps, waits
+from flowfabric.worker.durable import children, in_thread, steps, waits
 from flowfabric.worker.durable.memory import Memory
 from flowfabric.worker.durable.parking import Parking
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
     from flowfabric.app import Task
+    from flowfabric.client.client import AsyncClient
     from flowfabric.flow import Host
     from flowfabric.worker.runtime import Runtime
 
@@ -49,7 +47,6 @@ class Running:
     __slots__ = (
         "_lag",
         "_log",
-        "_memory",
         "_memory_loading",
         "_parking",
         "_refused",
@@ -61,6 +58,7 @@ class Running:
         "is_lost",
         "is_parked",
         "is_stopping",
+        "loaded_memory",
         "renewed_at",
         "stop_reason",
         "task",
@@ -87,7 +85,7 @@ class Running:
         # Of a plain handler: what it waits for, once it is being unwound.
         self.wants_park: Any = None
         self._lag = time.monotonic() - claimed_at
-        self._memory: Memory | None = None
+        self.loaded_memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None
         self._refused = 0
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
@@ -133,30 +131,36 @@ class Running:
         return self.handle.kind is HandleKind.FRESH and claimed.retry_count == 0 == claimed.replay_count
 
     async def memory(self) -> Memory:
-        if self._memory is None:
+        if self.loaded_memory is None:
             if self.is_first:
-                self._memory = Memory()
-                return self._memory
+                self.loaded_memory = Memory()
+                return self.loaded_memory
             if self._memory_loading is None or self._memory_loading.done():
                 self._memory_loading = asyncio.ensure_future(self._load())
             await asyncio.shield(self._memory_loading)
-        assert self._memory is not None
-        return self._memory
+        assert self.loaded_memory is not None
+        return self.loaded_memory
 
     async def _load(self) -> None:
         claimed = self.claimed
         steps = await self.worker.reports.load_steps(claimed.execution_id)
-        self._memory = Memory(steps, claimed.retry_count + claimed.replay_count)
+        self.loaded_memory = Memory(steps, claimed.retry_count + claimed.replay_count)
 
     async def check(self) -> None:
         """Refuse what a handler asks for that was told to stop."""
         if not self.is_cancelled:
             return
-        self._refused += 1
-        if self._refused > _REFUSALS:
-            # One that will not hear of it, and asks again and again, must not hold the loop up.
-            await asyncio.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
+        if wait := self.refused():
+            await asyncio.sleep(wait)
         raise asyncio.CancelledError(self.stop_reason)
+
+    def refused(self) -> float:
+        """Count a refusal; returns for how many seconds the handler must wait for it.
+
+        A handler that ignores the first ones and asks again and again must not hold up the loop.
+        """
+        self._refused += 1
+        return min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT) if self._refused > _REFUSALS else 0
 
     async def record(self, step: NewStep) -> datetime | None:
         """Remember a step; the calls of concurrent executions go together."""
@@ -187,51 +191,27 @@ class Running:
         self.renewed_at = asked
 
     @property
+    def client(self) -> AsyncClient:
+        """Submits what the handler submits."""
+        return self.worker.client
+
+    @property
     def host(self) -> Host:
+        """Where its flows are submitted."""
         return self.worker.app
 
     # What the handler does durably, chapter by chapter
 
     step = steps.step
-    step_in_thread = steps.step_in_thread
     now = steps.now
     sleep = waits.sleep
-    sleep_in_thread = waits.sleep_in_thread
     waitpoint = waits.waitpoint
     wait_for = waits.wait_for
-    wait_in_thread = waits.wait_in_thread
-    submit = children.submit
-    submit_flow = children.submit_flow
     submit_durably = children.submit_durably
     flow_seed = children.flow_seed
     outcome_of = children.outcome_of
-    result_in_thread = children.result_in_thread
     end_of_flow = children.end_of_flow
-    flow_result_in_thread = children.flow_result_in_thread
-
-    # Threads of plain handlers
-
-    def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the worker's loop and wait for it in this thread."""
-        try:
-            self.check_thread()
-        except Interrupted:
-            work.close()
-            raise
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self.worker.loop).result()
-        except (asyncio.CancelledError, concurrent.futures.CancelledError, LeaseLost, ExecutionNotActive):
-            if self.is_cancelled:
-                raise Interrupted(self.stop_reason) from None
-            raise
-
-    def check_thread(self) -> None:
-        if not self.is_cancelled and self.wants_park is None:
-            return
-        self._refused += 1
-        if self._refused > _REFUSALS:
-            time.sleep(min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT))
-        raise Interrupted(self.stop_reason)
+    in_thread = in_thread.in_thread
 
     # The end
 

@@ -19,14 +19,10 @@ from typing import TYPE_CHECKING, Any
 from flowfabric.client import current
 from flowfabric.contracts import CannotDecode, ValueType
 from flowfabric.engine.calls import MAX_PAYLOAD
-from flowfabric.errors import (
-    InvalidInput,
-    Reject,
-    RetryLater,
-    StepsChanged,
-)
+from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
 from flowfabric.models import NewStep, Step
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
+from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
 
 if TYPE_CHECKING:
@@ -44,29 +40,44 @@ async def step(
     retry: RetryPolicy | None,
     timeout: Duration | None,
 ) -> Any:
+    """Run a function once under this name, and return what it returned, in this run and in every later one."""
     await running.check()
     check_name(name)
     returned = _returned(name, fn)
+    if calling_thread.get() is not None and inspect.iscoroutinefunction(fn):
+        raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
     seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
     if in_step.get():
         return await _try(running, fn, args, kwargs, retry, seconds)
-    n, known = (running._memory or await running.memory()).next(name, "step")
+    use, known = (running.loaded_memory or await running.memory()).next(name, "step")
     if known is not None:
         return _recall(running, known, returned)
     begun = time.perf_counter()
     try:
         with _inside_step():
             value = await _try(running, fn, args, kwargs, retry, seconds)
-        encoded, done = _done(running, name, n, value, returned, begun)
+        encoded, done = _done(running, name, use, value, returned, begun)
     except (RetryLater, Reject):
         raise  # about the task, not about the step
     except Exception as error:
-        await running.record(_failed(running, name, n, error, begun))
+        await running.record(_failed(running, name, use, error, begun))
         raise
     await running.record(done)
     if running.worker.step_hook is not None:
-        await running.worker.step_hook(running, name, n)
+        await running.worker.step_hook(running, name, use)
+    # Decoded from what is stored, not the object that the function returned: a later run gets the same.
     return returned.decode(encoded)
+
+
+async def now(running: Running) -> datetime:
+    """The database's time when the handler first asked."""
+    await running.check()
+    if in_step.get():
+        return running.database_now()
+    use, known = (await running.memory()).next("now", "now")
+    at = known.at if known is not None else await running.record(NewStep(name="now", n=use, kind="now"))
+    assert at is not None
+    return at
 
 
 async def _try(
@@ -77,6 +88,7 @@ async def _try(
     retry: RetryPolicy | None,
     seconds: float | None,
 ) -> Any:
+    """Call the function, again where its policy says so."""
     tries = 0
     while True:
         try:
@@ -94,6 +106,9 @@ async def _try(
 
 
 async def _call(running: Running, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    thread = calling_thread.get()
+    if thread is not None:
+        return await thread.run(_call_inside_step, fn, args, kwargs)
     if inspect.iscoroutinefunction(fn):
         return await fn(*args, **kwargs)
     target = getattr(fn, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
@@ -103,90 +118,9 @@ async def _call(running: Running, fn: Callable[..., Any], args: tuple[Any, ...],
     return await value if inspect.isawaitable(value) else value
 
 
-def _done(
-    running: Running, name: str, n: int, value: Any, returned: ValueType, begun: float
-) -> tuple[bytes | None, NewStep]:
-    """The result of a step, as it is read back and as it is stored."""
-    what = f"result of step {name!r}"
-    encoded = returned.encode(value, field=what)
-    sealed, encoding = (None, None) if encoded is None else running.worker.codecs.seal(encoded)
-    if sealed is not None and len(sealed) > MAX_PAYLOAD:
-        raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
-    took = time.perf_counter() - begun
-    return encoded, NewStep(name=name, n=n, result=sealed, encoding=encoding, seconds=took)
-
-
-def _failed(running: Running, name: str, n: int, error: Exception, begun: float) -> NewStep:
-    text, details = encode_error(error, sealed=not running.worker.codecs.is_plain)
-    sealed, encoding = (None, None) if details is None else running.worker.codecs.seal(details)
-    took = time.perf_counter() - begun
-    return NewStep(name=name, n=n, error=text, result=sealed, encoding=encoding, seconds=took)
-
-
-def _recall(running: Running, known: Step, returned: ValueType) -> Any:
-    if known.error is not None:
-        try:
-            details = None if known.result is None else running.worker.codecs.open(known.result, known.encoding)
-        except CannotDecode:
-            details = None
-        raise remembered_error(known, details)
-    try:
-        return returned.decode(
-            None if known.result is None else running.worker.codecs.open(known.result, known.encoding)
-        )
-    except CannotDecode as error:
-        raise StepsChanged(
-            f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
-            execution_id=running.claimed.execution_id,
-        ) from error
-
-
-async def now(running: Running) -> datetime:
-    await running.check()
-    if in_step.get():
-        return running.database_now()
-    n, known = (await running.memory()).next("now", "now")
-    at = known.at if known is not None else await running.record(NewStep(name="now", n=n, kind="now"))
-    assert at is not None
-    return at
-
-
-def step_in_thread(
-    running: Running,
-    name: str,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    retry: RetryPolicy | None,
-) -> Any:
-    running.check_thread()
-    check_name(name)
-    returned = _returned(name, fn)
-    if inspect.iscoroutinefunction(fn):
-        raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
-    if in_step.get():
-        return _try_here(fn, args, kwargs, retry)
-
-    async def begin() -> tuple[int, Step | None]:
-        return (await running.memory()).next(name, "step")
-
-    n, known = running.in_thread(begin())
-    if known is not None:
-        return _recall(running, known, returned)
-    begun = time.perf_counter()
-    try:
-        with _inside_step():
-            value = _try_here(fn, args, kwargs, retry)
-        encoded, done = _done(running, name, n, value, returned, begun)
-    except (RetryLater, Reject):
-        raise
-    except Exception as error:
-        running.in_thread(running.record(_failed(running, name, n, error, begun)))
-        raise
-    running.in_thread(running.record(done))
-    if running.worker.step_hook is not None:
-        running.in_thread(running.worker.step_hook(running, name, n))
-    return returned.decode(encoded)
+def _call_inside_step(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    with _inside_step():
+        return fn(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -212,21 +146,42 @@ def _returned(name: str, fn: Callable[..., Any]) -> ValueType:
     return ValueType.returned_by(fn)
 
 
-def _try_here(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], retry: RetryPolicy | None
-) -> Any:
-    """Call a plain function, again where its policy says so."""
-    tries = 0
-    while True:
+def _done(
+    running: Running, name: str, use: int, value: Any, returned: ValueType, begun: float
+) -> tuple[bytes | None, NewStep]:
+    """The result of a step, as it is read back and as it is stored."""
+    what = f"result of step {name!r}"
+    encoded = returned.encode(value, field=what)
+    sealed, encoding = (None, None) if encoded is None else running.worker.codecs.seal(encoded)
+    if sealed is not None and len(sealed) > MAX_PAYLOAD:
+        raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
+    took = time.perf_counter() - begun
+    return encoded, NewStep(name=name, n=use, result=sealed, encoding=encoding, seconds=took)
+
+
+def _failed(running: Running, name: str, use: int, error: Exception, begun: float) -> NewStep:
+    text, details = encode_error(error, sealed=not running.worker.codecs.is_plain)
+    sealed, encoding = (None, None) if details is None else running.worker.codecs.seal(details)
+    took = time.perf_counter() - begun
+    return NewStep(name=name, n=use, error=text, result=sealed, encoding=encoding, seconds=took)
+
+
+def _recall(running: Running, known: Step, returned: ValueType) -> Any:
+    """What a step of an earlier run returned, or the exception it failed with."""
+    codecs = running.worker.codecs
+    if known.error is not None:
         try:
-            return fn(*args, **kwargs)
-        except (RetryLater, Reject):
-            raise
-        except Exception as error:
-            tries += 1
-            if retry is None or not _may_retry(retry, tries, error):
-                raise
-        time.sleep(_backoff(retry, tries - 1))
+            details = None if known.result is None else codecs.open(known.result, known.encoding)
+        except CannotDecode:
+            details = None
+        raise remembered_error(known, details)
+    try:
+        return returned.decode(None if known.result is None else codecs.open(known.result, known.encoding))
+    except CannotDecode as error:
+        raise StepsChanged(
+            f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
+            execution_id=running.claimed.execution_id,
+        ) from error
 
 
 def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:
@@ -240,8 +195,8 @@ def _backoff(policy: RetryPolicy, retries: int) -> float:
     if isinstance(backoff, Exponential):
         most = duration(backoff.maximum, "maximum").total_seconds()
         try:
-            pause = min(duration(backoff.initial, "initial").total_seconds() * backoff.multiplier**retries, most)
+            wait = min(duration(backoff.initial, "initial").total_seconds() * backoff.multiplier**retries, most)
         except OverflowError:
-            pause = most
-        return pause * random.uniform(0.5, 1) if backoff.jitter else pause  # noqa: S311 - no secret
+            wait = most
+        return wait * random.uniform(0.5, 1) if backoff.jitter else wait  # noqa: S311 - no secret
     return duration(backoff.delay, "delay").total_seconds()

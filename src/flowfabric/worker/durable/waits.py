@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from flowfabric.errors import (
     ExecutionNotActive,
-    Interrupted,
     InvalidInput,
     LeaseLost,
     NoSignal,
@@ -96,7 +94,7 @@ async def _end_of_wait(
     again = False
     while isinstance(state, SignalWait):
         if _is_out_of_time(running, state):
-            await running.worker.rest(running, [Wait(None, None, state)])
+            await running.parking.leave(Wait(None, None, state))
         else:
             await running.parking.wait(Wait(state.until, None, state), again=again)
         await running.check()
@@ -198,35 +196,6 @@ def _outcome_of_wait(
         return request.default
     kind = "wait_timed_out" if outcome == "timed_out" else "wait_overridden"
     raise NoSignal(kind, request.name, execution_id=running.claimed.execution_id)
-
-
-def wait_in_thread(running: Running, request: WaitRequest, opened: Opened | None = None) -> Any:
-    """The same for a plain handler, which is unwound while it waits."""
-
-    async def by_now() -> SignalWait | tuple[str, bytes | None]:
-        if opened is None:
-            n, known = await _next_wait(running, request)
-        else:
-            n, known = opened.n, opened.known
-        return await _settled(running, request, n, known, opened)
-
-    state = running.in_thread(by_now())
-    if isinstance(state, SignalWait):
-        running.wants_park = Wait(None if _is_out_of_time(running, state) else state.until, None, state)
-        raise Interrupted("waits for signals")
-    outcome, result = state
-    return _outcome_of_wait(running, request, outcome, result, opened)
-
-
-def sleep_in_thread(running: Running, pause: Duration) -> None:
-    span = _pause(pause)
-    if in_step.get():
-        time.sleep(span.total_seconds())
-        return
-    until: datetime = running.in_thread(wake_time(running, span))
-    if span and not running.parking.is_over(until):
-        running.wants_park = Wait(until)
-        raise Interrupted("sleeps")
 
 
 def _pause(pause: Duration) -> timedelta:
