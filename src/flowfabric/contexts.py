@@ -33,19 +33,15 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Opened(Protocol):
-    """Waitpoints that are open."""
-
-    @property
-    def opened(self) -> OpenWait: ...
-
-
 class Scope(Protocol):
     """The running handler, as its context sees it."""
 
     claimed: Claimed
     is_parked: bool
-    wants_park: object  # of a plain handler, from where it waits until it is unwound
+
+    @property
+    def unwound_at(self) -> object:
+        """Where a synchronous handler waits, from then on until it has ended."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -68,8 +64,8 @@ class Scope(Protocol):
     def client(self) -> AsyncClient: ...
     @property
     def host(self) -> Host: ...
-    async def waitpoint(self, request: WaitRequest) -> Opened: ...
-    async def wait_for(self, request: WaitRequest, opened: Any = None) -> Any: ...
+    async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
+    async def wait_for(self, request: WaitRequest, opened: OpenWait | None = None) -> Any: ...
     def in_thread(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
@@ -163,7 +159,7 @@ class Facts:
     @property
     def is_parked(self) -> bool:
         """Whether the handler is being stopped because all it waits for needs no worker."""
-        return self._scope.is_parked or self._scope.wants_park is not None
+        return self._scope.is_parked or self._scope.unwound_at is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -297,14 +293,14 @@ class WaitpointFacts:
 
     __slots__ = ("_name", "_opened", "_scope", "execution_id", "id", "key", "token")
 
-    def __init__(self, scope: Scope, key: str, name: str | None, opened: Opened) -> None:
+    def __init__(self, scope: Scope, key: str, name: str | None, opened: OpenWait) -> None:
         self._scope = scope
         self._name = name
         self._opened = opened
         self.key = key
         self.execution_id = scope.claimed.execution_id
-        self.id: UUID = opened.opened.waitpoints[0].waitpoint_id
-        self.token: WaitpointToken = opened.opened.waitpoints[0].waitpoint_token
+        self.id: UUID = opened.waitpoints[0].waitpoint_id
+        self.token: WaitpointToken = opened.waitpoints[0].waitpoint_token
 
     @property
     def callback(self) -> str:

@@ -75,7 +75,7 @@ from flowfabric.models import (
     UsePending,
     Wait,
     WaitpointToken,
-    WaitState,
+    WaitResult,
 )
 from flowfabric.state import State
 
@@ -680,6 +680,7 @@ class Suspensions(Calls):
         if row["code"] != "ok":
             raise _refused(row, fences.execution_id(0), None)
         return OpenWait(
+            use=n,
             waitpoints=tuple(
                 BoundWaitpoint(waitpoint_id, key, WaitpointToken(token))
                 for waitpoint_id, key, token in zip(
@@ -699,7 +700,7 @@ class Suspensions(Calls):
         reason_code: ReasonCode = "waiting_for_signal",
         deadline: datetime | None = None,
         give_up: bool = False,
-    ) -> WaitState:
+    ) -> WaitResult:
         """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
         fences = Fences([authority])
         row = await self._row(
@@ -716,7 +717,7 @@ class Suspensions(Calls):
         )
         if row["code"] != "ok":
             raise _refused(row, fences.execution_id(0), None)
-        return WaitState(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))
+        return WaitResult(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))
 
 
 def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:

@@ -88,11 +88,11 @@ class KitWorker(Worker):
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()
-            for gate, wait in list(one.parking.waits.items()):
+            for opened, gate in list(one.parking.gates.items()):
                 # While it is being parked the database decides.
-                is_over = wait.until is not None and wait.until <= now
-                if is_over and not one.parking.is_under_way and not gate.done():
-                    gate.set_result(None)
+                is_over = gate.until is not None and gate.until <= now
+                if is_over and not one.parking.is_under_way and not opened.done():
+                    opened.set_result(None)
 
     # Steps
 
@@ -161,7 +161,7 @@ class KitWorker(Worker):
         gates = self._resting[running]
         # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
         while running.task.signature.is_async and time.monotonic() < until:
-            if task_tree.all_wait(running.tasks, {*gates, *running.parking.waits}):
+            if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates}):
                 break
             await asyncio.sleep(_LOOK)
         del self._resting[running]

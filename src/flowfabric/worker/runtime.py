@@ -20,13 +20,13 @@ from flowfabric.client.client import AsyncClient
 from flowfabric.contexts import Context
 from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
+from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
 from flowfabric.middleware import chain_execute, overriding
-from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewStep
+from flowfabric.models import Claimed, Failure, Handle, NewStep
 from flowfabric.sync_contexts import SyncContext
 from flowfabric.worker.claims import Shares
 from flowfabric.worker.durable import task_tree
-from flowfabric.worker.durable.parking import MOST, Wait
+from flowfabric.worker.durable.parking import park
 from flowfabric.worker.durable.running import Running
 from flowfabric.worker.durable.waits import HANDLER_ENDED
 from flowfabric.worker.failures import BadResult, failure_of
@@ -198,18 +198,18 @@ class Runtime:
                 running.call = Interruptible()
                 value = await self.threads.run(running.call, task.function, kwargs)
             except BaseException:
-                if running.wants_park is None or running.is_cancelled:
+                if running.unwound_at is None or running.is_cancelled:
                     raise
                 # Whatever became of it on the way out: it waits, and will be run again.
-            if running.wants_park is None:
+            if running.unwound_at is None:
                 return value
-            wait: Wait = running.wants_park
-            because = await self.rest(running, [wait])
+            gate = running.unwound_at
+            because = await park(running, [gate])
             if because is None:
                 raise Interrupted("parked")
             # Nothing to wait for after all: from the top, with what is remembered.
-            if because == "due" and wait.until is not None:
-                running.parking.pass_time(wait.until)
+            if because == "due" and gate.until is not None:
+                running.parking.pass_time(gate.until)
             await running.forget()
 
     def _pool(self) -> ProcessPool:
@@ -271,67 +271,6 @@ class Runtime:
     def is_over(self, running: Running) -> bool:
         """Whether a handler may not run any longer. May be called by any thread."""
         return running.is_cancelled or (self._ends_at is not None and time.monotonic() > self._ends_at)
-
-    async def rest(self, running: Running, waits: Sequence[Wait]) -> str | None:
-        """Give the lease back until one of the waits is over; else which is: `ended`, `due` or `signal`."""
-        while not running.is_cancelled:
-            try:
-                because = await self._rest(running, waits)
-            except (LeaseLost, ExecutionNotActive) as error:
-                self.lost(running, error)
-                break
-            except FlowFabricError as error:
-                if not error.retryable:
-                    raise
-                log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
-                await asyncio.sleep(0.5)
-                continue
-            if because is not None:
-                return because
-            running.is_parked = True
-            self.let_go(running)
-            running.stop("it waits without a worker")
-            break
-        return None
-
-    async def _rest(self, running: Running, waits: Sequence[Wait]) -> str | None:
-        """Once: suspend on the signals of one wait alone, park for anything else."""
-        waits = [wait for wait in waits if wait.is_for_something]
-        if not waits:
-            raise InvalidInput("all it waits for was given up", field="wait_for")
-        first = min((wait.until for wait in waits if wait.until is not None), default=None)
-        alone = waits[0].signals if len(waits) == 1 else None
-        if alone is None:
-            ends = sorted({wait.execution_id for wait in waits if wait.execution_id is not None})[:MOST]
-            signals = {
-                waitpoint: seen
-                for wait in waits
-                if wait.signals is not None
-                for waitpoint, seen in zip(wait.signals.waitpoints, wait.signals.seen, strict=True)
-            }
-            parked = await self.engine.park(running.handle, until=first, ends_of=ends, signals_on=signals)
-            return None if parked.parked else parked.because
-        if first is not None and running.parking.is_over(first):
-            return "due"
-        deadline = alone.deadline
-        if deadline is not None:
-            deadline = max(deadline, running.database_now())  # one long over is refused; this one is done at once
-        try:
-            answer = await self.engine.suspend_on(
-                running.handle,
-                alone.waitpoints,
-                alone.request.condition,
-                reason_code=alone.request.reason,
-                timeout_at=deadline,
-                timeout_behavior=alone.request.behavior,
-            )
-        except StateError as error:
-            if error.kind == "already_suspended":  # by a call whose answer was lost
-                return None
-            if error.kind == "waitpoint_not_pending":
-                return "signal"
-            raise
-        return "signal" if isinstance(answer, AlreadySatisfied) else None
 
     async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
         """Remember a step, together with those of other executions."""

@@ -24,7 +24,7 @@ from flowfabric.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.models import Created, NewStep, Outcome
 from flowfabric.state import State
 from flowfabric.worker.durable.memory import encode_error
-from flowfabric.worker.durable.parking import Wait
+from flowfabric.worker.durable.parking import Gate
 from flowfabric.worker.durable.steps import in_step
 from flowfabric.worker.durable.waits import wake_time
 
@@ -42,17 +42,17 @@ async def submit_durably(
 ) -> Run[Any]:
     await running.check()
     name = f"submit {submission.kind}"
-    n, known = (await running.memory()).next(name, "submit")
+    use, known = (await running.memory()).next(name, "submit")
     if known is not None and known.child_id is not None:
         is_new = known.encoding != "known"
         return Run(known.child_id, kind=submission.kind, connector=running.worker.app, is_new=is_new)
-    run = await around(lambda changed: _submit_child(running, name, n, changed))(submission)
+    run = await around(lambda changed: _submit_child(running, name, use, changed))(submission)
     if running.worker.step_hook is not None:
-        await running.worker.step_hook(running, name, n)
+        await running.worker.step_hook(running, name, use)
     return run
 
 
-async def _submit_child(running: Running, name: str, n: int, submission: Submission) -> Run[Any]:
+async def _submit_child(running: Running, name: str, use: int, submission: Submission) -> Run[Any]:
     parent = str(running.claimed.execution_id)
     item = submission.item(creator=parent)
     engine, made = running.worker.engine, None
@@ -66,7 +66,7 @@ async def _submit_child(running: Running, name: str, n: int, submission: Submiss
             if standing is None or standing.creator_identity != parent:
                 raise
     try:
-        verdict = await engine.submit_child(running.handle, name, n, item)
+        verdict = await engine.submit_child(running.handle, name, use, item)
     except (LeaseLost, ExecutionNotActive) as error:
         running.worker.lost(running, error)
         raise
@@ -80,11 +80,11 @@ async def flow_seed(running: Running, name: str) -> UUID | None:
     if in_step.get():
         return None
     step = f"flow {name}"
-    n, known = (await running.memory()).next(step, "submit")
+    use, known = (await running.memory()).next(step, "submit")
     if known is not None and known.result is not None:
         return UUID(bytes=known.result)
     seed = mint_uuid()
-    await running.record(NewStep(name=step, n=n, kind="submit", result=seed.bytes))
+    await running.record(NewStep(name=step, n=use, kind="submit", result=seed.bytes))
     return seed
 
 
@@ -97,7 +97,7 @@ async def end_of_flow(
     """Wait until none of a flow's members is `live`. That it took too long is remembered for this run."""
     await running.check()
     name = f"result of flow {flow_id}"
-    n, known = (await running.memory()).next(name, "result")
+    use, known = (await running.memory()).next(name, "result")
     late = TimedOut("flow", round((timeout or timedelta()).total_seconds() * 1000))
     if known is not None:
         raise late
@@ -106,9 +106,9 @@ async def end_of_flow(
         _check_not_in(running, left)
         if until is not None and running.parking.is_over(until):
             text, _ = encode_error(late, sealed=False)
-            await running.record(NewStep(name=name, n=n, kind="result", error=text))
+            await running.record(NewStep(name=name, n=use, kind="result", error=text))
             raise late
-        await running.parking.wait(Wait(until, left[-1]))
+        await running.parking.wait(Gate(until, left[-1]))
 
 
 def _check_not_in(running: Running, members: Sequence[ExecutionId]) -> None:
@@ -126,7 +126,7 @@ async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timed
     """
     await running.check()
     name = _name_of_result(running, execution_id)
-    n, known = (await running.memory()).next(name, "result")
+    use, known = (await running.memory()).next(name, "result")
     late = TimedOut("result", round((timeout or timedelta()).total_seconds() * 1000))
     if known is not None:
         if known.result is None:
@@ -136,10 +136,10 @@ async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timed
     while (found := await running.worker.reports.outcome(execution_id)) is None:
         if until is not None and running.parking.is_over(until):
             text, _ = encode_error(late, sealed=False)
-            await running.record(NewStep(name=name, n=n, kind="result", error=text))
+            await running.record(NewStep(name=name, n=use, kind="result", error=text))
             raise late
-        await running.parking.wait(Wait(until, execution_id))
-    await running.record(_ended(running, name, n, found))
+        await running.parking.wait(Gate(until, execution_id))
+    await running.record(_ended(running, name, use, found))
     return found
 
 
@@ -149,14 +149,14 @@ def _name_of_result(running: Running, execution_id: ExecutionId) -> str:
     return f"result {execution_id}"
 
 
-def _ended(running: Running, name: str, n: int, found: Outcome) -> NewStep:
+def _ended(running: Running, name: str, use: int, found: Outcome) -> NewStep:
     sealed, encoding = running.worker.codecs.seal(_OUTCOME.encode(found) or b"")
     error = None
     if found.state is not State.COMPLETED:
         how = "purged" if found.state is None else found.state.value
         kind, message, _ = parse_failure(found.failure_reason)
         error = msgspec.json.encode({"type": kind or how, "message": message[:200] or how}).decode()
-    return NewStep(name=name, n=n, kind="result", result=sealed, encoding=encoding, error=error)
+    return NewStep(name=name, n=use, kind="result", result=sealed, encoding=encoding, error=error)
 
 
 def _recall_outcome(running: Running, result: bytes, encoding: str | None) -> Outcome:

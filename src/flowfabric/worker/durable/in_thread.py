@@ -84,7 +84,7 @@ calling_thread: ContextVar[CallingThread | None] = ContextVar("flowfabric_callin
 
 def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the worker's loop and wait for it in this thread, which is the handler's."""
-    if running.is_cancelled or running.wants_park is not None:
+    if running.is_cancelled or running.unwound_at is not None:
         work.close()
         time.sleep(running.refused())
         raise Interrupted(running.stop_reason)

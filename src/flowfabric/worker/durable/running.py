@@ -26,7 +26,7 @@ from flowfabric.errors import (
 from flowfabric.models import Claimed, Handle, HandleKind, NewStep
 from flowfabric.worker.durable import children, in_thread, steps, waits
 from flowfabric.worker.durable.memory import Memory
-from flowfabric.worker.durable.parking import Parking
+from flowfabric.worker.durable.parking import Gate, Parking
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Running:
         "stop_reason",
         "task",
         "tasks",
-        "wants_park",
+        "unwound_at",
         "worker",
     )
 
@@ -83,7 +83,7 @@ class Running:
         self.stop_reason = ""
         self._parking: Parking | None = None
         # Of a plain handler: what it waits for, once it is being unwound.
-        self.wants_park: Any = None
+        self.unwound_at: Gate | None = None
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None
@@ -230,7 +230,7 @@ class Running:
 
     async def forget(self) -> None:
         """Begin the handler anew: what is remembered is read again."""
-        self.wants_park = None
+        self.unwound_at = None
         self._refused = 0
         await self._load()
 
@@ -240,7 +240,7 @@ class Running:
 
     async def steps_changed(self) -> StepsChanged | None:
         """The error for a handler that ended without steps it had done before."""
-        gone = [name for name, n in await self.left_out() if n == 0]
+        gone = [name for name, use in await self.left_out() if use == 0]
         if not gone:
             return None
         return StepsChanged(

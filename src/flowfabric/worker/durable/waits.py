@@ -1,22 +1,22 @@
-"""Waits of a handler: for a time, and for signals."""
+"""Waits of a handler: for a time, and for signals.
+
+A wait for signals has three forms: what the handler asks for (`WaitRequest`), the waitpoints that the engine opened for
+it (`OpenWait`), and how it ended (`WaitResult`), which is remembered for later runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from flowfabric.errors import (
-    ExecutionNotActive,
-    InvalidInput,
-    LeaseLost,
-    NoSignal,
-    StepsChanged,
-)
-from flowfabric.models import NewStep, OpenWait, Step
+from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal, StepsChanged
+from flowfabric.models import NewStep, OpenWait, Step, WaitResult
 from flowfabric.policies import Duration, duration
 from flowfabric.signals import Raise, WaitRequest
-from flowfabric.worker.durable.parking import SignalWait, Wait
+from flowfabric.worker.durable.parking import Gate, SignalGate
 from flowfabric.worker.durable.steps import in_step
 
 if TYPE_CHECKING:
@@ -25,147 +25,152 @@ if TYPE_CHECKING:
 HANDLER_ENDED = "the handler has ended"
 
 
-class Opened:
-    """The waitpoints that a handler asked for, before it waits at them."""
-
-    __slots__ = ("is_over", "known", "n", "opened", "request")
-
-    def __init__(self, request: WaitRequest, n: int, known: Step | None, opened: OpenWait) -> None:
-        self.is_over = False  # it was waited at, and no signal came
-        self.request = request
-        self.n = n
-        self.known = known
-        self.opened = opened
+# Times
 
 
 async def sleep(running: Running, pause: Duration) -> None:
+    """Wait for as long as `pause` says, counted from the first run that came here."""
     await running.check()
-    span = _pause(pause)
+    span = duration(pause, "pause")
+    if span < timedelta(0):
+        raise InvalidInput(f"got {pause!r}", field="pause", allowed="zero or more")
     if in_step.get():
         await asyncio.sleep(span.total_seconds())
         return
     until = await wake_time(running, span)
     if span:
         while not running.parking.is_over(until):
-            await running.parking.wait(Wait(until))
+            await running.parking.wait(Gate(until))
 
 
 async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> datetime:
-    n, known = (await running.memory()).next(name, "sleep")
+    """When a time of this length ends that began in the first run."""
+    use, known = (await running.memory()).next(name, "sleep")
     if known is not None:
         until = known.at
     else:
-        until = await running.record(NewStep(name=name, n=n, kind="sleep", pause=span))
+        until = await running.record(NewStep(name=name, n=use, kind="sleep", pause=span))
     assert until is not None
     return until
 
 
-async def waitpoint(running: Running, request: WaitRequest) -> Opened:
-    """The waitpoints of a wait, with their tokens; the wait comes later."""
-    n, known = await _next_wait(running, request)
-    opened = await _open_wait(running, request, n, known)
-    return Opened(request, n, known, opened)
+# Signals
 
 
-async def wait_for(running: Running, request: WaitRequest, opened: Opened | None = None) -> Any:
-    """The signals that a wait is for, as the handler is given them."""
+async def waitpoint(running: Running, request: WaitRequest) -> OpenWait:
+    """The waitpoints of a wait, with their tokens; the handler waits later."""
+    use, known = await _next_wait(running, request)
+    return await _open(running, request, use, is_new=known is None)
+
+
+async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | None = None) -> Any:
+    """Wait for signals, and return them as the handler is given them. `opened` is what `waitpoint` returned."""
     await running.check()
     if opened is None:
-        n, known = await _next_wait(running, request)
+        use, known = await _next_wait(running, request)
     else:
-        n, known = opened.n, opened.known
+        use = opened.use
+        known = (await running.memory()).known(request.name, "wait", use)
     try:
-        outcome, result = await _end_of_wait(running, request, n, known, opened)
+        result = await _result(running, request, use, known, opened)
     except asyncio.CancelledError as error:
-        # A wait that the handler cancels is over, and so it is in every later run, whatever arrives meanwhile.
+        # A wait that the handler cancels has ended, also in every later run, whatever arrives meanwhile.
         if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
-            await _settle(running, SignalWait(request, n, (), None, ()), give_up=True)
+            await _settle(running, SignalGate(request, use), give_up=True)
         raise
-    while outcome == "given_up":
-        await running.parking.wait(Wait(None))  # nothing ends it: it was given up in favour of something else
+    while result.outcome == "given_up":
+        await running.parking.wait(Gate())  # an earlier run cancelled it in favour of something else: nothing ends it
         await running.check()
-    return _outcome_of_wait(running, request, outcome, result, opened)
+    if opened is not None:
+        unanswered = (await running.memory()).unanswered
+        if (request.name, use) in unanswered:
+            raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
+        if result.outcome != "resumed":
+            unanswered.add((request.name, use))
+    return _returned(running, request, result)
 
 
-async def _end_of_wait(
-    running: Running, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
-) -> tuple[str, bytes | None]:
-    state = await _settled(running, request, n, known, opened)
-    again = False
-    while isinstance(state, SignalWait):
-        if _is_out_of_time(running, state):
-            await running.parking.leave(Wait(None, None, state))
+def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any:
+    """What the handler gets for a wait that has ended."""
+    if result.outcome == "resumed":
+        signals = request.signals(result.result, running.worker.codecs)
+        return signals[-1] if request.is_single else signals
+    if not isinstance(request.default, Raise):
+        return request.default
+    kind = "wait_timed_out" if result.outcome == "timed_out" else "wait_overridden"
+    raise NoSignal(kind, request.name, execution_id=running.claimed.execution_id)
+
+
+async def _result(
+    running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
+) -> WaitResult:
+    """How a wait ended, in this run or in an earlier one."""
+    if known is not None and known.encoding is not None:
+        return WaitResult(outcome=known.encoding, result=known.result, seen=())
+    ids: Sequence[UUID]
+    deadline: datetime | None = None
+    if opened is not None:
+        ids = [one.waitpoint_id for one in opened.waitpoints]
+        if request.timeout is not None:
+            deadline = await wake_time(running, request.timeout, f"timeout of wait {request.name} {use}")
+    elif known is not None:
+        ids, deadline = known.waitpoint_ids, known.at
+    else:
+        new = await _open(running, request, use, is_new=True)
+        ids, deadline = [one.waitpoint_id for one in new.waitpoints], new.deadline
+    gate = SignalGate(request, use, ids, deadline)
+    # No signal can have arrived at waitpoints that were opened just now.
+    result = None if known is None and opened is None else await _settle(running, gate)
+    is_first = True
+    while result is None or result.outcome == "open":
+        if gate.ends_execution and gate.deadline is not None and running.parking.is_over(gate.deadline):
+            await running.parking.leave(gate)
         else:
-            await running.parking.wait(Wait(state.until, None, state), again=again)
+            await running.parking.wait(gate, again=not is_first)
         await running.check()
-        state = await _settle(running, state)
-        again = True
-    return state
-
-
-def _is_out_of_time(running: Running, wait: SignalWait) -> bool:
-    """Whether the execution is to be left to the engine, which ends it as the wait says, whatever else goes on."""
-    return wait.ends_execution and wait.deadline is not None and running.parking.is_over(wait.deadline)
+        result = await _settle(running, gate)
+        is_first = False
+    return result
 
 
 async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None]:
+    """The number of this use of the wait's name, and what is remembered of it."""
     await running.check()
     if in_step.get():
         raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
-    n, known = (await running.memory()).next(request.name, "wait")
+    use, known = (await running.memory()).next(request.name, "wait")
     if known is not None and len(known.waitpoint_ids) != len(request.keys):
         raise StepsChanged(
             f"an earlier run waited for {request.name!r} at {len(known.waitpoint_ids)} waitpoints,"
             f" this one at {len(request.keys)}",
             execution_id=running.claimed.execution_id,
         )
-    return n, known
+    return use, known
 
 
-async def _open_wait(running: Running, request: WaitRequest, n: int, known: Step | None) -> OpenWait:
+async def _open(running: Running, request: WaitRequest, use: int, *, is_new: bool) -> OpenWait:
+    """The waitpoints of a wait: made, or those of an earlier run."""
     try:
-        opened = await running.worker.engine.open_wait(running.handle, request.name, n, request.keys, request.timeout)
+        opened = await running.worker.engine.open_wait(running.handle, request.name, use, request.keys, request.timeout)
     except (LeaseLost, ExecutionNotActive) as error:
         running.worker.lost(running, error)
         raise
-    if known is None and running.worker.step_hook is not None:
-        await running.worker.step_hook(running, request.name, n)
+    if is_new and running.worker.step_hook is not None:
+        await running.worker.step_hook(running, request.name, use)
     return opened
 
 
-async def _settled(
-    running: Running, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
-) -> SignalWait | tuple[str, bytes | None]:
-    """What came of a wait, or the wait, if it has to go on."""
-    if known is not None and known.encoding is not None:
-        return known.encoding, known.result
-    if known is None and opened is None:
-        made = await _open_wait(running, request, n, known)
-        ids = [one.waitpoint_id for one in made.waitpoints]
-        return SignalWait(request, n, ids, made.deadline, [0] * len(ids))
-    if opened is not None:
-        ids = [one.waitpoint_id for one in opened.opened.waitpoints]
-        deadline = None
-        if request.timeout is not None:
-            deadline = await wake_time(running, request.timeout, f"timeout of wait {request.name} {n}")
-    else:
-        assert known is not None
-        ids, deadline = list(known.waitpoint_ids), known.at
-    return await _settle(running, SignalWait(request, n, ids, deadline, [0] * len(ids)))
-
-
-async def _settle(
-    running: Running, wait: SignalWait, *, give_up: bool = False
-) -> SignalWait | tuple[str, bytes | None]:
-    request = wait.request
+async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) -> WaitResult:
+    """Ask the engine whether a wait has ended; `give_up`: it ends it if not."""
+    request = gate.request
     try:
-        state = await running.worker.engine.settle_wait(
+        result = await running.worker.engine.settle_wait(
             running.handle,
             request.name,
-            wait.n,
+            gate.use,
             request.condition,
             reason_code=request.reason,
-            deadline=None if wait.ends_execution else wait.until,
+            deadline=None if gate.ends_execution else gate.until,
             give_up=give_up,
         )
     except (LeaseLost, ExecutionNotActive) as error:
@@ -176,30 +181,5 @@ async def _settle(
             f"an earlier run waited for {request.name!r} at other waitpoints than {', '.join(request.keys)}",
             execution_id=running.claimed.execution_id,
         ) from error
-    if state.outcome != "open":
-        return state.outcome, state.result
-    wait.seen = state.seen
-    return wait
-
-
-def _outcome_of_wait(
-    running: Running, request: WaitRequest, outcome: str, result: bytes | None, opened: Opened | None = None
-) -> Any:
-    if opened is not None:
-        if opened.is_over:
-            raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
-        opened.is_over = outcome != "resumed"
-    if outcome == "resumed":
-        signals = request.signals(result, running.worker.codecs)
-        return signals[-1] if request.is_single else signals
-    if not isinstance(request.default, Raise):
-        return request.default
-    kind = "wait_timed_out" if outcome == "timed_out" else "wait_overridden"
-    raise NoSignal(kind, request.name, execution_id=running.claimed.execution_id)
-
-
-def _pause(pause: Duration) -> timedelta:
-    span = duration(pause, "pause")
-    if span < timedelta(0):
-        raise InvalidInput(f"got {pause!r}", field="pause", allowed="no time or more")
-    return span
+    gate.seen = result.seen
+    return result
