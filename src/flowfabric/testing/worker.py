@@ -9,9 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 from flowfabric.app import App
 from flowfabric.client import current
@@ -19,7 +18,7 @@ from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Re
 from flowfabric.ids import ExecutionId
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
-from flowfabric.models import Claimed, Handle, NewStep
+from flowfabric.models import Claimed, Handle
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
 from flowfabric.worker.durable import task_tree
@@ -44,11 +43,10 @@ class KitWorker(Worker):
         self._faults = faults
         self._asked = 0
         self._found_nothing = 0  # the number of the last claim that did
-        self._noted: set[tuple[UUID, str, int]] = set()
         self._resting: dict[Running, set[asyncio.Future[None]]] = {}
-        self.step_hook = self._submitted
+        self.step_hook = self
         if faults.replays:
-            self._execute_hooks = [*self._execute_hooks, _RunTwice(self)]
+            self.handlers.hooks = [*self.handlers.hooks, _RunTwice(self)]
 
     # Idleness
 
@@ -96,28 +94,21 @@ class KitWorker(Worker):
 
     # Steps
 
-    async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
-        running = self.held.get(handle.lease_id)
-        if running is None:
-            return await super().record(handle, step)
-        point = self._faults.point(running.claimed.execution_id, running.task.name, step.name, step.n)
+    async def before(self, running: Running, name: str, use: int) -> None:
+        """A step is about to be remembered."""
+        if running.handle.lease_id not in self.held:
+            return
+        point = self._faults.point(running.claimed.execution_id, running.task.name, name, use)
         if self._faults.strikes("before", point):
             await self._die(f"before {point}")
-        self._check_second_run(running, step.name, step.n)
-        answer = await super().record(handle, step)
-        if not isinstance(answer, FlowFabricError):
-            await self._after(running, step.name, step.n)
-        return answer
+        self._check_second_run(running, name, use)
 
-    async def _submitted(self, running: Running, name: str, n: int) -> None:
-        """Called after steps, seen by `record` already, and after submissions, which are not recorded through it."""
-        if (running.handle.attempt_id, name, n) not in self._noted:
-            self._check_second_run(running, name, n)
-            await self._after(running, name, n)
-
-    async def _after(self, running: Running, name: str, n: int) -> None:
-        point = self._faults.point(running.claimed.execution_id, running.task.name, name, n)
-        self._noted.add((running.handle.attempt_id, name, n))
+    async def after(self, running: Running, name: str, use: int) -> None:
+        """A step, a submission or a wait was remembered."""
+        if running.handle.lease_id not in self.held:
+            return
+        self._check_second_run(running, name, use)
+        point = self._faults.point(running.claimed.execution_id, running.task.name, name, use)
         self._faults.recorded.append((running.claimed.execution_id, point))
         if self._faults.strikes("after", point):
             await self._die(f"after {point}")
@@ -142,7 +133,7 @@ class KitWorker(Worker):
         if self.dead.is_set():
             await asyncio.sleep(0)
             self.reports.close()  # nobody takes them any more
-            self.kill_processes()
+            self.handlers.kill_processes()
         await super().close()
 
     # Forced replay

@@ -81,7 +81,10 @@ def _is_ours(filename: str) -> bool:
 
 
 async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPolicy | dict[str, Any]:
-    """The retry that a handler asked for: when it says, as often as the execution's policy allows."""
+    """The retry that a handler asked for: when it says, as often as the execution's policy allows.
+
+    One more round trip, on the way of a failure only: the claim does not carry the policy, which few handlers need.
+    """
     found = await engine.read_execution(running.claimed.execution_id)
     frozen = ((found.policy or {}) if found is not None else {}).get("retry_policy")
     after = _wanted_pause(error)

@@ -18,7 +18,7 @@ from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
-    from flowfabric.worker.runtime import Runtime
+    from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
 _GONE = (LeaseLost, ExecutionNotActive, NotFound)
@@ -27,7 +27,7 @@ _GONE = (LeaseLost, ExecutionNotActive, NotFound)
 class Reports:
     """The calls that many executions share. `each`: every result and failure in a call of its own."""
 
-    def __init__(self, worker: Runtime, *, each: bool, lines: int) -> None:
+    def __init__(self, worker: Worker, *, each: bool, lines: int) -> None:
         self._worker = worker
         self._engine = worker.engine
         limit, lines = (1, lines) if each else (1000, 1)

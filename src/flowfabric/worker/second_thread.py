@@ -33,7 +33,7 @@ _PATIENCE = timedelta(seconds=20)  # with a call of a duty; one that hangs keeps
 _LAST_ROUND = timedelta(seconds=2)  # what a duty may take to finish its round when the worker stops
 
 
-class Service(threading.Thread):
+class SecondThread(threading.Thread):
     """The worker's second thread."""
 
     def __init__(self, worker: Worker, *, duties: bool) -> None:
@@ -100,22 +100,22 @@ class Service(threading.Thread):
         assert self._stopping is not None
         tick = min(1.0, ttl / 6)
         while not self._stopping.is_set():
-            all_of_them = lost is not None and lost.is_set()
+            renew_all = lost is not None and lost.is_set()
             if lost is not None:
                 lost.clear()
             try:
-                await self._renew(engine, ttl, all_of_them=all_of_them)
+                await self._renew(engine, ttl, renew_all=renew_all)
             except Exception:
                 log.exception("renewing leases failed")
             await first_of(tick, self._stopping, lost)
 
-    async def _renew(self, engine: Engine, ttl: float, *, all_of_them: bool) -> None:
+    async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
         """Renew at a third of the lease: two lost heartbeats still leave time for a third."""
         now = time.monotonic()
         held = [
             one
             for one in list(self._worker.held.values())
-            if not one.is_lost and (all_of_them or now - one.renewed_at >= ttl / 3)
+            if not one.is_lost and (renew_all or now - one.renewed_at >= ttl / 3)
         ]
         for at in range(0, len(held), _CHUNK):
             chunk = held[at : at + _CHUNK]

@@ -48,7 +48,7 @@ async def submit_durably(
         return Run(known.child_id, kind=submission.kind, connector=running.worker.app, is_new=is_new)
     run = await around(lambda changed: _submit_child(running, name, use, changed))(submission)
     if running.worker.step_hook is not None:
-        await running.worker.step_hook(running, name, use)
+        await running.worker.step_hook.after(running, name, use)
     return run
 
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flowfabric.errors import (
     ExecutionNotActive,
@@ -33,12 +33,19 @@ if TYPE_CHECKING:
     from flowfabric.app import Task
     from flowfabric.client.client import AsyncClient
     from flowfabric.flow import Host
-    from flowfabric.worker.runtime import Runtime
+    from flowfabric.worker.worker import Worker
 
 R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
 _REFUSALS = 3  # calls of a stopped handler that are refused at once
 _LAST_WAIT = 1.0
+
+
+class StepHook(Protocol):
+    """Sees what handlers do, before and after it is remembered. Submissions and waits are seen afterwards only."""
+
+    async def before(self, running: Running, name: str, use: int) -> None: ...
+    async def after(self, running: Running, name: str, use: int) -> None: ...
 
 
 class Running:
@@ -67,7 +74,7 @@ class Running:
         "worker",
     )
 
-    def __init__(self, worker: Runtime, claimed: Claimed, task: Task[Any, Any], claimed_at: float) -> None:
+    def __init__(self, worker: Worker, claimed: Claimed, task: Task[Any, Any], claimed_at: float) -> None:
         self.worker = worker
         self.claimed = claimed
         self.handle: Handle = claimed.handle
@@ -165,11 +172,16 @@ class Running:
     async def record(self, step: NewStep) -> datetime | None:
         """Remember a step; the calls of concurrent executions go together."""
         await self.check()
-        answer = await self.worker.record(self.handle, step)
+        hook = self.worker.step_hook
+        if hook is not None:
+            await hook.before(self, step.name, step.n)
+        answer = await self.worker.reports.record(self.handle, step)
         if isinstance(answer, FlowFabricError):
             if isinstance(answer, LeaseLost | ExecutionNotActive):
                 self.worker.lost(self, answer)
             raise answer
+        if hook is not None:
+            await hook.after(self, step.name, step.n)
         return answer
 
     async def progress(self, percent: int | None, message: str | None) -> None:

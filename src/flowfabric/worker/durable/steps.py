@@ -63,8 +63,6 @@ async def step(
         await running.record(_failed(running, name, use, error, begun))
         raise
     await running.record(done)
-    if running.worker.step_hook is not None:
-        await running.worker.step_hook(running, name, use)
     # Decoded from what is stored, not the object that the function returned: a later run gets the same.
     return returned.decode(encoded)
 

@@ -156,7 +156,7 @@ async def _open(running: Running, request: WaitRequest, use: int, *, is_new: boo
         running.worker.lost(running, error)
         raise
     if is_new and running.worker.step_hook is not None:
-        await running.worker.step_hook(running, request.name, use)
+        await running.worker.step_hook.after(running, request.name, use)
     return opened
 
 
