@@ -181,5 +181,5 @@ class SecondThread(threading.Thread):
                         raise_in(thread, Interrupted)
                 await asyncio.sleep(0.1)
             if said:
-                log.warning("the event loop goes on after %.0f s", time.monotonic() - asked)
+                log.warning("the event loop runs again after being blocked for %.0f s", time.monotonic() - asked)
             await asyncio.sleep(1.0)

@@ -245,7 +245,7 @@ class Worker:
         )
         if self._running or self.threads.abandoned:
             log.warning(
-                "%d handlers and %d threads do not listen; they go on until the process ends",
+                "%d handlers and %d threads ignored the stop request and will run until the process exits",
                 len(self._running),
                 self.threads.abandoned,
             )

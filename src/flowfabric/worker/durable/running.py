@@ -133,7 +133,7 @@ class Running:
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing can be known of this execution from before."""
+        """Whether this is the first run, so there are no recorded steps."""
         claimed = self.claimed
         return self.handle.kind is HandleKind.FRESH and claimed.retry_count == 0 == claimed.replay_count
 
