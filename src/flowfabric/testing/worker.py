@@ -29,7 +29,7 @@ log = logging.getLogger("flowfabric.testing")
 _POLL = timedelta(milliseconds=10)
 _LOOK = 0.002  # seconds between two looks at whether something has come about
 _LAST_WORDS = 2.0  # seconds that handlers get to notice that they were cut off
-_REST = 1.0  # seconds that a handler gets to come to rest before it is run again
+_SETTLE = 1.0  # seconds that the tasks of a handler get to wait or end before it is run again
 
 
 class KitWorker(Worker):
@@ -43,7 +43,7 @@ class KitWorker(Worker):
         self._faults = faults
         self._asked = 0
         self._found_nothing = 0  # the number of the last claim that did
-        self._resting: dict[Running, set[asyncio.Future[None]]] = {}
+        self._rerun_at: dict[Running, set[asyncio.Future[None]]] = {}
         self.step_hook = self
         if faults.replays:
             self.handlers.hooks = [*self.handlers.hooks, _RunTwice(self)]
@@ -140,22 +140,22 @@ class KitWorker(Worker):
 
     async def run_again(self, running: Running) -> None:
         """Stop the handler here and let it be run from the top. Returns never: it is cancelled."""
-        if running not in self._resting:
-            self._resting[running] = set()
-            current.background(self._release_at_rest(running), "flowfabric forced replay")
+        if running not in self._rerun_at:
+            self._rerun_at[running] = set()
+            current.background(self._release_when_all_wait(running), "flowfabric forced replay")
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._resting[running].add(gate)
+        self._rerun_at[running].add(gate)
         await gate
 
-    async def _release_at_rest(self, running: Running) -> None:
-        until = time.monotonic() + _REST
-        gates = self._resting[running]
+    async def _release_when_all_wait(self, running: Running) -> None:
+        until = time.monotonic() + _SETTLE
+        gates = self._rerun_at[running]
         # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
         while running.task.signature.is_async and time.monotonic() < until:
             if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates}):
                 break
             await asyncio.sleep(_LOOK)
-        del self._resting[running]
+        del self._rerun_at[running]
         if running.is_cancelled or running.is_parked:
             return
         try:

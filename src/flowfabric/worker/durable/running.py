@@ -1,12 +1,9 @@
-"""One execution while its handler runs here: its lease, its steps, its waits, and how it comes to an end.
+"""One execution while its handler runs here: its lease, what is remembered of it, and how it is stopped.
 
-Steps, sleeps and results of other executions pass through here. When all that the handler waits for needs no worker,
-the execution is parked (`parking.py`): the lease is given back, the handler is stopped, and it is run again from the
-top later, with what it did answered from memory. Parking never raises inside the handler's tasks: their futures just
-stay pending until the handler as a whole is stopped.
-
-Inside the function of a step nothing else is remembered: the step is. What a handler could do durably is done plainly
-there.
+What a handler does durably are functions of the other files: `steps.py`, `waits.py`, `children.py`. When all that the
+handler waits for needs no worker, the execution is parked (`parking.py`): the lease is given back, the handler is
+stopped, and it is run again from the top later, with what it did answered from memory. Parking never raises inside the
+tasks of an async handler: their futures just stay pending until the handler as a whole is stopped.
 """
 
 from __future__ import annotations
@@ -15,14 +12,9 @@ import asyncio
 import logging
 import time
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flowfabric.errors import (
-    ExecutionNotActive,
-    FlowFabricError,
-    LeaseLost,
-    StepsChanged,
-)
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, StepsChanged
 from flowfabric.models import Claimed, Handle, HandleKind, NewStep
 from flowfabric.worker.durable import children, in_thread, steps, waits
 from flowfabric.worker.durable.memory import Memory
@@ -35,7 +27,6 @@ if TYPE_CHECKING:
     from flowfabric.flow import Host
     from flowfabric.worker.worker import Worker
 
-R = TypeVar("R")
 log = logging.getLogger("flowfabric.task")
 _REFUSALS = 3  # calls of a stopped handler that are refused at once
 _LAST_WAIT = 1.0
@@ -49,7 +40,7 @@ class StepHook(Protocol):
 
 
 class Running:
-    """One held execution. Lives on the worker's loop; a few methods are for the threads of plain handlers."""
+    """One held execution. Lives on the worker's loop; `in_thread` is for the threads of synchronous handlers."""
 
     __slots__ = (
         "_lag",
@@ -89,7 +80,7 @@ class Running:
         self.is_parked = False
         self.stop_reason = ""
         self._parking: Parking | None = None
-        # Of a plain handler: what it waits for, once it is being unwound.
+        # Of a synchronous handler: the gate at which it waits, from then on until it has ended.
         self.unwound_at: Gate | None = None
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
