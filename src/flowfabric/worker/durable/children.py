@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -31,7 +31,6 @@ from flowfabric.worker.durable.waits import wake_time
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
 
-R = TypeVar("R")
 _OUTCOME = ValueType.of(Outcome)
 
 
@@ -40,6 +39,7 @@ async def submit_durably(
     submission: Submission,
     around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
 ) -> Run[Any]:
+    """Submit once, however often the handler is run again; `around` is the middleware, for what is new."""
     await running.check()
     name = f"submit {submission.kind}"
     use, known = (await running.memory()).next(name, "submit")
@@ -105,8 +105,7 @@ async def end_of_flow(
     while left := await live():
         _check_not_in(running, left)
         if until is not None and running.parking.is_over(until):
-            text, _ = encode_error(late, sealed=False)
-            await running.record(NewStep(name=name, n=use, kind="result", error=text))
+            await _record_late(running, name, use, late)
             raise late
         await running.parking.wait(Gate(until, left[-1]))
 
@@ -135,12 +134,16 @@ async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timed
     until = None if timeout is None else await wake_time(running, timeout, f"timeout of {name}")
     while (found := await running.worker.reports.outcome(execution_id)) is None:
         if until is not None and running.parking.is_over(until):
-            text, _ = encode_error(late, sealed=False)
-            await running.record(NewStep(name=name, n=use, kind="result", error=text))
+            await _record_late(running, name, use, late)
             raise late
         await running.parking.wait(Gate(until, execution_id))
     await running.record(_ended(running, name, use, found))
     return found
+
+
+async def _record_late(running: Running, name: str, use: int, late: TimedOut) -> None:
+    text, _ = encode_error(late, sealed=False)
+    await running.record(NewStep(name=name, n=use, kind="result", error=text))
 
 
 def _name_of_result(running: Running, execution_id: ExecutionId) -> str:
