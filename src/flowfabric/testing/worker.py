@@ -21,8 +21,10 @@ from flowfabric.middleware.base import Running as Attempt
 from flowfabric.models import Claimed, Handle
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
+from flowfabric.worker.claims import Claims
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.running import Running
+from flowfabric.worker.handlers import Handlers
 from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.testing")
@@ -32,39 +34,54 @@ _LAST_WORDS = 2.0  # seconds that handlers get to notice that they were cut off
 _SETTLE = 1.0  # seconds that the tasks of a handler get to wait or end before it is run again
 
 
+class _KitClaims(Claims):
+    """Counts, so that the kit knows when there is nothing to do."""
+
+    async def claim(self, limit: int) -> list[Claimed]:
+        worker = self._worker
+        assert isinstance(worker, KitWorker)
+        worker.asked += 1
+        number = worker.asked
+        found = await super().claim(limit)
+        if found:
+            worker.begun += len(found)
+        else:
+            worker.found_nothing = number
+        return found
+
+
+class _KitHandlers(Handlers):
+    """Begins nothing once the worker is dead."""
+
+    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
+        worker = self._worker
+        assert isinstance(worker, KitWorker)
+        if worker.dead.is_set():
+            worker.left_behind += [one.handle for one in claimed]  # the answer came to nobody
+        else:
+            super().begin(claimed, asked)
+
+
 class KitWorker(Worker):
     """A worker of the kit's. Duties are left to the kit, which runs them when it wants to."""
+
+    _claims_class = _KitClaims
+    _handlers_class = _KitHandlers
 
     def __init__(self, app: App, faults: Faults, *, lanes: Collection[str], capabilities: Collection[str]) -> None:
         super().__init__(app, lanes=sorted(lanes), capabilities=capabilities, poll=_POLL, duties=False)
         self.dead = asyncio.Event()
         self.left_behind: list[Handle] = []  # what it held when it died
         self.begun = 0
+        self.asked = 0
+        self.found_nothing = 0  # the number of the last claim that did
         self._faults = faults
-        self._asked = 0
-        self._found_nothing = 0  # the number of the last claim that did
         self._rerun_at: dict[Running, set[asyncio.Future[None]]] = {}
         self.step_hook = self
         if faults.replays:
             self.handlers.hooks = [*self.handlers.hooks, _RunTwice(self)]
 
     # Idleness
-
-    async def claim(self, limit: int) -> list[Claimed]:
-        self._asked += 1
-        number = self._asked
-        found = await super().claim(limit)
-        if found:
-            self.begun += len(found)
-        else:
-            self._found_nothing = number
-        return found
-
-    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
-        if self.dead.is_set():
-            self.left_behind += [one.handle for one in claimed]  # the answer came to nobody
-        else:
-            super().begin(claimed, asked)
 
     async def settled(self) -> None:
         """Wait until nothing runs, everything is reported, and a claim after that has found nothing; or until death."""
@@ -74,10 +91,10 @@ class KitWorker(Worker):
                 asked = None
             elif asked is None:
                 await self.reports.flushed()
-                asked = self._asked
+                asked = self.asked
                 if self.engine.listener is not None:
                     self.engine.listener.wake("work")  # look at once
-            elif self._found_nothing > asked:
+            elif self.found_nothing > asked:
                 return
             await asyncio.sleep(_LOOK)
 
@@ -161,12 +178,12 @@ class KitWorker(Worker):
         try:
             await self.engine.release(running.handle)
         except (LeaseLost, ExecutionNotActive) as error:
-            self.lost(running, error)
+            self.handlers.lost(running, error)
             return
         except FlowFabricError as error:
             log.warning("execution %s could not be run again: %s", running.claimed.execution_id, error)
         running.is_parked = True
-        self.let_go(running)
+        self.handlers.let_go(running)
         running.stop("it is run again from the top")
 
     def _run_of(self, running: Running) -> tuple[ExecutionId, int]:

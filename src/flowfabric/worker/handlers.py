@@ -1,11 +1,14 @@
-"""Runs the handler of an execution that the worker holds, and reports what came of it."""
+"""The executions that a worker holds: it runs their handlers and reports what came of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from flowfabric.app import Task
 from flowfabric.client import current, passing
@@ -13,7 +16,7 @@ from flowfabric.contexts import Context
 from flowfabric.contracts import Codecs
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
 from flowfabric.middleware import chain_execute, overriding
-from flowfabric.models import Failure
+from flowfabric.models import Claimed, Failure
 from flowfabric.sync_contexts import SyncContext
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.parking import park
@@ -27,13 +30,17 @@ if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
+LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
 
 
 class Handlers:
-    """Runs the handlers of a worker: on its loop, in threads, in processes."""
+    """The executions that a worker holds, and their handlers: on its loop, in threads, in processes."""
 
     def __init__(self, worker: Worker, *, processes: int) -> None:
         app = worker.app
+        self.held: dict[UUID, Running] = {}  # by lease
+        self.running: set[Running] = set()  # those whose handler has not ended
+        self.ends_at: float | None = None  # time.monotonic() when the grace is over
         self.hooks = overriding(app.middleware, "execute")
         self.shared: dict[type, Any] = {}  # what the app provides, made when the worker starts
         self._worker = worker
@@ -41,6 +48,33 @@ class Handlers:
         self._threads: Threads = worker.threads
         self._process_count = processes
         self._processes: ProcessPool | None = None
+
+    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
+        """Run what was claimed. `asked` is when, by `time.monotonic()`."""
+        worker = self._worker
+        for one in claimed:
+            running = Running(worker, one, worker.tasks[one.execution_kind], asked)
+            self.held[one.handle.lease_id] = running
+            if worker.stopping.is_set():
+                running.is_stopping = True  # to be given back
+                continue
+            self.running.add(running)
+            task: asyncio.Task[None] = asyncio.Task(self.run(running), loop=worker.loop)
+            running.asyncio_task = task
+            running.tasks.add(task)
+            task.add_done_callback(partial(self._ended, running))
+
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        self.running.discard(running)
+        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
+        running.tasks.discard(task)
+        self._worker.slot_free.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
+            reason = f"the worker failed: {type(error).__name__}: {error}"
+            self._worker.reports.fail(
+                running, Failure(authority=running.handle, reason=reason, category="worker_failed")
+            )
 
     async def run(self, running: Running) -> None:
         """Run a handler to its end and report it. Raises only what is wrong with the worker itself."""
@@ -153,4 +187,53 @@ class Handlers:
     def _discard(self, running: Running) -> None:
         """The handler ended, but its execution is not ours any more, or is about to be given back."""
         if running.is_lost or not running.is_stopping:
-            self._worker.let_go(running)
+            self.let_go(running)
+
+    # Leases
+
+    def let_go(self, running: Running) -> bool:
+        """The lease is not ours any more; False when that was known."""
+        return self.held.pop(running.handle.lease_id, None) is not None
+
+    def lost(self, running: Running, error: FlowFabricError) -> None:
+        """The lease is gone: stop the handler; whatever it writes from now on is refused."""
+        if not self.let_go(running):
+            return
+        running.is_lost = True
+        if running.asyncio_task is None:
+            return  # the handler has ended; what it reports is answered by itself
+        log.warning("execution %s: %s; its handler is stopped", running.claimed.execution_id, error)
+        running.stop(str(error))
+
+    def must_end(self) -> None:
+        """The grace begins. May be called by any thread, before `stop`."""
+        if self.ends_at is None:
+            self.ends_at = time.monotonic() + self._worker.grace
+
+    def is_over(self, running: Running) -> bool:
+        """Whether a handler may not run any longer. May be called by any thread."""
+        return running.is_cancelled or (self.ends_at is not None and time.monotonic() > self.ends_at)
+
+    def of_task(self, task: asyncio.Task[Any] | None) -> Running | None:
+        """Whose handler an asyncio task belongs to."""
+        if task is None:
+            return None
+        return next((one for one in list(self.running) if task in one.tasks), None)
+
+    async def give_back(self) -> None:
+        """Release what was stopped, for others to go on with at once."""
+        stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
+        if not stopped:
+            return
+        _, late = await asyncio.wait([asyncio.ensure_future(self._release(one)) for one in stopped], timeout=LAST_CALLS)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("%d executions could not be given back; their leases will lapse", len(late))
+
+    async def _release(self, one: Running) -> None:
+        self.let_go(one)
+        try:
+            await self._worker.engine.release(one.handle)
+        except FlowFabricError as error:
+            log.warning("execution %s could not be given back: %s", one.claimed.execution_id, error)

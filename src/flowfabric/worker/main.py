@@ -59,7 +59,7 @@ class SignalledWorker:
         if self._received is not None:
             _exit_now(self._worker, 128 + number)
         self._received = number
-        self._worker.must_end()
+        self._worker.handlers.must_end()
         self._exit_after(self._worker.grace + _AFTER_GRACE, 128 + number)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._worker.stop)

@@ -96,7 +96,7 @@ class Reports:
                 Failure(authority=running.handle, reason=reason, failure_class=failure_class, category="bad_result"),
             )
             return
-        self._worker.let_go(running)
+        self._worker.handlers.let_go(running)
         if not self._completions.pending:
             self._worker.slot_free.set()
 
@@ -116,7 +116,7 @@ class Reports:
             )
             self.fail(running, msgspec.structs.replace(failure, retry_policy=None))
             return
-        self._worker.let_go(running)
+        self._worker.handlers.let_go(running)
         if isinstance(verdict, FlowFabricError):
             log.warning("execution %s: its failure was not taken: %s", running.claimed.execution_id, verdict)
             return

@@ -114,7 +114,7 @@ class SecondThread(threading.Thread):
         now = time.monotonic()
         held = [
             one
-            for one in list(self._worker.held.values())
+            for one in list(self._worker.handlers.held.values())
             if not one.is_lost and (renew_all or now - one.renewed_at >= ttl / 3)
         ]
         for at in range(0, len(held), _CHUNK):
@@ -140,13 +140,13 @@ class SecondThread(threading.Thread):
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
         """A lease is gone: flag it for threads at once, tell the loop as soon as it listens."""
-        if one.handle.lease_id not in self._worker.held:
+        if one.handle.lease_id not in self._worker.handlers.held:
             return  # it ended meanwhile
         one.is_lost = True
         one.stop_reason = str(error)
         one.interrupt_thread()
         with contextlib.suppress(RuntimeError):
-            self._worker.loop.call_soon_threadsafe(self._worker.lost, one, error)
+            self._worker.loop.call_soon_threadsafe(self._worker.handlers.lost, one, error)
 
     # The handlers' loop
 
@@ -164,7 +164,7 @@ class SecondThread(threading.Thread):
             await asyncio.sleep(0.1)
             while not answered.is_set():
                 stalled = time.monotonic() - asked
-                culprit = self._worker.of_task(asyncio.current_task(loop))
+                culprit = self._worker.handlers.of_task(asyncio.current_task(loop))
                 if stalled > _STALLED_AFTER and not said:
                     said = True
                     frame = sys._current_frames().get(thread)
@@ -174,7 +174,7 @@ class SecondThread(threading.Thread):
                         stalled,
                         "".join(traceback.format_stack(frame, limit=8)) if frame is not None else "",
                     )
-                if culprit is not None and stalled > 1.0 and self._worker.is_over(culprit):
+                if culprit is not None and stalled > 1.0 and self._worker.handlers.is_over(culprit):
                     culprit.is_stopping = True
                     # Looked up again, with nothing in between: what is interrupted must be this handler and no other.
                     if asyncio.current_task(loop) in culprit.tasks:

@@ -16,24 +16,21 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
-from uuid import UUID
 
 from flowfabric.app import App, Task
 from flowfabric.client.client import AsyncClient
 from flowfabric.contracts import Codecs
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError, InvalidInput, Unavailable
+from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
-from flowfabric.models import Claimed, Failure
 from flowfabric.policies import Duration, duration
 from flowfabric.worker import main
-from flowfabric.worker.claims import Claims, Shares, lane_weights
+from flowfabric.worker.claims import Claims, lane_weights
 from flowfabric.worker.durable import task_tree
-from flowfabric.worker.durable.running import Running, StepHook
-from flowfabric.worker.handlers import Handlers
+from flowfabric.worker.durable.running import StepHook
+from flowfabric.worker.handlers import LAST_CALLS, Handlers
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.runners.process_pool import is_loading_main
 from flowfabric.worker.runners.threads import Threads
@@ -43,7 +40,6 @@ from flowfabric.worker.shared import check_provided, make
 
 log = logging.getLogger("flowfabric.worker")
 _PATIENCE = timedelta(seconds=20)  # with a call; what takes longer is given up and made again
-_LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
 _LAST_WORDS = 3.0  # seconds for a handler that was told to stop
 Ack = Literal["batch", "each"]
 
@@ -57,6 +53,10 @@ class Worker:
     of its own instead of together with others. `grace` is how long running handlers may go on after `stop`.
     `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
+
+    # Which the test kit replaces
+    _claims_class: type[Claims] = Claims
+    _handlers_class: type[Handlers] = Handlers
 
     # Since `start`
     loop: asyncio.AbstractEventLoop
@@ -104,16 +104,15 @@ class Worker:
         self._ack: Ack = ack
         self._connections = _at_least_one(connections, "connections")
         self._runs_duties = duties
-        self.held: dict[UUID, Running] = {}  # by lease
         self.slot_free = asyncio.Event()
         self.stopping = asyncio.Event()
         self.step_hook: StepHook | None = None
         self.threads = Threads(self.concurrency)
-        self.handlers = Handlers(self, processes=_at_least_one(processes or os.cpu_count() or 1, "processes"))
-        self._running: set[Running] = set()
-        self._shares = Shares(self.lanes)
-        self._kinds = sorted(self.tasks)
-        self._ends_at: float | None = None  # time.monotonic() when the grace is over
+        self.handlers = self._handlers_class(
+            self, processes=_at_least_one(processes or os.cpu_count() or 1, "processes")
+        )
+        self.held = self.handlers.held
+        self._running = self.handlers.running
         self._life: contextlib.AsyncExitStack | None = None
 
     # Life
@@ -126,7 +125,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self.stopping.clear()
-        self._ends_at = None
+        self.handlers.ends_at = None
         async with contextlib.AsyncExitStack() as life:
             service = SecondThread(self, duties=self._runs_duties)
             life.push_async_callback(service.stopped)
@@ -150,7 +149,7 @@ class Worker:
             life.push_async_callback(self.handlers.close_processes)
             if self._runs_duties:
                 await declare(self.engine, self.app)
-            self._claims = Claims(self)
+            self._claims = self._claims_class(self)
             self._claiming = asyncio.create_task(self._claims.run(), name="flowfabric claims")
             self._life = life.pop_all()
         log.info(
@@ -166,7 +165,7 @@ class Worker:
         """Begin to stop: claim nothing more. `run` returns once what is running has ended or was given back."""
         if not self.stopping.is_set():
             log.info("worker %s stops: %d running", self.instance_id, len(self._running))
-        self.must_end()
+        self.handlers.must_end()
         self.stopping.set()
         self.slot_free.set()
 
@@ -179,13 +178,13 @@ class Worker:
         async with life:
             # Side by side: a claim that hangs must not keep what runs from being given back while its leases live.
             await asyncio.gather(self._end_claims(), self._drain())
-            await self._give_back()  # what was claimed too late to be begun
+            await self.handlers.give_back()  # what was claimed too late to be begun
         log.info("worker %s has stopped", self.instance_id)
         if not self._claiming.cancelled() and (error := self._claiming.exception()) is not None:
             raise error
 
     async def _end_claims(self) -> None:
-        _, late = await asyncio.wait([self._claiming], timeout=_LAST_CALLS)
+        _, late = await asyncio.wait([self._claiming], timeout=LAST_CALLS)
         for claiming in late:  # what it may have claimed comes back when its leases lapse
             claiming.cancel()
 
@@ -226,8 +225,9 @@ class Worker:
 
     async def _drain(self) -> None:
         """Let what runs end within the grace; give the rest back."""
-        assert self._ends_at is not None
-        while self._running and (left := self._ends_at - time.monotonic()) > 0:
+        ends_at = self.handlers.ends_at
+        assert ends_at is not None
+        while self._running and (left := ends_at - time.monotonic()) > 0:
             self.slot_free.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.slot_free.wait(), min(left, 1.0))
@@ -239,8 +239,8 @@ class Worker:
             one.stop("the worker stops")
         # All at once: whoever takes over must not wait for a handler that does not listen, nor for a late report.
         _, flushed, *_ = await asyncio.gather(
-            self._give_back(),
-            self.reports.flushed(max(self._ends_at - time.monotonic(), _LAST_CALLS)),
+            self.handlers.give_back(),
+            self.reports.flushed(max(ends_at - time.monotonic(), LAST_CALLS)),
             *([asyncio.wait(tasks, timeout=_LAST_WORDS)] if tasks else []),
         )
         if self._running or self.threads.abandoned:
@@ -255,112 +255,6 @@ class Worker:
     async def _close_reports(self) -> None:
         self.reports.close()
         await self.reports.flushed(1.0)
-
-    # Claiming and beginning
-
-    async def claim(self, limit: int) -> list[Claimed]:
-        """Take up to so many executions."""
-        if len(self.lanes) == 1:
-            return await self.engine.claim_many(
-                next(iter(self.lanes)),
-                limit=limit,
-                worker_id=self.worker_id,
-                worker_instance_id=self.instance_id,
-                capabilities=self.capabilities,
-                kinds=self._kinds,
-                lease_ttl=self.lease_ttl,
-            )
-        return await self.engine.claim_lanes(
-            self._shares.of(limit),
-            limit=limit,
-            worker_id=self.worker_id,
-            worker_instance_id=self.instance_id,
-            capabilities=self.capabilities,
-            kinds=self._kinds,
-            lease_ttl=self.lease_ttl,
-        )
-
-    @property
-    def free_slots(self) -> int:
-        """How many more may be claimed; none while the database does not take the results."""
-        if self.reports.pending >= max(1000, 2 * self.concurrency):
-            return 0
-        return self.concurrency - len(self._running)
-
-    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
-        """Run what was claimed. `asked` is when, by `time.monotonic()`."""
-        for one in claimed:
-            running = Running(self, one, self.tasks[one.execution_kind], asked)
-            self.held[one.handle.lease_id] = running
-            if self.stopping.is_set():
-                running.is_stopping = True  # to be given back
-                continue
-            self._running.add(running)
-            task: asyncio.Task[None] = asyncio.Task(self.handlers.run(running), loop=self.loop)
-            running.asyncio_task = task
-            running.tasks.add(task)
-            task.add_done_callback(partial(self._ended, running))
-
-    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
-        running.tasks.discard(task)
-        self.slot_free.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
-            reason = f"the worker failed: {type(error).__name__}: {error}"
-            self.reports.fail(running, Failure(authority=running.handle, reason=reason, category="worker_failed"))
-
-    # What it holds
-
-    def let_go(self, running: Running) -> bool:
-        """The lease is not ours any more; False when that was known."""
-        return self.held.pop(running.handle.lease_id, None) is not None
-
-    def lost(self, running: Running, error: FlowFabricError) -> None:
-        """The lease is gone: stop the handler; whatever it writes from now on is refused."""
-        if not self.let_go(running):
-            return
-        running.is_lost = True
-        if running.asyncio_task is None:
-            return  # the handler has ended; what it reports is answered by itself
-        log.warning("execution %s: %s; its handler is stopped", running.claimed.execution_id, error)
-        running.stop(str(error))
-
-    def must_end(self) -> None:
-        """The grace begins. May be called by any thread, before `stop`."""
-        if self._ends_at is None:
-            self._ends_at = time.monotonic() + self.grace
-
-    def is_over(self, running: Running) -> bool:
-        """Whether a handler may not run any longer. May be called by any thread."""
-        return running.is_cancelled or (self._ends_at is not None and time.monotonic() > self._ends_at)
-
-    def of_task(self, task: asyncio.Task[Any] | None) -> Running | None:
-        """Whose handler an asyncio task belongs to."""
-        if task is None:
-            return None
-        return next((one for one in list(self._running) if task in one.tasks), None)
-
-    async def _give_back(self) -> None:
-        """Release what was stopped, for others to go on with at once."""
-        stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
-        if not stopped:
-            return
-        _, late = await asyncio.wait(
-            [asyncio.ensure_future(self._release(one)) for one in stopped], timeout=_LAST_CALLS
-        )
-        for task in late:
-            task.cancel()
-        if late:
-            log.warning("%d executions could not be given back; their leases will lapse", len(late))
-
-    async def _release(self, one: Running) -> None:
-        self.let_go(one)
-        try:
-            await self.engine.release(one.handle)
-        except FlowFabricError as error:
-            log.warning("execution %s could not be given back: %s", one.claimed.execution_id, error)
 
 
 def _at_least_one(value: int, field: str) -> int:

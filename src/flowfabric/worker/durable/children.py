@@ -68,7 +68,7 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
     try:
         verdict = await engine.submit_child(running.handle, name, use, item)
     except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.lost(running, error)
+        running.worker.handlers.lost(running, error)
         raise
     is_new = isinstance(made or verdict, Created)
     return Run(verdict.execution_id, kind=submission.kind, connector=running.worker.app, is_new=is_new)

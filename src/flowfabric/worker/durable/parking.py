@@ -234,7 +234,7 @@ async def park(running: Running, gates: Sequence[Gate]) -> str | None:
         try:
             because = await _park_once(running, gates)
         except (LeaseLost, ExecutionNotActive) as error:
-            running.worker.lost(running, error)
+            running.worker.handlers.lost(running, error)
             break
         except FlowFabricError as error:
             if not error.retryable:
@@ -245,7 +245,7 @@ async def park(running: Running, gates: Sequence[Gate]) -> str | None:
         if because is not None:
             return because
         running.is_parked = True
-        running.worker.let_go(running)
+        running.worker.handlers.let_go(running)
         running.stop("it waits without a worker")
         break
     return None

@@ -169,7 +169,7 @@ class Running:
         answer = await self.worker.reports.record(self.handle, step)
         if isinstance(answer, FlowFabricError):
             if isinstance(answer, LeaseLost | ExecutionNotActive):
-                self.worker.lost(self, answer)
+                self.worker.handlers.lost(self, answer)
             raise answer
         if hook is not None:
             await hook.after(self, step.name, step.n)
@@ -180,7 +180,7 @@ class Running:
         try:
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
         except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.lost(self, error)
+            self.worker.handlers.lost(self, error)
             raise
 
     async def heartbeat(self) -> None:
@@ -189,7 +189,7 @@ class Running:
         try:
             await self.worker.engine.renew(self.handle)
         except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.lost(self, error)
+            self.worker.handlers.lost(self, error)
             raise
         self.renewed_at = asked
 

@@ -153,7 +153,7 @@ async def _open(running: Running, request: WaitRequest, use: int, *, is_new: boo
     try:
         opened = await running.worker.engine.open_wait(running.handle, request.name, use, request.keys, request.timeout)
     except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.lost(running, error)
+        running.worker.handlers.lost(running, error)
         raise
     if is_new and running.worker.step_hook is not None:
         await running.worker.step_hook.after(running, request.name, use)
@@ -174,7 +174,7 @@ async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) 
             give_up=give_up,
         )
     except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.lost(running, error)
+        running.worker.handlers.lost(running, error)
         raise
     except InvalidInput as error:
         raise StepsChanged(
