@@ -24,7 +24,6 @@ from flowfabric import (
     _duties,
     app,
     conditions,
-    contexts,
     contracts,
     errors,
     graph,
@@ -34,6 +33,7 @@ from flowfabric import (
     pictures,
     policies,
     state,
+    sync_contexts,
     testing,
 )
 from flowfabric.bridges import callbacks
@@ -90,7 +90,7 @@ def tasks_page() -> str:
     lines += ["## In a handler", ""]
     lines += _documented(ff.Context, level=3, inherited=True)
     lines += [*_documented(ff.SyncContext, level=3), "It tells the same about the execution as `Context` does.", ""]
-    lines += _documented(contexts.Child, level=3)
+    lines += _documented(sync_contexts.Child, level=3)
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
     lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
@@ -127,7 +127,7 @@ def flows_page() -> str:
     lines += ["## Joins", ""]
     for join in (ff.all_of, ff.any_of, ff.quorum):
         lines += _function(join)
-    for cls in (ff.FlowRun, ff.SyncFlowRun, contexts.ChildFlow):
+    for cls in (ff.FlowRun, ff.SyncFlowRun, sync_contexts.ChildFlow):
         lines += _documented(cls, made_here=False)
     lines += ["## Pictures", "", "`flowfabric.pictures`", "", _paragraphs(pictures.__doc__), ""]
     for draw in (pictures.to_text, pictures.plain, pictures.to_mermaid, pictures.to_dot, pictures.to_svg):
@@ -265,7 +265,7 @@ def _documented(
         lines += [*_fields(cls), ""]
     elif made_here and not getattr(cls, "_is_protocol", False):
         lines += _constructor(cls)
-    bases = [base for base in reversed(cls.__mro__) if base.__module__ == cls.__module__] if inherited else [cls]
+    bases = [one for one in reversed(cls.__mro__) if one.__module__.startswith("flowfabric.")] if inherited else [cls]
     members = {name: member for base in bases for name, member in vars(base).items()}
     for name, member in members.items():
         is_member = isinstance(member, property | classmethod | staticmethod | FunctionType)

@@ -4,7 +4,7 @@ from flowfabric._duties import Duties
 from flowfabric.app import App, Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run, Submission, SyncFlowRun, SyncRun
 from flowfabric.conditions import OperatorOnly, TimeoutOnly, count_signals, from_sources, on
-from flowfabric.contexts import Context, SyncContext, SyncWaitpoint, Waitpoint
+from flowfabric.contexts import Context, Waitpoint
 from flowfabric.contracts import Codec, Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
@@ -69,6 +69,7 @@ from flowfabric.policies import (
 )
 from flowfabric.signals import Signal, callback_text, parse_callback
 from flowfabric.state import State
+from flowfabric.sync_contexts import SyncContext, SyncWaitpoint
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"

@@ -29,7 +29,7 @@ from flowfabric import timing as timings
 from flowfabric.client.client import AsyncClient, new_submission
 from flowfabric.client.run import Run, connectors
 from flowfabric.client.submission import Submission, check_task
-from flowfabric.contexts import Context, SyncContext
+from flowfabric.contexts import Context
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
@@ -38,6 +38,7 @@ from flowfabric.ids import ExecutionId, check_text, mint_uuid
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
 from flowfabric.options import OptionNames, Options
 from flowfabric.policies import Duration, duration
+from flowfabric.sync_contexts import SyncContext
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,6 +1,7 @@
-"""What a handler is given: who it is, and what it can do durably. `Context` for async handlers, `SyncContext` else.
+"""What an async handler is given: who it is, and what it can do durably.
 
-The work behind the methods is the worker's (`Scope`); these classes are only the surface.
+The work behind the methods is the worker's (`Scope`); these classes are only the surface. Those for synchronous
+handlers are generated from them (`sync_contexts.py`).
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
+from flowfabric.client.client import new_submission
 from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.errors import InvalidInput
 from flowfabric.flow import Flow, Host
@@ -21,7 +23,7 @@ from flowfabric.policies import Duration, RetryPolicy, duration
 from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest, callback_text
 
 if TYPE_CHECKING:
-    from flowfabric.client.flow_run import FlowRun
+    from flowfabric.client.client import AsyncClient
     from flowfabric.client.run import Run
     from flowfabric.client.submission import Submittable
 
@@ -31,19 +33,15 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Opened(Protocol):
-    """Waitpoints that are open."""
-
-    @property
-    def opened(self) -> OpenWait: ...
-
-
 class Scope(Protocol):
     """The running handler, as its context sees it."""
 
     claimed: Claimed
     is_parked: bool
-    wants_park: object  # of a plain handler, from where it waits until it is unwound
+
+    @property
+    def unwound_at(self) -> object:
+        """Where a synchronous handler waits, from then on until it has ended."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -62,28 +60,16 @@ class Scope(Protocol):
     async def now(self) -> datetime: ...
     async def progress(self, percent: int | None, message: str | None) -> None: ...
     async def heartbeat(self) -> None: ...
-    async def submit(self, task: Submittable[R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]: ...
-    async def submit_flow(self, flow: Flow) -> FlowRun: ...
-    def flow_result_in_thread(self, run: FlowRun) -> dict[str, Any]: ...
+    @property
+    def client(self) -> AsyncClient: ...
     @property
     def host(self) -> Host: ...
-    def step_in_thread(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        retry: RetryPolicy | None,
-    ) -> Any: ...
-    async def waitpoint(self, request: WaitRequest) -> Opened: ...
-    async def wait_for(self, request: WaitRequest, opened: Any = None) -> Any: ...
-    def wait_in_thread(self, request: WaitRequest, opened: Any = None) -> Any: ...
-    def sleep_in_thread(self, pause: Duration) -> None: ...
-    def result_in_thread(self, run: Run[Any]) -> Any: ...
-    def in_thread(self, work: Coroutine[Any, Any, Any]) -> Any: ...
+    async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
+    async def wait_for(self, request: WaitRequest, opened: OpenWait | None = None) -> Any: ...
+    def in_thread(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
-class _Facts:
+class Facts:
     """What is known about the execution and this attempt at it."""
 
     __slots__ = ("_scope",)
@@ -173,7 +159,7 @@ class _Facts:
     @property
     def is_parked(self) -> bool:
         """Whether the handler is being stopped because all it waits for needs no worker."""
-        return self._scope.is_parked or self._scope.wants_park is not None
+        return self._scope.is_parked or self._scope.unwound_at is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -189,7 +175,7 @@ class _Facts:
         return f"{type(self).__name__}({str(self.execution_id)!r}, kind={self.kind!r}, attempt={self.attempt_index})"
 
 
-class Context(_Facts):
+class Context(Facts):
     """Given to an async handler that has a parameter annotated with it."""
 
     __slots__ = ()
@@ -299,20 +285,22 @@ class Context(_Facts):
 
     async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
-        return await self._scope.submit(task, args, kwargs)
+        return await self._scope.client.send(new_submission(task, args, kwargs))
 
 
-class _Waitpoint:
+class WaitpointFacts:
+    """Where it is, and the token that a signal needs there."""
+
     __slots__ = ("_name", "_opened", "_scope", "execution_id", "id", "key", "token")
 
-    def __init__(self, scope: Scope, key: str, name: str | None, opened: Opened) -> None:
+    def __init__(self, scope: Scope, key: str, name: str | None, opened: OpenWait) -> None:
         self._scope = scope
         self._name = name
         self._opened = opened
         self.key = key
         self.execution_id = scope.claimed.execution_id
-        self.id: UUID = opened.opened.waitpoints[0].waitpoint_id
-        self.token: WaitpointToken = opened.opened.waitpoints[0].waitpoint_token
+        self.id: UUID = opened.waitpoints[0].waitpoint_id
+        self.token: WaitpointToken = opened.waitpoints[0].waitpoint_token
 
     @property
     def callback(self) -> str:
@@ -323,7 +311,7 @@ class _Waitpoint:
         return f"{type(self).__name__}({self.key!r}, {str(self.id)!r}, token={self.token})"
 
 
-class Waitpoint(_Waitpoint):
+class Waitpoint(WaitpointFacts):
     """A place where a signal can arrive, and the token that it needs."""
 
     __slots__ = ()
@@ -351,34 +339,6 @@ class Waitpoint(_Waitpoint):
         return found
 
 
-class SyncWaitpoint(_Waitpoint):
-    """The same for plain handlers."""
-
-    __slots__ = ()
-
-    def wait(
-        self,
-        *,
-        payload: Any = Any,
-        timeout: Duration | None = None,
-        default: Any = RAISE,
-        on_timeout: OnTimeout = "raise",
-        reason: Reason = "callback",
-    ) -> Signal[Any]:
-        """The signal that arrives here. See `Context.wait_for`."""
-        request = WaitRequest(
-            self.key,
-            name=self._name,
-            payload=payload,
-            timeout=timeout,
-            default=default,
-            on_timeout=on_timeout,
-            reason=reason,
-        )
-        found: Signal[Any] = self._scope.wait_in_thread(request, self._opened)
-        return found
-
-
 class StepWith:
     """`ctx.step` with retries and a timeout of its own."""
 
@@ -395,117 +355,3 @@ class StepWith:
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return await self._scope.step(name, fn, args, kwargs, self._retry, self._timeout)
-
-
-class SyncContext(_Facts):
-    """Given to a plain handler that has a parameter annotated with it. Use it from the handler's own thread.
-
-    Where the handler has to wait without a worker, or to stop, `Interrupted` unwinds it: it is no `Exception`; let it
-    pass.
-    """
-
-    __slots__ = ()
-
-    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a function once, in this thread, and remember what it returned. See `Context.step`."""
-        result: R = self._scope.step_in_thread(name, fn, args, kwargs, None)
-        return result
-
-    def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
-        """Steps that are retried in place."""
-        Options(retry=retry).checked()
-        return SyncStepWith(self._scope, retry)
-
-    def sleep(self, pause: Duration) -> None:
-        """Wait durably, without holding the thread."""
-        self._scope.sleep_in_thread(pause)
-
-    def wait_for(
-        self,
-        what: Condition | str,
-        *,
-        payload: Any = Any,
-        name: str | None = None,
-        timeout: Duration | None = None,
-        default: Any = RAISE,
-        on_timeout: OnTimeout = "raise",
-        reason: Reason = "signal",
-    ) -> Any:
-        """Wait for signals without holding the thread. See `Context.wait_for`."""
-        request = WaitRequest(
-            what, name=name, payload=payload, timeout=timeout, default=default, on_timeout=on_timeout, reason=reason
-        )
-        return self._scope.wait_in_thread(request)
-
-    def waitpoint(self, key: str, *, name: str | None = None) -> SyncWaitpoint:
-        """A place where a signal can arrive, and its token. See `Context.waitpoint`."""
-        opened = self._scope.in_thread(self._scope.waitpoint(WaitRequest(key, name=name)))
-        return SyncWaitpoint(self._scope, key, name, opened)
-
-    def now(self) -> datetime:
-        """The database's time, the same in every later run."""
-        found: datetime = self._scope.in_thread(self._scope.now())
-        return found
-
-    def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Say how far the work is."""
-        self._scope.in_thread(self._scope.progress(percent, message))
-
-    def heartbeat(self) -> None:
-        """Renew the lease now; `LeaseLost` when it is gone."""
-        self._scope.in_thread(self._scope.heartbeat())
-
-    def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Child[R]:
-        """Submit another task, once, however often this handler is run again."""
-        return Child(self._scope, self._scope.in_thread(self._scope.submit(task, args, kwargs)))
-
-    def submit_flow(self, flow: Flow) -> ChildFlow:
-        """Submit a flow, or the nodes added to this one's, once, however often this handler is run again."""
-        return ChildFlow(self._scope, self._scope.in_thread(self._scope.submit_flow(flow)))
-
-
-class SyncStepWith:
-    """`ctx.step` with retries of its own."""
-
-    __slots__ = ("_retry", "_scope")
-
-    def __init__(self, scope: Scope, retry: RetryPolicy | None) -> None:
-        self._scope = scope
-        self._retry = retry
-
-    def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self._scope.step_in_thread(name, fn, args, kwargs, self._retry)
-        return result
-
-
-class Child(Generic[R]):
-    """Another execution that a plain handler submitted."""
-
-    __slots__ = ("_scope", "run")
-
-    def __init__(self, scope: Scope, run: Run[R]) -> None:
-        self._scope = scope
-        self.run = run
-
-    @property
-    def execution_id(self) -> ExecutionId:
-        return self.run.execution_id
-
-    def result(self) -> R:
-        """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
-        result: R = self._scope.result_in_thread(self.run)
-        return result
-
-
-class ChildFlow:
-    """A flow that a plain handler submitted."""
-
-    __slots__ = ("_scope", "run")
-
-    def __init__(self, scope: Scope, run: FlowRun) -> None:
-        self._scope = scope
-        self.run = run
-
-    def result(self) -> dict[str, Any]:
-        """The results of its nodes by name, waiting without a worker; `FlowFailed` when one of them failed."""
-        return self._scope.flow_result_in_thread(self.run)

@@ -679,13 +679,17 @@ class WaitpointKids(Struct, frozen=True):
 
 
 class OpenWait(Struct, frozen=True, kw_only=True):
-    """The waitpoints of a task's wait, remembered; `deadline` is when its time is over."""
+    """The waitpoints of a task's wait, remembered; `deadline` is when its time is over.
 
+    `use` is how often the handler used the wait's name before in this run.
+    """
+
+    use: int
     waitpoints: tuple[BoundWaitpoint, ...]
     deadline: datetime | None
 
 
-class WaitState(Struct, frozen=True, kw_only=True):
+class WaitResult(Struct, frozen=True, kw_only=True):
     """How a task's wait stands: open, resumed, timed_out, operator_resumed or given_up. `seen` counts signals."""
 
     outcome: str

@@ -31,7 +31,7 @@ import flowfabric as ff
 from flowfabric._postgres import database as database_module
 from flowfabric._postgres import embedded, listen
 from flowfabric.engine.service import migrate_database
-from flowfabric.worker import service
+from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module
 from tests import sampling
 from tests.acceptance import worker_app
@@ -434,7 +434,7 @@ async def test_a_worker_survives_a_network_that_hangs(
     """In this process, so that its patience can be shortened."""
     for name, seconds in (("_CONNECT_TIMEOUT", 0.5), ("_ASK_AFTER", 0.5)):
         monkeypatch.setattr(database_module if name == "_CONNECT_TIMEOUT" else listen, name, seconds)
-    for module in (worker_module, service):
+    for module in (worker_module, second_thread):
         monkeypatch.setattr(module, "_PATIENCE", timedelta(seconds=1))
     begun, go = asyncio.Event(), asyncio.Event()
     ran: list[int] = []

@@ -20,7 +20,7 @@ from typing import Any
 import flowfabric as ff
 from flowfabric._postgres import database as database_module
 from flowfabric._postgres import listen
-from flowfabric.worker import service, worker
+from flowfabric.worker import second_thread, worker
 
 app = ff.App(os.environ.get("DSN"), name="faults", **json.loads(os.environ.get("APP", "{}")))
 
@@ -110,7 +110,7 @@ def main() -> None:
     if "PATIENCE" in os.environ:  # of the connections, so that a test need not wait as long as an operator would
         seconds = float(os.environ["PATIENCE"])
         database_module._CONNECT_TIMEOUT = listen._ASK_AFTER = seconds
-        worker._PATIENCE = service._PATIENCE = timedelta(seconds=seconds)
+        worker._PATIENCE = second_thread._PATIENCE = timedelta(seconds=seconds)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options: dict[str, Any] = json.loads(sys.argv[1])
     ff.Worker(app, **options).main()

@@ -13,7 +13,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.client import outcomes as watching
 from flowfabric.testing import Kit
-from flowfabric.worker import parking
+from flowfabric.worker.durable import parking
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""

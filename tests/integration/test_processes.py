@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -25,12 +24,12 @@ import pytest
 import uvloop
 
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.worker import processes
-from flowfabric.worker.processes import ChildDied, PoolClosed, ProcessPool, RemoteError, child_traceback
+from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, ProcessPool, RemoteError, child_traceback
+from flowfabric.worker.runners.process_pool import child as child_module
 
 PATIENCE = 60.0
 HERE = __name__
-SOURCES = str(Path(processes.__file__).parents[2])
+SOURCES = str(Path(child_module.__file__).parents[4])
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -52,8 +51,8 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
 
 @contextlib.asynccontextmanager
-async def a_pool(size: int = 1, **options: Any) -> AsyncIterator[ProcessPool]:
-    pool = ProcessPool(size, **options)
+async def a_pool(size: int = 1) -> AsyncIterator[ProcessPool]:
+    pool = ProcessPool(size)
     try:
         yield pool
     finally:
@@ -171,14 +170,6 @@ def terminate_a_program() -> int:
     return program.wait()
 
 
-def write_at_exit(path: str) -> None:
-    def leave() -> None:
-        time.sleep(0.2)  # long enough for a parent that does not wait to be caught
-        write(path, "left")
-
-    atexit.register(leave)
-
-
 def open_files() -> list[str]:
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -264,23 +255,6 @@ class Holder:
         return a + 2
 
     number = 5
-
-
-initialized: list[int] = []
-
-
-def initialize() -> None:
-    initialized.append(os.getpid())
-
-
-def initializations() -> list[int]:
-    return initialized
-
-
-def fail_to_initialize() -> None:
-    """As long as there is no file of that name."""
-    if not os.path.exists(os.environ["TEST_CONFIGURATION"]):
-        raise LookupError("no configuration")
 
 
 # Running
@@ -404,7 +378,7 @@ async def test_an_error_of_the_function_is_raised_with_its_traceback_and_the_pro
             text = child_traceback(raised.value)
             assert text is not None
             assert "raise errors[with_]()" in text
-            assert processes.__file__ not in text
+            assert child_module.__file__ not in text
         assert await pool.run(HERE, "pid", {}) == first
 
 
@@ -580,47 +554,13 @@ async def test_closing_kills_what_runs_and_refuses_what_waits(tmp_path: Path) ->
     with pytest.raises(PoolClosed, match="was not accepted"):
         await pool.run(HERE, "pid", {})
     await pool.close()
-    await pool.close(grace=1)
-
-
-@on_both_loops
-async def test_closing_with_grace_lets_what_runs_end_and_processes_leave_by_themselves(tmp_path: Path) -> None:
-    pool = ProcessPool(1)
-    await pool.run(HERE, "write_at_exit", {"path": str(tmp_path / "left")})
-    running = asyncio.create_task(
-        pool.run(HERE, "hold", {"started": str(tmp_path / "pid"), "go": str(tmp_path / "go")})
-    )
-    busy = await pid_in(tmp_path / "pid")
-    waiting = asyncio.create_task(pool.run(HERE, "pid", {}))
-    await asyncio.sleep(0)
-    closing = asyncio.create_task(pool.close(grace=PATIENCE))
-    with pytest.raises(PoolClosed, match="did not start"):
-        await waiting
-    assert not closing.done()
-    write(str(tmp_path / "go"), "")
-    await closing
-
-    assert await running == busy
-    assert is_gone(busy)
-    assert written(tmp_path / "left") == "left"
-
-
-async def test_closing_kills_when_the_grace_is_over(tmp_path: Path) -> None:
-    pool = ProcessPool(1)
-    running = asyncio.create_task(pool.run(HERE, "refuse_to_end", {"started": str(tmp_path / "pid")}))
-    busy = await pid_in(tmp_path / "pid")
-    await pool.close(grace=0.05)
-
-    assert is_gone(busy)
-    with pytest.raises(PoolClosed):
-        await running
 
 
 async def test_closing_that_is_cancelled_kills(tmp_path: Path) -> None:
     pool = ProcessPool(1)
     running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
     busy = await pid_in(tmp_path / "pid")
-    closing = asyncio.create_task(pool.close(grace=PATIENCE))
+    closing = asyncio.create_task(pool.close())
     await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -706,46 +646,12 @@ async def test_a_child_has_no_open_file_of_the_parent(tmp_path: Path) -> None:
     assert len({name for name in names if name.startswith("socket:")}) == 1
 
 
-async def test_the_initializer_runs_once_in_each_process() -> None:
-    async with a_pool(initializer=initialize) as pool:
-        first = await pool.run(HERE, "initializations", {})
-        assert first == [await pool.run(HERE, "pid", {})]
-        assert await pool.run(HERE, "initializations", {}) == first
-        with pytest.raises(ChildDied):
-            await pool.run("os", "abort", {})
-        second = await pool.run(HERE, "initializations", {})
-        assert second == [await pool.run(HERE, "pid", {})] != first
-
-
-async def test_a_failing_initializer_is_told_to_every_caller_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_CONFIGURATION", str(tmp_path / "configuration"))
-    async with a_pool(initializer=fail_to_initialize) as pool:
-        for _ in range(2):
-            with pytest.raises(LookupError, match="no configuration") as raised:
-                await pool.run(HERE, "pid", {})
-            assert "raised by the initializer of the process" in (child_traceback(raised.value) or "")
-        write(str(tmp_path / "configuration"), "")
-
-        assert await pool.run(HERE, "pid", {})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "options"),
-    [
-        ("size", {"size": 0}),
-        ("size", {"size": -1}),
-        ("size", {"size": True}),
-        ("size", {"size": "2"}),
-        ("initializer", {"size": 1, "initializer": lambda: None}),
-    ],
-)
-def test_bad_options_are_refused(wrong: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("size", [0, -1, True, "2"])
+def test_a_bad_size_is_refused(size: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
-        ProcessPool(**options)
+        ProcessPool(size)
 
-    assert refused.value.field == wrong
+    assert refused.value.field == "size"
 
 
 # Whole programs
@@ -753,7 +659,7 @@ def test_bad_options_are_refused(wrong: str, options: dict[str, Any]) -> None:
 PROGRAM = """
 import asyncio, dataclasses, os, re, sys
 from pathlib import Path
-from flowfabric.worker.processes import ProcessPool
+from flowfabric.worker.runners.process_pool import ProcessPool
 
 @dataclasses.dataclass
 class Point:
@@ -861,9 +767,9 @@ async def test_a_busy_child_does_not_outlive_its_parent(tmp_path: Path, end: str
 def test_where_the_kernel_does_not_end_a_child_a_thread_does() -> None:
     ours, theirs = socket.socketpair()
     code = (
-        "import socket, sys, threading; from flowfabric.worker import processes;"
-        " sys.platform = 'other'; channel = processes._Channel(socket.socket(fileno=int(sys.argv[1])));"
-        " processes.die_with_parent(0, channel); print('watching', flush=True)\n"
+        "import socket, sys, threading; from flowfabric.worker.runners.process_pool import channel, child;"
+        " sys.platform = 'other'; line = channel.Channel(socket.socket(fileno=int(sys.argv[1])));"
+        " child.die_with_parent(0, line); print('watching', flush=True)\n"
         "while True: pass"
     )
     with contextlib.closing(ours):

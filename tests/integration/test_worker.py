@@ -23,7 +23,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.middleware import Middleware
-from flowfabric.worker import service
+from flowfabric.worker import second_thread
 from flowfabric.worker.schedules import ScheduleDuty, declare, fire
 from tests.interleave import Party, waiting
 from tests.support import Clock
@@ -535,7 +535,7 @@ async def test_a_handler_that_never_yields_is_interrupted_when_its_time_is_over(
 async def test_a_handler_that_holds_up_the_loop_is_named_with_the_line_it_is_at(
     app: ff.App, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_STALLED_AFTER", 0.2)
+    monkeypatch.setattr(second_thread, "_STALLED_AFTER", 0.2)
 
     @app.task
     async def rude() -> None:
@@ -544,7 +544,7 @@ async def test_a_handler_that_holds_up_the_loop_is_named_with_the_line_it_is_at(
     async with working(app):
         run = await rude.submit()
         await run.result(PATIENCE)
-        await until(lambda: "the event loop goes on" in caplog.text)
+        await until(lambda: "the event loop runs again" in caplog.text)
     assert f"execution {run.id} holds up the worker's event loop" in caplog.text
     assert "time.sleep(1.5)" in caplog.text
 

@@ -33,7 +33,7 @@ from flowfabric.models import (
     Suspended,
     UsePending,
     WaitpointToken,
-    WaitState,
+    WaitResult,
 )
 from tests import sampling
 from tests.conftest import fresh_database
@@ -365,7 +365,7 @@ def said(answer: Any) -> str:
             return f"expired: {answer.behavior_applied}"
         case Resumed():
             return f"resumed: {answer.public_state}"
-        case WaitState():
+        case WaitResult():
             return f"{answer.outcome} {answer.seen}"
         case Parked():
             return f"parked {answer.parked} {answer.because}"

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 import flowfabric as ff
 from flowfabric import conditions
 from flowfabric.client import passing
-from flowfabric.contexts import SyncContext
 from flowfabric.contracts import CannotDecode, Codecs
 from flowfabric.flow import Flow, Join, Node
 from flowfabric.graph import AllOf, AnyOf, NewNode, OnSatisfied, Quorum
 from flowfabric.ids import ExecutionId, FlowId, crc16
 from flowfabric.models import Passed
 from flowfabric.state import State
+from flowfabric.sync_contexts import SyncContext
 
 FLOW = FlowId(UUID(int=7))
 SEED = UUID(int=8)

@@ -14,7 +14,7 @@ from flowfabric.engine.checks import ESCAPED_NUL
 from flowfabric.errors import InvalidInput, StepFailed, TimedOut
 from flowfabric.ids import ExecutionId
 from flowfabric.models import Step, StepKind
-from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
+from flowfabric.worker.durable.memory import Memory, check_name, encode_error, remembered_error
 
 ID = ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")
 
@@ -200,7 +200,7 @@ def test_a_class_that_is_not_loaded_is_told_in_words() -> None:
 
 @pytest.mark.parametrize("name", ["sys", "os.path", "Memory", "", "__class__"])
 def test_what_is_no_exception_is_never_made(name: str) -> None:
-    stored = {"type": "x", "module": "flowfabric.worker.memory", "name": name, "message": "m"}
+    stored = {"type": "x", "module": "flowfabric.worker.durable.memory", "name": name, "message": "m"}
     assert isinstance(remembered_error(step("s", error=stored), b'{"args": ["rm"]}'), StepFailed)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowfabric.worker import tree
+from flowfabric.worker.durable import task_tree
 
 GLOBAL_LOCK = asyncio.Lock()
 Wait = Callable[[], Awaitable[None]]
@@ -43,7 +43,7 @@ class Handler:
 
     @property
     def all_wait(self) -> bool:
-        return tree.all_wait(self.tasks, self.parked)
+        return task_tree.all_wait(self.tasks, self.parked)
 
 
 @contextlib.asynccontextmanager
@@ -51,10 +51,10 @@ async def running(code: Callable[[Handler], Awaitable[Any]]) -> AsyncIterator[Ha
     """Run a handler until it has come to rest, stop it afterwards."""
     loop = asyncio.get_running_loop()
     handler = Handler()
-    loop.set_task_factory(tree.factory)  # type: ignore[arg-type]
+    loop.set_task_factory(task_tree.factory)  # type: ignore[arg-type]
 
     def begin() -> asyncio.Task[Any]:
-        tree.owner.set(handler.tasks)
+        task_tree.owner.set(handler.tasks)
         return asyncio.ensure_future(code(handler))
 
     main = copy_context().run(begin)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput, TransportError
 from flowfabric.worker.batching import Batcher
 from flowfabric.worker.claims import Shares, lane_weights
-from flowfabric.worker.threads import Interruptible, Threads
+from flowfabric.worker.runners.threads import Interruptible, Threads
 
 PATIENCE = 30.0
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1)
@@ -343,7 +343,7 @@ async def test_who_gets_an_answer_may_fail_without_harm(caplog: pytest.LogCaptur
     sent.put(15)
     assert await sent.batcher.flushed(PATIENCE)
     assert sent.answers[15] == 30
-    assert "what follows an answer failed" in caplog.text
+    assert "handling the response failed" in caplog.text
 
 
 async def test_closing_answers_what_is_under_way_what_waits_and_what_comes_with_an_error() -> None:

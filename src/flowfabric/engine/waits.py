@@ -35,7 +35,7 @@ from flowfabric.models import (
     Parked,
     ReasonCode,
     Wait,
-    WaitState,
+    WaitResult,
 )
 
 
@@ -64,7 +64,7 @@ class Waits(Operations):
         )
         if row["code"] != "ok":
             raise waitpoint_refused(row, fences.execution_id(0), None)
-        return rows.open_wait(row)
+        return rows.open_wait(row, n)
 
     async def settle_wait(
         self,
@@ -76,7 +76,7 @@ class Waits(Operations):
         reason_code: ReasonCode = "waiting_for_signal",
         deadline: datetime | None = None,
         give_up: bool = False,
-    ) -> WaitState:
+    ) -> WaitResult:
         """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
         fences = Fences([authority])
         row = await self._row(
@@ -93,7 +93,7 @@ class Waits(Operations):
         )
         if row["code"] != "ok":
             raise waitpoint_refused(row, fences.execution_id(0), None)
-        return rows.wait_state(row)
+        return rows.wait_result(row)
 
     async def park(
         self,

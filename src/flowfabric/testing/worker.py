@@ -9,9 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 from flowfabric.app import App
 from flowfabric.client import current
@@ -19,54 +18,70 @@ from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Re
 from flowfabric.ids import ExecutionId
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
-from flowfabric.models import Claimed, Handle, NewStep
+from flowfabric.models import Claimed, Handle
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
-from flowfabric.worker import tree
-from flowfabric.worker.running import Running
+from flowfabric.worker.claims import Claims
+from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.running import Running
+from flowfabric.worker.handlers import Handlers
 from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.testing")
 _POLL = timedelta(milliseconds=10)
 _LOOK = 0.002  # seconds between two looks at whether something has come about
 _LAST_WORDS = 2.0  # seconds that handlers get to notice that they were cut off
-_REST = 1.0  # seconds that a handler gets to come to rest before it is run again
+_SETTLE = 1.0  # seconds that the tasks of a handler get to wait or end before it is run again
+
+
+class _KitClaims(Claims):
+    """Counts, so that the kit knows when there is nothing to do."""
+
+    async def claim(self, limit: int) -> list[Claimed]:
+        worker = self._worker
+        assert isinstance(worker, KitWorker)
+        worker.asked += 1
+        number = worker.asked
+        found = await super().claim(limit)
+        if found:
+            worker.begun += len(found)
+        else:
+            worker.found_nothing = number
+        return found
+
+
+class _KitHandlers(Handlers):
+    """Begins nothing once the worker is dead."""
+
+    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
+        worker = self._worker
+        assert isinstance(worker, KitWorker)
+        if worker.dead.is_set():
+            worker.left_behind += [one.handle for one in claimed]  # the answer came to nobody
+        else:
+            super().begin(claimed, asked)
 
 
 class KitWorker(Worker):
     """A worker of the kit's. Duties are left to the kit, which runs them when it wants to."""
+
+    _claims_class = _KitClaims
+    _handlers_class = _KitHandlers
 
     def __init__(self, app: App, faults: Faults, *, lanes: Collection[str], capabilities: Collection[str]) -> None:
         super().__init__(app, lanes=sorted(lanes), capabilities=capabilities, poll=_POLL, duties=False)
         self.dead = asyncio.Event()
         self.left_behind: list[Handle] = []  # what it held when it died
         self.begun = 0
+        self.asked = 0
+        self.found_nothing = 0  # the number of the last claim that did
         self._faults = faults
-        self._asked = 0
-        self._found_nothing = 0  # the number of the last claim that did
-        self._noted: set[tuple[UUID, str, int]] = set()
-        self._resting: dict[Running, set[asyncio.Future[None]]] = {}
-        self.step_hook = self._submitted
+        self._rerun_at: dict[Running, set[asyncio.Future[None]]] = {}
+        self.step_hook = self
         if faults.replays:
-            self._execute_hooks = [*self._execute_hooks, _RunTwice(self)]
+            self.handlers.hooks = [*self.handlers.hooks, _RunTwice(self)]
 
     # Idleness
-
-    async def claim(self, limit: int) -> list[Claimed]:
-        self._asked += 1
-        number = self._asked
-        found = await super().claim(limit)
-        if found:
-            self.begun += len(found)
-        else:
-            self._found_nothing = number
-        return found
-
-    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
-        if self.dead.is_set():
-            self.left_behind += [one.handle for one in claimed]  # the answer came to nobody
-        else:
-            super().begin(claimed, asked)
 
     async def settled(self) -> None:
         """Wait until nothing runs, everything is reported, and a claim after that has found nothing; or until death."""
@@ -76,10 +91,10 @@ class KitWorker(Worker):
                 asked = None
             elif asked is None:
                 await self.reports.flushed()
-                asked = self._asked
+                asked = self.asked
                 if self.engine.listener is not None:
                     self.engine.listener.wake("work")  # look at once
-            elif self._found_nothing > asked:
+            elif self.found_nothing > asked:
                 return
             await asyncio.sleep(_LOOK)
 
@@ -88,36 +103,29 @@ class KitWorker(Worker):
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()
-            for gate, wait in list(one.parking.waits.items()):
+            for opened, gate in list(one.parking.gates.items()):
                 # While it is being parked the database decides.
-                is_over = wait.until is not None and wait.until <= now
-                if is_over and not one.parking.is_under_way and not gate.done():
-                    gate.set_result(None)
+                is_over = gate.until is not None and gate.until <= now
+                if is_over and not one.parking.is_under_way and not opened.done():
+                    opened.set_result(None)
 
     # Steps
 
-    async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
-        running = self.held.get(handle.lease_id)
-        if running is None:
-            return await super().record(handle, step)
-        point = self._faults.point(running.claimed.execution_id, running.task.name, step.name, step.n)
+    async def before(self, running: Running, name: str, use: int) -> None:
+        """A step is about to be remembered."""
+        if running.handle.lease_id not in self.held:
+            return
+        point = self._faults.point(running.claimed.execution_id, running.task.name, name, use)
         if self._faults.strikes("before", point):
             await self._die(f"before {point}")
-        self._check_second_run(running, step.name, step.n)
-        answer = await super().record(handle, step)
-        if not isinstance(answer, FlowFabricError):
-            await self._after(running, step.name, step.n)
-        return answer
+        self._check_second_run(running, name, use)
 
-    async def _submitted(self, running: Running, name: str, n: int) -> None:
-        """Called after steps, seen by `record` already, and after submissions, which are not recorded through it."""
-        if (running.handle.attempt_id, name, n) not in self._noted:
-            self._check_second_run(running, name, n)
-            await self._after(running, name, n)
-
-    async def _after(self, running: Running, name: str, n: int) -> None:
-        point = self._faults.point(running.claimed.execution_id, running.task.name, name, n)
-        self._noted.add((running.handle.attempt_id, name, n))
+    async def after(self, running: Running, name: str, use: int) -> None:
+        """A step, a submission or a wait was remembered."""
+        if running.handle.lease_id not in self.held:
+            return
+        self._check_second_run(running, name, use)
+        point = self._faults.point(running.claimed.execution_id, running.task.name, name, use)
         self._faults.recorded.append((running.claimed.execution_id, point))
         if self._faults.strikes("after", point):
             await self._die(f"after {point}")
@@ -142,40 +150,40 @@ class KitWorker(Worker):
         if self.dead.is_set():
             await asyncio.sleep(0)
             self.reports.close()  # nobody takes them any more
-            self.kill_processes()
+            self.handlers.kill_processes()
         await super().close()
 
     # Forced replay
 
     async def run_again(self, running: Running) -> None:
         """Stop the handler here and let it be run from the top. Returns never: it is cancelled."""
-        if running not in self._resting:
-            self._resting[running] = set()
-            current.background(self._release_at_rest(running), "flowfabric forced replay")
+        if running not in self._rerun_at:
+            self._rerun_at[running] = set()
+            current.background(self._release_when_all_wait(running), "flowfabric forced replay")
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._resting[running].add(gate)
+        self._rerun_at[running].add(gate)
         await gate
 
-    async def _release_at_rest(self, running: Running) -> None:
-        until = time.monotonic() + _REST
-        gates = self._resting[running]
+    async def _release_when_all_wait(self, running: Running) -> None:
+        until = time.monotonic() + _SETTLE
+        gates = self._rerun_at[running]
         # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
         while running.task.signature.is_async and time.monotonic() < until:
-            if tree.all_wait(running.tasks, {*gates, *running.parking.waits}):
+            if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates}):
                 break
             await asyncio.sleep(_LOOK)
-        del self._resting[running]
+        del self._rerun_at[running]
         if running.is_cancelled or running.is_parked:
             return
         try:
             await self.engine.release(running.handle)
         except (LeaseLost, ExecutionNotActive) as error:
-            self.lost(running, error)
+            self.handlers.lost(running, error)
             return
         except FlowFabricError as error:
             log.warning("execution %s could not be run again: %s", running.claimed.execution_id, error)
         running.is_parked = True
-        self.let_go(running)
+        self.handlers.let_go(running)
         running.stop("it is run again from the top")
 
     def _run_of(self, running: Running) -> tuple[ExecutionId, int]:
@@ -233,7 +241,7 @@ class _RunTwice(Middleware):
 
 def _left_out(running: Running) -> list[tuple[str, int]]:
     """The steps that are remembered and were not asked for, by name and use."""
-    memory = running._memory
+    memory = running.loaded_memory
     return [] if memory is None or running.task.steps == "lenient" else memory.not_reached()
 
 

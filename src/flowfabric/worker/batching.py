@@ -85,7 +85,7 @@ class Batcher(Generic[Item, Answer]):
                     try:
                         self._answered(item, verdict)
                     except Exception:
-                        log.exception("%s: what follows an answer failed", self._name)
+                        log.exception("%s: handling the response failed", self._name)
         finally:
             self._busy -= 1
             if not self._busy:

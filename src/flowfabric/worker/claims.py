@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from flowfabric._waiting import first_of
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.ids import check_lane
+from flowfabric.models import Claimed
 
 if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
@@ -37,7 +38,40 @@ class Claims:
         self._announced_until = 0.0
         self._announced_on = -1  # which connection of the listener
         self._next_look = 0.0
+        self._shares = Shares(worker.lanes)
+        self._kinds = sorted(worker.tasks)
         self.idle_since: float | None = None
+
+    async def claim(self, limit: int) -> list[Claimed]:
+        """Take up to so many executions."""
+        worker = self._worker
+        if len(worker.lanes) == 1:
+            return await worker.engine.claim_many(
+                next(iter(worker.lanes)),
+                limit=limit,
+                worker_id=worker.worker_id,
+                worker_instance_id=worker.instance_id,
+                capabilities=worker.capabilities,
+                kinds=self._kinds,
+                lease_ttl=worker.lease_ttl,
+            )
+        return await worker.engine.claim_lanes(
+            self._shares.of(limit),
+            limit=limit,
+            worker_id=worker.worker_id,
+            worker_instance_id=worker.instance_id,
+            capabilities=worker.capabilities,
+            kinds=self._kinds,
+            lease_ttl=worker.lease_ttl,
+        )
+
+    @property
+    def free_slots(self) -> int:
+        """How many more may be claimed; none while the database does not take the results."""
+        worker = self._worker
+        if worker.reports.pending >= max(1000, 2 * worker.concurrency):
+            return 0
+        return worker.concurrency - len(worker.handlers.running)
 
     async def run(self) -> None:
         """Claim as many as fit, again and again; when there is nothing, sleep until somebody submits or it is time."""
@@ -46,11 +80,11 @@ class Claims:
         most = min(max(worker.concurrency // 2, 1), 500)
         with worker.engine.work_wakeups() as woken:
             while not worker.stopping.is_set():
-                free = worker.free_slots
+                free = self.free_slots
                 if free <= 0:
                     self.idle_since = None
                     worker.slot_free.clear()
-                    if worker.free_slots <= 0:
+                    if self.free_slots <= 0:
                         await worker.slot_free.wait()
                     continue
                 if woken is not None:
@@ -73,13 +107,13 @@ class Claims:
         """Claim once; answers how long to sleep. `is_told`: whoever submits tells those who have announced a sleep."""
         worker = self._worker
         asked = time.monotonic()
-        claimed = await worker.claim(limit)
+        claimed = await self.claim(limit)
         if self._trouble:
             log.info("claims work again")
             self._trouble = 0
         if claimed:
             self.idle_since = None
-            worker.begin(claimed, asked)
+            worker.handlers.begin(claimed, asked)
             if len(claimed) <= _FEW:
                 await asyncio.sleep(0)  # they begin before the next claim is made
             return 0.0

@@ -13,10 +13,10 @@ from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.models import Failure
 from flowfabric.policies import MAX_DURATION_MS, Exponential, Fixed, RetryPolicy, duration
-from flowfabric.worker.processes import ChildDied, PoolClosed, RemoteError
+from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
 
 log = logging.getLogger("flowfabric.worker")
 _OWN_FILES = str(Path(__file__).parent.parent)
@@ -81,7 +81,10 @@ def _is_ours(filename: str) -> bool:
 
 
 async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPolicy | dict[str, Any]:
-    """The retry that a handler asked for: when it says, as often as the execution's policy allows."""
+    """The retry that a handler asked for: when it says, as often as the execution's policy allows.
+
+    One more round trip, on the way of a failure only: the claim does not carry the policy, which few handlers need.
+    """
     found = await engine.read_execution(running.claimed.execution_id)
     frozen = ((found.policy or {}) if found is not None else {}).get("retry_policy")
     after = _wanted_pause(error)

@@ -17,8 +17,8 @@ from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, O
 from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
-    from flowfabric.worker.runtime import Runtime
+    from flowfabric.worker.durable.running import Running
+    from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
 _GONE = (LeaseLost, ExecutionNotActive, NotFound)
@@ -27,7 +27,7 @@ _GONE = (LeaseLost, ExecutionNotActive, NotFound)
 class Reports:
     """The calls that many executions share. `each`: every result and failure in a call of its own."""
 
-    def __init__(self, worker: Runtime, *, each: bool, lines: int) -> None:
+    def __init__(self, worker: Worker, *, each: bool, lines: int) -> None:
         self._worker = worker
         self._engine = worker.engine
         limit, lines = (1, lines) if each else (1000, 1)
@@ -96,7 +96,7 @@ class Reports:
                 Failure(authority=running.handle, reason=reason, failure_class=failure_class, category="bad_result"),
             )
             return
-        self._worker.let_go(running)
+        self._worker.handlers.let_go(running)
         if not self._completions.pending:
             self._worker.slot_free.set()
 
@@ -116,7 +116,7 @@ class Reports:
             )
             self.fail(running, msgspec.structs.replace(failure, retry_policy=None))
             return
-        self._worker.let_go(running)
+        self._worker.handlers.let_go(running)
         if isinstance(verdict, FlowFabricError):
             log.warning("execution %s: its failure was not taken: %s", running.claimed.execution_id, verdict)
             return

@@ -1,8 +1,8 @@
 """The worker: claims executions, runs their handlers, reports what came of them.
 
 Claims ask for as many as there are free slots; finished work goes back with whatever else is finished by then. Leases
-are renewed in another thread (`service.py`). Nothing that happens to one execution, to one call or to the connection
-ends the worker.
+are renewed in another thread (`second_thread.py`). Nothing that happens to one execution, to one call or to the
+connection ends the worker.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ from typing import Any, Literal, Self
 
 from flowfabric.app import App, Task
 from flowfabric.client.client import AsyncClient
+from flowfabric.contracts import Codecs
+from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
 from flowfabric.policies import Duration, duration
-from flowfabric.worker import process, tree
+from flowfabric.worker import main
 from flowfabric.worker.claims import Claims, lane_weights
-from flowfabric.worker.processes import is_loading_main
+from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.running import StepHook
+from flowfabric.worker.handlers import LAST_CALLS, Handlers
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.runtime import LAST_CALLS, Runtime
+from flowfabric.worker.runners.process_pool import is_loading_main
+from flowfabric.worker.runners.threads import Threads
 from flowfabric.worker.schedules import declare
-from flowfabric.worker.service import Service
+from flowfabric.worker.second_thread import SecondThread
 from flowfabric.worker.shared import check_provided, make
 
 log = logging.getLogger("flowfabric.worker")
@@ -39,7 +44,7 @@ _LAST_WORDS = 3.0  # seconds for a handler that was told to stop
 Ack = Literal["batch", "each"]
 
 
-class Worker(Runtime):
+class Worker:
     """Runs the tasks of an app. `await worker.run()`, or `async with worker:` beside something else.
 
     `lanes` are names, or names with weights: while both have work, three executions of a lane of weight 3 are begun
@@ -48,6 +53,19 @@ class Worker(Runtime):
     of its own instead of together with others. `grace` is how long running handlers may go on after `stop`.
     `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
+
+    # Which the test kit replaces
+    _claims_class: type[Claims] = Claims
+    _handlers_class: type[Handlers] = Handlers
+
+    # Since `start`
+    loop: asyncio.AbstractEventLoop
+    thread_id: int
+    engine: Engine
+    client: AsyncClient
+    reports: Reports
+    _claims: Claims
+    _claiming: asyncio.Task[None]
 
     def __init__(
         self,
@@ -68,13 +86,11 @@ class Worker(Runtime):
     ) -> None:
         if not isinstance(app, App):
             raise InvalidInput(f"got {type(app).__name__}", field="app", allowed="an App")
-        super().__init__(
-            app,
-            _chosen(app, tasks),
-            lanes=lane_weights(app.lanes if lanes is None else lanes),
-            concurrency=_at_least_one(concurrency, "concurrency"),
-            processes=_at_least_one(processes or os.cpu_count() or 1, "processes"),
-        )
+        self.app = app
+        self.codecs: Codecs = app.codecs
+        self.tasks = _chosen(app, tasks)
+        self.lanes = lane_weights(app.lanes if lanes is None else lanes)
+        self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
         self.worker_id = check_worker(worker_id or f"{app.name}@{socket.gethostname()}"[:200])
         self.instance_id = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
@@ -88,8 +104,15 @@ class Worker(Runtime):
         self._ack: Ack = ack
         self._connections = _at_least_one(connections, "connections")
         self._runs_duties = duties
-        self._claims: Claims
-        self._claiming: asyncio.Task[None]
+        self.slot_free = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.step_hook: StepHook | None = None
+        self.threads = Threads(self.concurrency)
+        self.handlers = self._handlers_class(
+            self, processes=_at_least_one(processes or os.cpu_count() or 1, "processes")
+        )
+        self.held = self.handlers.held
+        self._running = self.handlers.running
         self._life: contextlib.AsyncExitStack | None = None
 
     # Life
@@ -102,9 +125,9 @@ class Worker(Runtime):
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self.stopping.clear()
-        self._ends_at = None
+        self.handlers.ends_at = None
         async with contextlib.AsyncExitStack() as life:
-            service = Service(self, duties=self._runs_duties)
+            service = SecondThread(self, duties=self._runs_duties)
             life.push_async_callback(service.stopped)
             await service.started()
             self.engine = await self.app.open_engine(
@@ -121,12 +144,12 @@ class Worker(Runtime):
             life.callback(self.app.forget, self.client)
             self.reports = Reports(self, each=self._ack == "each", lines=max(1, self._connections - 1))
             life.push_async_callback(self._close_reports)
-            self.loop.set_task_factory(tree.factory)  # type: ignore[arg-type]  # the stub names no options
-            self.shared = {cls: await make(life, cls, maker) for cls, maker in wanted.items()}
-            life.push_async_callback(self._close_processes)
+            self.loop.set_task_factory(task_tree.factory)  # type: ignore[arg-type]  # the stub names no options
+            self.handlers.shared = {cls: await make(life, cls, maker) for cls, maker in wanted.items()}
+            life.push_async_callback(self.handlers.close_processes)
             if self._runs_duties:
                 await declare(self.engine, self.app)
-            self._claims = Claims(self)
+            self._claims = self._claims_class(self)
             self._claiming = asyncio.create_task(self._claims.run(), name="flowfabric claims")
             self._life = life.pop_all()
         log.info(
@@ -142,7 +165,7 @@ class Worker(Runtime):
         """Begin to stop: claim nothing more. `run` returns once what is running has ended or was given back."""
         if not self.stopping.is_set():
             log.info("worker %s stops: %d running", self.instance_id, len(self._running))
-        self.must_end()
+        self.handlers.must_end()
         self.stopping.set()
         self.slot_free.set()
 
@@ -155,7 +178,7 @@ class Worker(Runtime):
         async with life:
             # Side by side: a claim that hangs must not keep what runs from being given back while its leases live.
             await asyncio.gather(self._end_claims(), self._drain())
-            await self._give_back()  # what was claimed too late to be begun
+            await self.handlers.give_back()  # what was claimed too late to be begun
         log.info("worker %s has stopped", self.instance_id)
         if not self._claiming.cancelled() and (error := self._claiming.exception()) is not None:
             raise error
@@ -198,12 +221,13 @@ class Worker(Runtime):
 
     def main(self) -> None:
         """Run in this process until SIGTERM or SIGINT; a second signal stops at once. For programs and the CLI."""
-        process.run(self)
+        main.run(self)
 
     async def _drain(self) -> None:
         """Let what runs end within the grace; give the rest back."""
-        assert self._ends_at is not None
-        while self._running and (left := self._ends_at - time.monotonic()) > 0:
+        ends_at = self.handlers.ends_at
+        assert ends_at is not None
+        while self._running and (left := ends_at - time.monotonic()) > 0:
             self.slot_free.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.slot_free.wait(), min(left, 1.0))
@@ -215,13 +239,13 @@ class Worker(Runtime):
             one.stop("the worker stops")
         # All at once: whoever takes over must not wait for a handler that does not listen, nor for a late report.
         _, flushed, *_ = await asyncio.gather(
-            self._give_back(),
-            self.reports.flushed(max(self._ends_at - time.monotonic(), LAST_CALLS)),
+            self.handlers.give_back(),
+            self.reports.flushed(max(ends_at - time.monotonic(), LAST_CALLS)),
             *([asyncio.wait(tasks, timeout=_LAST_WORDS)] if tasks else []),
         )
         if self._running or self.threads.abandoned:
             log.warning(
-                "%d handlers and %d threads do not listen; they go on until the process ends",
+                "%d handlers and %d threads ignored the stop request and will run until the process exits",
                 len(self._running),
                 self.threads.abandoned,
             )

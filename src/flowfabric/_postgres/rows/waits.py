@@ -17,7 +17,7 @@ from flowfabric.models import (
     SuspensionDetails,
     Wait,
     WaitpointToken,
-    WaitState,
+    WaitResult,
 )
 
 
@@ -144,11 +144,11 @@ def wait(row: Row) -> Wait:
     )
 
 
-def open_wait(row: Row) -> OpenWait:
+def open_wait(row: Row, use: int) -> OpenWait:
     """The waitpoints of a handler's wait."""
-    return OpenWait(waitpoints=_bound(row), deadline=row["at"])
+    return OpenWait(use=use, waitpoints=_bound(row), deadline=row["at"])
 
 
-def wait_state(row: Row) -> WaitState:
+def wait_result(row: Row) -> WaitResult:
     """How a handler's wait stands."""
-    return WaitState(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))
+    return WaitResult(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))

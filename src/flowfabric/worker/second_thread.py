@@ -19,11 +19,11 @@ from flowfabric._duties import ALL, Duties
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
+from flowfabric.worker.runners.threads import raise_in
 from flowfabric.worker.schedules import ScheduleDuty
-from flowfabric.worker.threads import raise_in
 
 if TYPE_CHECKING:
-    from flowfabric.worker.running import Running
+    from flowfabric.worker.durable.running import Running
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
@@ -33,7 +33,7 @@ _PATIENCE = timedelta(seconds=20)  # with a call of a duty; one that hangs keeps
 _LAST_ROUND = timedelta(seconds=2)  # what a duty may take to finish its round when the worker stops
 
 
-class Service(threading.Thread):
+class SecondThread(threading.Thread):
     """The worker's second thread."""
 
     def __init__(self, worker: Worker, *, duties: bool) -> None:
@@ -100,22 +100,22 @@ class Service(threading.Thread):
         assert self._stopping is not None
         tick = min(1.0, ttl / 6)
         while not self._stopping.is_set():
-            all_of_them = lost is not None and lost.is_set()
+            renew_all = lost is not None and lost.is_set()
             if lost is not None:
                 lost.clear()
             try:
-                await self._renew(engine, ttl, all_of_them=all_of_them)
+                await self._renew(engine, ttl, renew_all=renew_all)
             except Exception:
                 log.exception("renewing leases failed")
             await first_of(tick, self._stopping, lost)
 
-    async def _renew(self, engine: Engine, ttl: float, *, all_of_them: bool) -> None:
+    async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
         """Renew at a third of the lease: two lost heartbeats still leave time for a third."""
         now = time.monotonic()
         held = [
             one
-            for one in list(self._worker.held.values())
-            if not one.is_lost and (all_of_them or now - one.renewed_at >= ttl / 3)
+            for one in list(self._worker.handlers.held.values())
+            if not one.is_lost and (renew_all or now - one.renewed_at >= ttl / 3)
         ]
         for at in range(0, len(held), _CHUNK):
             chunk = held[at : at + _CHUNK]
@@ -140,13 +140,13 @@ class Service(threading.Thread):
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
         """A lease is gone: flag it for threads at once, tell the loop as soon as it listens."""
-        if one.handle.lease_id not in self._worker.held:
+        if one.handle.lease_id not in self._worker.handlers.held:
             return  # it ended meanwhile
         one.is_lost = True
         one.stop_reason = str(error)
         one.interrupt_thread()
         with contextlib.suppress(RuntimeError):
-            self._worker.loop.call_soon_threadsafe(self._worker.lost, one, error)
+            self._worker.loop.call_soon_threadsafe(self._worker.handlers.lost, one, error)
 
     # The handlers' loop
 
@@ -164,7 +164,7 @@ class Service(threading.Thread):
             await asyncio.sleep(0.1)
             while not answered.is_set():
                 stalled = time.monotonic() - asked
-                culprit = self._worker.of_task(asyncio.current_task(loop))
+                culprit = self._worker.handlers.of_task(asyncio.current_task(loop))
                 if stalled > _STALLED_AFTER and not said:
                     said = True
                     frame = sys._current_frames().get(thread)
@@ -174,12 +174,12 @@ class Service(threading.Thread):
                         stalled,
                         "".join(traceback.format_stack(frame, limit=8)) if frame is not None else "",
                     )
-                if culprit is not None and stalled > 1.0 and self._worker.is_over(culprit):
+                if culprit is not None and stalled > 1.0 and self._worker.handlers.is_over(culprit):
                     culprit.is_stopping = True
                     # Looked up again, with nothing in between: what is interrupted must be this handler and no other.
                     if asyncio.current_task(loop) in culprit.tasks:
                         raise_in(thread, Interrupted)
                 await asyncio.sleep(0.1)
             if said:
-                log.warning("the event loop goes on after %.0f s", time.monotonic() - asked)
+                log.warning("the event loop runs again after being blocked for %.0f s", time.monotonic() - asked)
             await asyncio.sleep(1.0)

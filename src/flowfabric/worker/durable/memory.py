@@ -1,6 +1,7 @@
 """What is remembered of an execution's steps, as one run of its handler asks for it, and how exceptions are kept.
 
-A step is known by its kind, its name and by how often the name was used before in this run. Successes are kept over
+A step is known by its kind, its name and the number of the use: how often the handler used the name before in this run
+(0 for the first use; `n` in the records). Successes are kept over
 retries and crashes; a failure is kept within its run, so that a handler that is woken up takes the branch it took
 before, and one that is retried tries again.
 """
@@ -30,6 +31,7 @@ class Memory:
         self._uses: Counter[tuple[StepKind, str]] = Counter()
         self._known: dict[tuple[StepKind, str, int], Step] = {}
         self._failed_before = False
+        self.unanswered: set[tuple[str, int]] = set()  # waits by name and use that ended without a signal in this run
         for step in steps:
             if step.error is None or step.run == run:
                 self._known[step.kind, step.name, step.n] = step
@@ -38,9 +40,13 @@ class Memory:
 
     def next(self, name: str, kind: StepKind) -> tuple[int, Step | None]:
         """The number of this use of the name, and what is remembered of it."""
-        n = self._uses[kind, name]
-        self._uses[kind, name] = n + 1
-        return n, self._known.get((kind, name, n))
+        use = self._uses[kind, name]
+        self._uses[kind, name] = use + 1
+        return use, self._known.get((kind, name, use))
+
+    def known(self, name: str, kind: StepKind, use: int) -> Step | None:
+        """What is remembered of a use of the name that was asked for before."""
+        return self._known.get((kind, name, use))
 
     def not_reached(self) -> list[tuple[str, int]]:
         """What an earlier run did and this one did not ask for, by name and use.
@@ -51,9 +57,9 @@ class Memory:
         if self._failed_before:
             return []
         return sorted(
-            (name, n)
-            for kind, name, n in self._known
-            if kind in ("step", "submit") and n >= self._uses.get((kind, name), 0)
+            (name, use)
+            for kind, name, use in self._known
+            if kind in ("step", "submit") and use >= self._uses.get((kind, name), 0)
         )
 
 

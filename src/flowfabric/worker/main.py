@@ -22,24 +22,24 @@ _AFTER_CLOSE = 2.0  # seconds for threads and tasks of handlers that do not list
 
 def run(worker: Worker) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends the process at once, with exit code 128 + its number."""
-    stopping = Stopping(worker)
+    process = SignalledWorker(worker)
     # Not the loop's own signal handlers: these run also while a handler holds up the loop.
-    before = {number: signal.signal(number, stopping.signalled) for number in _SIGNALS}
+    before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
     try:
         try:
             import uvloop  # noqa: PLC0415 - faster where it is installed
         except ImportError:
-            asyncio.run(stopping.work())
+            asyncio.run(process.work())
         else:
-            uvloop.run(stopping.work())
+            uvloop.run(process.work())
     finally:
-        stopping.cancel()
+        process.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class Stopping:
-    """What signals do to a worker, and what happens when it does not end."""
+class SignalledWorker:
+    """A worker that stops when the process gets a signal, and a process that ends when the worker does not stop."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -55,11 +55,11 @@ class Stopping:
         if self._received is not None:
             self._exit_after(_AFTER_CLOSE, 0)
 
-    def signalled(self, number: int, _frame: Any) -> None:
+    def on_signal(self, number: int, _frame: Any) -> None:
         if self._received is not None:
             _exit_now(self._worker, 128 + number)
         self._received = number
-        self._worker.must_end()
+        self._worker.handlers.must_end()
         self._exit_after(self._worker.grace + _AFTER_GRACE, 128 + number)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._worker.stop)
@@ -68,7 +68,7 @@ class Stopping:
         """End the process when it has not ended by itself until then."""
 
         def leave() -> None:
-            log.warning("the process does not end by itself: it is ended")
+            log.warning("the process did not exit in time; forcing exit")
             _flush()
             os._exit(code)
 
@@ -85,7 +85,7 @@ class Stopping:
 
 def _exit_now(worker: Worker, code: int) -> None:
     def last_words() -> None:
-        worker.kill_processes()
+        worker.handlers.kill_processes()
         log.warning("worker %s ends at once; its leases will lapse", worker.instance_id)
         _flush()
 

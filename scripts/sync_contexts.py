@@ -1,0 +1,245 @@
+"""Writes src/flowfabric/sync_contexts.py: what synchronous handlers are given, from what async ones are given.
+
+python scripts/sync_contexts.py           write it
+python scripts/sync_contexts.py --check   exit 1 when it is not what would be written
+
+Every `await` becomes a call of `in_thread`. What only synchronous handlers have stands below as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src/flowfabric/contexts.py"
+TARGET = ROOT / "src/flowfabric/sync_contexts.py"
+NAMES = {"Waitpoint": "SyncWaitpoint", "StepWith": "SyncStepWith"}
+# Where the words about the async method are not true of the synchronous one.
+DOCS = {
+    "step": """Run a function once, in this thread, and remember what it returned.
+
+        It is known by this name and the count of its uses in this run. A finished step is never run again; one that a
+        crash interrupted is. An exception is remembered for the rest of this run of the handler and forgotten when the
+        task is retried. `step_with` gives a step its own retries. A step, a pause or a submission inside the function
+        is part of it and not remembered by itself.
+        """,
+    "sleep": "Wait durably: the thread is free meanwhile, and the time counts from the first call, not from a restart.",
+    "submit": "Submit another task, once, however often this handler is run again.",
+}
+
+HEAD = '''"""What a synchronous handler is given: who it is, and what it can do durably.
+
+Generated from contexts.py by scripts/sync_contexts.py; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from flowfabric.client.client import new_submission
+from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.contexts import Facts, Scope, WaitpointFacts
+from flowfabric.flow import Flow
+from flowfabric.ids import ExecutionId
+from flowfabric.options import Options
+from flowfabric.policies import Duration, RetryPolicy
+from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest
+
+if TYPE_CHECKING:
+    from flowfabric.client.flow_run import FlowRun
+    from flowfabric.client.run import Run
+    from flowfabric.client.submission import Submittable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class SyncContext(Facts):
+    """Given to a plain handler that has a parameter annotated with it. Use it from the handler's own thread.
+
+    Where the handler has to wait without a worker, or to stop, `Interrupted` unwinds it: it is no `Exception`; let it
+    pass.
+    """
+
+    __slots__ = ()
+'''
+
+
+# What only synchronous handlers have, behind the method it is like.
+AFTER = {
+    "step": '''
+    def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
+        """Steps that are retried in place."""
+        Options(retry=retry).checked()
+        return SyncStepWith(self._scope, retry)
+''',
+    "submit": '''
+    def submit_flow(self, flow: Flow) -> ChildFlow:
+        """Submit a flow, or the nodes added to this one's, once, however often this handler is run again."""
+        return ChildFlow(self._scope, self._scope.in_thread(self._scope.client.submit_flow(flow)))
+''',
+}
+
+WAITPOINT = '''
+
+class SyncWaitpoint(WaitpointFacts):
+    """A place where a signal can arrive, and the token that it needs."""
+
+    __slots__ = ()
+'''
+
+REST = '''
+
+class SyncStepWith:
+    """`ctx.step` with retries of its own."""
+
+    __slots__ = ("_retry", "_scope")
+
+    def __init__(self, scope: Scope, retry: RetryPolicy | None) -> None:
+        self._scope = scope
+        self._retry = retry
+
+    def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, self._retry, None))
+        return found
+
+
+class Child(Generic[R]):
+    """Another execution that a plain handler submitted."""
+
+    __slots__ = ("_scope", "run")
+
+    def __init__(self, scope: Scope, run: Run[R]) -> None:
+        self._scope = scope
+        self.run = run
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.run.execution_id
+
+    def result(self) -> R:
+        """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
+        return self._scope.in_thread(self.run.result())
+
+
+class ChildFlow:
+    """A flow that a plain handler submitted."""
+
+    __slots__ = ("_scope", "run")
+
+    def __init__(self, scope: Scope, run: FlowRun) -> None:
+        self._scope = scope
+        self.run = run
+
+    def result(self) -> dict[str, Any]:
+        """The results of its nodes by name, waiting without a worker; `FlowFailed` when one of them failed."""
+        return self._scope.in_thread(self.run.result())
+'''
+
+
+class Synchronous(ast.NodeTransformer):
+    """A method that awaits nothing: a thread waits instead."""
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        in_thread = ast.parse("self._scope.in_thread", mode="eval").body
+        return ast.Call(func=in_thread, args=[self.visit(node.value)], keywords=[])
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(id=NAMES.get(node.id, node.id), ctx=node.ctx)
+
+
+def methods(name: str) -> dict[str, list[ast.AsyncFunctionDef]]:
+    """The async methods of a class, each with its overloads before it."""
+    tree = ast.parse(SOURCE.read_text())
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    by_name: dict[str, list[ast.AsyncFunctionDef]] = {}
+    for node in found.body:
+        if isinstance(node, ast.AsyncFunctionDef):
+            by_name.setdefault(node.name, []).append(node)
+    return by_name
+
+
+def written(versions: list[ast.AsyncFunctionDef]) -> str:
+    *overloads, node = versions
+    # A synchronous handler calls no async function, so those overloads go; one that is left alone is the signature.
+    overloads = [one for one in overloads if "Awaitable" not in ast.unparse(one.args)]
+    body = list(node.body)
+    if len(overloads) == 1:
+        (one,) = overloads
+        node.args, node.returns = one.args, one.returns
+        body[-1] = ast.parse(f"found: {ast.unparse(one.returns or ast.Constant(None))}").body[0]
+        returned = node.body[-1]
+        assert isinstance(body[-1], ast.AnnAssign)
+        assert isinstance(returned, ast.Return)
+        body[-1].value = returned.value
+        body.append(ast.parse("return found").body[0])
+        overloads = []
+    if node.name in DOCS:
+        body[0] = ast.Expr(ast.Constant(DOCS[node.name]))
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    if returns.startswith("Run["):
+        # The handle of a child waits in this thread.
+        node.returns = ast.parse(f"Child[{returns[4:]}", mode="eval").body
+        last = body[-1]
+        assert isinstance(last, ast.Return)
+        made = ast.parse("Child(self._scope)", mode="eval").body
+        assert isinstance(made, ast.Call)
+        assert last.value is not None
+        made.args.append(last.value)
+        body[-1] = ast.Return(made)
+    node.body = body
+    return "".join(f"\n{_indented(_sync(one))}\n" for one in (*overloads, node)) + AFTER.get(node.name, "")
+
+
+def _sync(node: ast.AsyncFunctionDef) -> str:
+    fields = {name: getattr(node, name) for name in node._fields}
+    plain = Synchronous().visit(ast.FunctionDef(**fields))
+    return ast.unparse(ast.fix_missing_locations(plain))
+
+
+def _indented(text: str) -> str:
+    """Below a class; the lines of a docstring are indented already."""
+    lines = text.split("\n")
+    in_doc = False
+    for place, line in enumerate(lines):
+        if not in_doc:
+            lines[place] = f"    {line}"
+        if line.count('"""') == 1:
+            in_doc = not in_doc
+    return "\n".join(lines)
+
+
+def text() -> str:
+    parts = [HEAD, *map(written, methods("Context").values())]
+    parts += [WAITPOINT, *map(written, methods("Waitpoint").values()), REST]
+    ruff = Path(sys.executable).with_name("ruff")
+    done = subprocess.run(
+        [str(ruff), "format", "--stdin-filename", str(TARGET), "-"],
+        input="".join(parts),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def main() -> int:
+    wanted = text()
+    if "--check" in sys.argv:
+        if TARGET.read_text() != wanted:
+            print(f"{TARGET.relative_to(ROOT)} is stale: run python scripts/sync_contexts.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

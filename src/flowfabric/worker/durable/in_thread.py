@@ -1,0 +1,114 @@
+"""A synchronous handler and the event loop: what it does durably are the same coroutines, run from its thread.
+
+`in_thread` runs a coroutine on the worker's loop while the handler's thread waits. Two things differ from an async
+handler: the function of a step runs in the handler's own thread, and where the coroutine would wait without a worker,
+`Interrupted` unwinds the handler (`Parking.wait` raises it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowfabric.errors import ExecutionNotActive, Interrupted, LeaseLost
+
+if TYPE_CHECKING:
+    from flowfabric.worker.durable.running import Running
+
+T = TypeVar("T")
+
+
+class CallingThread:
+    """The thread that waits for a coroutine, and runs functions for it meanwhile."""
+
+    __slots__ = ("_calls", "raised")
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self.raised: tuple[Exception, TracebackType | None] | None = None  # by the last function
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in the thread. For the coroutine."""
+        call = _Call(fn, args)
+        self._calls.put(call)
+        return await call.future
+
+    def serve(self) -> None:
+        """Run functions until the coroutine has ended."""
+        while (call := self._calls.get()) is not None:
+            try:
+                value = call.fn(*call.args)
+            except Exception as error:
+                self.raised = error, error.__traceback__
+                call.answer(None, error)
+            else:
+                call.answer(value, None)
+
+    def end(self, _: concurrent.futures.Future[Any]) -> None:
+        """The coroutine has ended."""
+        self._calls.put(None)
+
+
+class _Call:
+    __slots__ = ("_loop", "args", "fn", "future")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.fn = fn
+        self.args = args
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def answer(self, value: Any, error: Exception | None) -> None:
+        self._loop.call_soon_threadsafe(self._settle, value, error)
+
+    def _settle(self, value: Any, error: Exception | None) -> None:
+        if self.future.done():
+            return  # the coroutine was cancelled meanwhile
+        if error is None:
+            self.future.set_result(value)
+        elif isinstance(error, StopIteration):  # a future cannot carry it
+            self.future.set_exception(RuntimeError("the function raised StopIteration"))
+        else:
+            self.future.set_exception(error)
+
+
+# Set in coroutines that a synchronous handler waits for.
+calling_thread: ContextVar[CallingThread | None] = ContextVar("flowfabric_calling_thread", default=None)
+
+
+def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the worker's loop and wait for it in this thread, which is the handler's."""
+    if running.is_cancelled or running.unwound_at is not None:
+        work.close()
+        time.sleep(running.refused())
+        raise Interrupted(running.stop_reason)
+    thread = CallingThread()
+    future = asyncio.run_coroutine_threadsafe(_called_from(thread, work), running.worker.loop)
+    future.add_done_callback(thread.end)
+    try:
+        thread.serve()
+        return future.result()
+    except (asyncio.CancelledError, concurrent.futures.CancelledError, LeaseLost, ExecutionNotActive):
+        if running.is_cancelled:
+            raise Interrupted(running.stop_reason) from None
+        raise
+    except Exception as error:
+        if thread.raised is not None and thread.raised[0] is error:
+            error.__traceback__ = thread.raised[1]  # as the function raised it, without the way over the loop
+        raise
+    except BaseException:
+        future.cancel()  # the handler is unwound, so the coroutine has nobody to return to
+        raise
+    finally:
+        thread.raised = None
+
+
+async def _called_from(thread: CallingThread, work: Coroutine[Any, Any, T]) -> T:
+    calling_thread.set(thread)
+    return await work

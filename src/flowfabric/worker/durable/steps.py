@@ -1,0 +1,200 @@
+"""Steps of a handler: run once, remembered, and answered from memory in later runs.
+
+Inside the function of a step nothing else is remembered: the step is. What a handler could do durably is done plainly
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from flowfabric.client import current
+from flowfabric.contracts import CannotDecode, ValueType
+from flowfabric._postgres.checks import MAX_PAYLOAD
+from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
+from flowfabric.models import NewStep, Step
+from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
+from flowfabric.worker.durable.in_thread import calling_thread
+from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
+
+if TYPE_CHECKING:
+    from flowfabric.worker.durable.running import Running
+
+in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
+
+
+async def step(
+    running: Running,
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    retry: RetryPolicy | None,
+    timeout: Duration | None,
+) -> Any:
+    """Run a function once under this name, and return what it returned, in this run and in every later one."""
+    await running.check()
+    check_name(name)
+    returned = _returned(name, fn)
+    if calling_thread.get() is not None and inspect.iscoroutinefunction(fn):
+        raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
+    seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
+    if in_step.get():
+        return await _try(running, fn, args, kwargs, retry, seconds)
+    use, known = (running.loaded_memory or await running.memory()).next(name, "step")
+    if known is not None:
+        return _recall(running, known, returned)
+    begun = time.perf_counter()
+    try:
+        with _inside_step():
+            value = await _try(running, fn, args, kwargs, retry, seconds)
+        encoded, done = _done(running, name, use, value, returned, begun)
+    except (RetryLater, Reject):
+        raise  # about the task, not about the step
+    except Exception as error:
+        await running.record(_failed(running, name, use, error, begun))
+        raise
+    await running.record(done)
+    # Decoded from what is stored, not the object that the function returned: a later run gets the same.
+    return returned.decode(encoded)
+
+
+async def now(running: Running) -> datetime:
+    """The database's time when the handler first asked."""
+    await running.check()
+    if in_step.get():
+        return running.database_now()
+    use, known = (await running.memory()).next("now", "now")
+    at = known.at if known is not None else await running.record(NewStep(name="now", n=use, kind="now"))
+    assert at is not None
+    return at
+
+
+async def _try(
+    running: Running,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    retry: RetryPolicy | None,
+    seconds: float | None,
+) -> Any:
+    """Call the function, again where its policy says so."""
+    tries = 0
+    while True:
+        try:
+            if seconds is None:
+                return await _call(running, fn, args, kwargs)
+            async with asyncio.timeout(seconds):
+                return await _call(running, fn, args, kwargs)
+        except (RetryLater, Reject):
+            raise
+        except Exception as error:
+            tries += 1
+            if retry is None or running.is_cancelled or not _may_retry(retry, tries, error):
+                raise
+        await asyncio.sleep(_backoff(retry, tries - 1))
+
+
+async def _call(running: Running, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    thread = calling_thread.get()
+    if thread is not None:
+        return await thread.run(_call_inside_step, fn, args, kwargs)
+    if inspect.iscoroutinefunction(fn):
+        return await fn(*args, **kwargs)
+    target = getattr(fn, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    if inspect.iscoroutinefunction(target):
+        return await fn(*args, **kwargs)
+    value = await running.worker.threads.run(fn, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _call_inside_step(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    with _inside_step():
+        return fn(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _inside_step() -> Iterator[None]:
+    """What is called here is part of the step: nothing of it is remembered by itself."""
+    inside, scope = in_step.set(True), current.running.set(None)
+    try:
+        yield
+    finally:
+        in_step.reset(inside)
+        current.running.reset(scope)
+
+
+def _returned(name: str, fn: Callable[..., Any]) -> ValueType:
+    if not callable(fn):
+        if inspect.iscoroutine(fn):
+            fn.close()
+        raise InvalidInput(
+            f"step {name!r} was given a {type(fn).__name__}",
+            field="fn",
+            allowed="a function, and its arguments after it",
+        )
+    return ValueType.returned_by(fn)
+
+
+def _done(
+    running: Running, name: str, use: int, value: Any, returned: ValueType, begun: float
+) -> tuple[bytes | None, NewStep]:
+    """The result of a step, as it is read back and as it is stored."""
+    what = f"result of step {name!r}"
+    encoded = returned.encode(value, field=what)
+    sealed, encoding = (None, None) if encoded is None else running.worker.codecs.seal(encoded)
+    if sealed is not None and len(sealed) > MAX_PAYLOAD:
+        raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
+    took = time.perf_counter() - begun
+    return encoded, NewStep(name=name, n=use, result=sealed, encoding=encoding, seconds=took)
+
+
+def _failed(running: Running, name: str, use: int, error: Exception, begun: float) -> NewStep:
+    text, details = encode_error(error, sealed=not running.worker.codecs.is_plain)
+    sealed, encoding = (None, None) if details is None else running.worker.codecs.seal(details)
+    took = time.perf_counter() - begun
+    return NewStep(name=name, n=use, error=text, result=sealed, encoding=encoding, seconds=took)
+
+
+def _recall(running: Running, known: Step, returned: ValueType) -> Any:
+    """What a step of an earlier run returned, or the exception it failed with."""
+    codecs = running.worker.codecs
+    if known.error is not None:
+        try:
+            details = None if known.result is None else codecs.open(known.result, known.encoding)
+        except CannotDecode:
+            details = None
+        raise remembered_error(known, details)
+    try:
+        return returned.decode(None if known.result is None else codecs.open(known.result, known.encoding))
+    except CannotDecode as error:
+        raise StepsChanged(
+            f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
+            execution_id=running.claimed.execution_id,
+        ) from error
+
+
+def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:
+    categories = policy.retryable_categories
+    return tries <= policy.max_retries and (not categories or type(error).__name__ in categories)
+
+
+def _backoff(policy: RetryPolicy, retries: int) -> float:
+    """Seconds before the next try of a step."""
+    backoff = policy.backoff
+    if isinstance(backoff, Exponential):
+        most = duration(backoff.maximum, "maximum").total_seconds()
+        try:
+            wait = min(duration(backoff.initial, "initial").total_seconds() * backoff.multiplier**retries, most)
+        except OverflowError:
+            wait = most
+        return wait * random.uniform(0.5, 1) if backoff.jitter else wait  # noqa: S311 - no secret
+    return duration(backoff.delay, "delay").total_seconds()

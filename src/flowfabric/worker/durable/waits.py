@@ -1,0 +1,185 @@
+"""Waits of a handler: for a time, and for signals.
+
+A wait for signals has three forms: what the handler asks for (`WaitRequest`), the waitpoints that the engine opened for
+it (`OpenWait`), and how it ended (`WaitResult`), which is remembered for later runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal, StepsChanged
+from flowfabric.models import NewStep, OpenWait, Step, WaitResult
+from flowfabric.policies import Duration, duration
+from flowfabric.signals import Raise, WaitRequest
+from flowfabric.worker.durable.parking import Gate, SignalGate
+from flowfabric.worker.durable.steps import in_step
+
+if TYPE_CHECKING:
+    from flowfabric.worker.durable.running import Running
+
+HANDLER_ENDED = "the handler has ended"
+
+
+# Times
+
+
+async def sleep(running: Running, pause: Duration) -> None:
+    """Wait for as long as `pause` says, counted from the first run that came here."""
+    await running.check()
+    span = duration(pause, "pause")
+    if span < timedelta(0):
+        raise InvalidInput(f"got {pause!r}", field="pause", allowed="zero or more")
+    if in_step.get():
+        await asyncio.sleep(span.total_seconds())
+        return
+    until = await wake_time(running, span)
+    if span:
+        while not running.parking.is_over(until):
+            await running.parking.wait(Gate(until))
+
+
+async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> datetime:
+    """When a time of this length ends that began in the first run."""
+    use, known = (await running.memory()).next(name, "sleep")
+    if known is not None:
+        until = known.at
+    else:
+        until = await running.record(NewStep(name=name, n=use, kind="sleep", pause=span))
+    assert until is not None
+    return until
+
+
+# Signals
+
+
+async def waitpoint(running: Running, request: WaitRequest) -> OpenWait:
+    """The waitpoints of a wait, with their tokens; the handler waits later."""
+    use, known = await _next_wait(running, request)
+    return await _open(running, request, use, is_new=known is None)
+
+
+async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | None = None) -> Any:
+    """Wait for signals, and return them as the handler is given them. `opened` is what `waitpoint` returned."""
+    await running.check()
+    if opened is None:
+        use, known = await _next_wait(running, request)
+    else:
+        use = opened.use
+        known = (await running.memory()).known(request.name, "wait", use)
+    try:
+        result = await _result(running, request, use, known, opened)
+    except asyncio.CancelledError as error:
+        # A wait that the handler cancels has ended, also in every later run, whatever arrives meanwhile.
+        if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
+            await _settle(running, SignalGate(request, use), give_up=True)
+        raise
+    while result.outcome == "given_up":
+        await running.parking.wait(Gate())  # an earlier run cancelled it in favour of something else: nothing ends it
+        await running.check()
+    if opened is not None:
+        unanswered = (await running.memory()).unanswered
+        if (request.name, use) in unanswered:
+            raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
+        if result.outcome != "resumed":
+            unanswered.add((request.name, use))
+    return _returned(running, request, result)
+
+
+def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any:
+    """What the handler gets for a wait that has ended."""
+    if result.outcome == "resumed":
+        signals = request.signals(result.result, running.worker.codecs)
+        return signals[-1] if request.is_single else signals
+    if not isinstance(request.default, Raise):
+        return request.default
+    kind = "wait_timed_out" if result.outcome == "timed_out" else "wait_overridden"
+    raise NoSignal(kind, request.name, execution_id=running.claimed.execution_id)
+
+
+async def _result(
+    running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
+) -> WaitResult:
+    """How a wait ended, in this run or in an earlier one."""
+    if known is not None and known.encoding is not None:
+        return WaitResult(outcome=known.encoding, result=known.result, seen=())
+    ids: Sequence[UUID]
+    deadline: datetime | None = None
+    if opened is not None:
+        ids = [one.waitpoint_id for one in opened.waitpoints]
+        if request.timeout is not None:
+            deadline = await wake_time(running, request.timeout, f"timeout of wait {request.name} {use}")
+    elif known is not None:
+        ids, deadline = known.waitpoint_ids, known.at
+    else:
+        new = await _open(running, request, use, is_new=True)
+        ids, deadline = [one.waitpoint_id for one in new.waitpoints], new.deadline
+    gate = SignalGate(request, use, ids, deadline)
+    # No signal can have arrived at waitpoints that were opened just now.
+    result = None if known is None and opened is None else await _settle(running, gate)
+    is_first = True
+    while result is None or result.outcome == "open":
+        if gate.ends_execution and gate.deadline is not None and running.parking.is_over(gate.deadline):
+            await running.parking.leave(gate)
+        else:
+            await running.parking.wait(gate, again=not is_first)
+        await running.check()
+        result = await _settle(running, gate)
+        is_first = False
+    return result
+
+
+async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None]:
+    """The number of this use of the wait's name, and what is remembered of it."""
+    await running.check()
+    if in_step.get():
+        raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
+    use, known = (await running.memory()).next(request.name, "wait")
+    if known is not None and len(known.waitpoint_ids) != len(request.keys):
+        raise StepsChanged(
+            f"an earlier run waited for {request.name!r} at {len(known.waitpoint_ids)} waitpoints,"
+            f" this one at {len(request.keys)}",
+            execution_id=running.claimed.execution_id,
+        )
+    return use, known
+
+
+async def _open(running: Running, request: WaitRequest, use: int, *, is_new: bool) -> OpenWait:
+    """The waitpoints of a wait: made, or those of an earlier run."""
+    try:
+        opened = await running.worker.engine.open_wait(running.handle, request.name, use, request.keys, request.timeout)
+    except (LeaseLost, ExecutionNotActive) as error:
+        running.worker.handlers.lost(running, error)
+        raise
+    if is_new and running.worker.step_hook is not None:
+        await running.worker.step_hook.after(running, request.name, use)
+    return opened
+
+
+async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) -> WaitResult:
+    """Ask the engine whether a wait has ended; `give_up`: it ends it if not."""
+    request = gate.request
+    try:
+        result = await running.worker.engine.settle_wait(
+            running.handle,
+            request.name,
+            gate.use,
+            request.condition,
+            reason_code=request.reason,
+            deadline=None if gate.ends_execution else gate.until,
+            give_up=give_up,
+        )
+    except (LeaseLost, ExecutionNotActive) as error:
+        running.worker.handlers.lost(running, error)
+        raise
+    except InvalidInput as error:
+        raise StepsChanged(
+            f"an earlier run waited for {request.name!r} at other waitpoints than {', '.join(request.keys)}",
+            execution_id=running.claimed.execution_id,
+        ) from error
+    gate.seen = result.seen
+    return result

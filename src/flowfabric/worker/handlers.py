@@ -1,0 +1,239 @@
+"""The executions that a worker holds: it runs their handlers and reports what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from flowfabric.app import Task
+from flowfabric.client import current, passing
+from flowfabric.contexts import Context
+from flowfabric.contracts import Codecs
+from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
+from flowfabric.middleware import chain_execute, overriding
+from flowfabric.models import Claimed, Failure
+from flowfabric.sync_contexts import SyncContext
+from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.parking import park
+from flowfabric.worker.durable.running import Running
+from flowfabric.worker.durable.waits import HANDLER_ENDED
+from flowfabric.worker.failures import BadResult, failure_of
+from flowfabric.worker.runners.process_pool import ProcessPool
+from flowfabric.worker.runners.threads import Interruptible, Threads
+
+if TYPE_CHECKING:
+    from flowfabric.worker.worker import Worker
+
+log = logging.getLogger("flowfabric.worker")
+LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
+
+
+class Handlers:
+    """The executions that a worker holds, and their handlers: on its loop, in threads, in processes."""
+
+    def __init__(self, worker: Worker, *, processes: int) -> None:
+        app = worker.app
+        self.held: dict[UUID, Running] = {}  # by lease
+        self.running: set[Running] = set()  # those whose handler has not ended
+        self.ends_at: float | None = None  # time.monotonic() when the grace is over
+        self.hooks = overriding(app.middleware, "execute")
+        self.shared: dict[type, Any] = {}  # what the app provides, made when the worker starts
+        self._worker = worker
+        self._codecs: Codecs = app.codecs
+        self._threads: Threads = worker.threads
+        self._process_count = processes
+        self._processes: ProcessPool | None = None
+
+    def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
+        """Run what was claimed. `asked` is when, by `time.monotonic()`."""
+        worker = self._worker
+        for one in claimed:
+            running = Running(worker, one, worker.tasks[one.execution_kind], asked)
+            self.held[one.handle.lease_id] = running
+            if worker.stopping.is_set():
+                running.is_stopping = True  # to be given back
+                continue
+            self.running.add(running)
+            task: asyncio.Task[None] = asyncio.Task(self.run(running), loop=worker.loop)
+            running.asyncio_task = task
+            running.tasks.add(task)
+            task.add_done_callback(partial(self._ended, running))
+
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        self.running.discard(running)
+        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
+        running.tasks.discard(task)
+        self._worker.slot_free.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
+            reason = f"the worker failed: {type(error).__name__}: {error}"
+            self._worker.reports.fail(
+                running, Failure(authority=running.handle, reason=reason, category="worker_failed")
+            )
+
+    async def run(self, running: Running) -> None:
+        """Run a handler to its end and report it. Raises only what is wrong with the worker itself."""
+        current.running.set(running)
+        task_tree.owner.set(running.tasks)
+        task, claimed = running.task, running.claimed
+        signature = task.signature
+        try:
+            data = self._codecs.open(claimed.input_payload, claimed.payload_encoding)
+            if claimed.inputs is not None:
+                data = passing.fill(data, claimed.inputs, self._codecs)
+            kwargs = signature.decode(data)
+            if signature.data:
+                kwargs.update({name: self.shared[cls] for name, cls in signature.data.items()})
+            if self.hooks:
+                context: Any = Context(running) if signature.is_async else SyncContext(running)
+                value = await chain_execute(self.hooks, context, partial(self._call, running, task, kwargs))()
+            elif signature.is_async:
+                if signature.context_param is not None:
+                    kwargs[signature.context_param] = Context(running)
+                value = await task.function(**kwargs)
+            else:
+                value = await self._call(running, task, kwargs)
+            if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
+                raise changed
+            result, encoding = self._sealed(task, value)
+        except BaseException as error:
+            await self._unsuccessful(running, error)
+        else:
+            if running.is_cancelled or running.is_parked:
+                self._discard(running)
+            else:
+                self._worker.reports.complete(running, result, encoding)
+        if len(running.tasks) > 1:
+            # What the handler left behind has nobody to report to.
+            this = asyncio.current_task()
+            for other in list(running.tasks):
+                if other is not this:
+                    other.cancel(HANDLER_ENDED)
+
+    def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
+        """A result as it is stored."""
+        try:
+            result = task.signature.result.encode(value)
+        except InvalidInput as error:
+            raise BadResult(str(error)) from error
+        return (None, None) if result is None else self._codecs.seal(result)
+
+    async def _call(self, running: Running, task: Task[Any, Any], kwargs: dict[str, Any]) -> Any:
+        parameter = task.signature.context_param
+        if task.signature.is_async:
+            if parameter is not None:
+                kwargs[parameter] = Context(running)
+            return await task.function(**kwargs)
+        if task.pool == "process":
+            return await self._pool().run(task.function.__module__, task.function.__qualname__, kwargs)
+        if parameter is not None:
+            kwargs[parameter] = SyncContext(running)
+        while True:
+            try:
+                running.call = Interruptible()
+                value = await self._threads.run(running.call, task.function, kwargs)
+            except BaseException:
+                if running.unwound_at is None or running.is_cancelled:
+                    raise
+                # Whatever became of it on the way out: it waits, and will be run again.
+            if running.unwound_at is None:
+                return value
+            gate = running.unwound_at
+            because = await park(running, [gate])
+            if because is None:
+                raise Interrupted("parked")
+            # Nothing to wait for after all: from the top, with what is remembered.
+            if because == "due" and gate.until is not None:
+                running.parking.pass_time(gate.until)
+            await running.forget()
+
+    def _pool(self) -> ProcessPool:
+        if self._processes is None:
+            self._processes = ProcessPool(self._process_count)
+        return self._processes
+
+    async def close_processes(self) -> None:
+        if self._processes is not None:
+            await self._processes.close()
+            self._processes = None
+
+    def kill_processes(self) -> None:
+        """End the processes of handlers at once. May be called by any thread."""
+        if self._processes is not None:
+            self._processes.kill()
+
+    async def _unsuccessful(self, running: Running, error: BaseException) -> None:
+        """What an exception that left the handler means."""
+        if running.is_parked:
+            return
+        while not running.is_cancelled:
+            try:
+                failure = await failure_of(self._worker.engine, running, error)
+            except Exception as trouble:
+                if isinstance(trouble, FlowFabricError) and trouble.retryable:
+                    await asyncio.sleep(0.5)
+                    continue
+                log.exception("execution %s: its failure could not be described", running.claimed.execution_id)
+                failure = Failure(authority=running.handle, reason=f"{type(error).__name__} ({trouble})")
+            self._worker.reports.fail(running, failure)
+            return
+        self._discard(running)
+
+    def _discard(self, running: Running) -> None:
+        """The handler ended, but its execution is not ours any more, or is about to be given back."""
+        if running.is_lost or not running.is_stopping:
+            self.let_go(running)
+
+    # Leases
+
+    def let_go(self, running: Running) -> bool:
+        """The lease is not ours any more; False when that was known."""
+        return self.held.pop(running.handle.lease_id, None) is not None
+
+    def lost(self, running: Running, error: FlowFabricError) -> None:
+        """The lease is gone: stop the handler; whatever it writes from now on is refused."""
+        if not self.let_go(running):
+            return
+        running.is_lost = True
+        if running.asyncio_task is None:
+            return  # the handler has ended; what it reports is answered by itself
+        log.warning("execution %s: %s; its handler is stopped", running.claimed.execution_id, error)
+        running.stop(str(error))
+
+    def must_end(self) -> None:
+        """The grace begins. May be called by any thread, before `stop`."""
+        if self.ends_at is None:
+            self.ends_at = time.monotonic() + self._worker.grace
+
+    def is_over(self, running: Running) -> bool:
+        """Whether a handler may not run any longer. May be called by any thread."""
+        return running.is_cancelled or (self.ends_at is not None and time.monotonic() > self.ends_at)
+
+    def of_task(self, task: asyncio.Task[Any] | None) -> Running | None:
+        """Whose handler an asyncio task belongs to."""
+        if task is None:
+            return None
+        return next((one for one in list(self.running) if task in one.tasks), None)
+
+    async def give_back(self) -> None:
+        """Release what was stopped, for others to go on with at once."""
+        stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
+        if not stopped:
+            return
+        _, late = await asyncio.wait([asyncio.ensure_future(self._release(one)) for one in stopped], timeout=LAST_CALLS)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("%d executions could not be given back; their leases will lapse", len(late))
+
+    async def _release(self, one: Running) -> None:
+        self.let_go(one)
+        try:
+            await self._worker.engine.release(one.handle)
+        except FlowFabricError as error:
+            log.warning("execution %s could not be given back: %s", one.claimed.execution_id, error)

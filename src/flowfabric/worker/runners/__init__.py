@@ -1,0 +1,1 @@
+"""Where functions run that would block the event loop: threads and processes."""
