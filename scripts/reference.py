@@ -147,7 +147,7 @@ def clients_page() -> str:
         "",
     ]
     for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
-        lines += _documented(cls)
+        lines += _documented(cls, inherited=True)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
 
@@ -265,13 +265,17 @@ def _documented(
         lines += [*_fields(cls), ""]
     elif made_here and not getattr(cls, "_is_protocol", False):
         lines += _constructor(cls)
-    bases = [base for base in reversed(cls.__mro__) if base.__module__ == cls.__module__] if inherited else [cls]
+    bases = [base for base in reversed(cls.__mro__) if _package(base) == _package(cls)] if inherited else [cls]
     members = {name: member for base in bases for name, member in vars(base).items()}
     for name, member in members.items():
         is_member = isinstance(member, property | classmethod | staticmethod | FunctionType)
         if is_member and not name.startswith("_") and name not in without:
             lines += [f"{'#' * (level + 1)} {cls.__name__}.{name}", "", *_member(name, member), ""]
     return lines
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.rpartition(".")[0]
 
 
 def _function(function: Callable[..., Any]) -> list[str]:

@@ -16,6 +16,14 @@ ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "src/flowfabric/client"
 TARGET = CLIENT / "sync.py"
 SKIPPED = {"close", "send", "create"}
+# The async client in the order of its classes.
+PARTS = (
+    ("base.py", "ClientBase"),
+    ("submitting.py", "Submitting"),
+    ("bulk.py", "BulkSubmitting"),
+    ("signals.py", "Signalling"),
+    ("client.py", "AsyncClient"),
+)
 
 HEAD = '''"""The client for programs without an event loop: every call runs on a loop in a background thread.
 
@@ -31,7 +39,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.client import AsyncClient, Filters
+from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -254,7 +263,8 @@ def text() -> str:
     parts.append(FLOW)
     parts += [written(node, "self.run") for node in methods(CLIENT / "flow_run.py", "FlowRun")]
     parts.append(MIDDLE)
-    parts += [written(node, "self._client") for node in methods(CLIENT / "client.py", "AsyncClient")]
+    for file, name in PARTS:
+        parts += [written(node, "self._client") for node in methods(CLIENT / file, name)]
     ruff = Path(sys.executable).with_name("ruff")
     done = subprocess.run(
         [str(ruff), "format", "--stdin-filename", str(TARGET), "-"],

@@ -30,7 +30,8 @@ from flowfabric.policies import Duration, duration
 from flowfabric.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
     from flowfabric.client.submission import Submittable
     from flowfabric.engine.flow_reads import Member
 

@@ -16,7 +16,8 @@ from flowfabric.policies import Duration, duration
 from flowfabric.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
 
 R_co = TypeVar("R_co", covariant=True)
 # Where a handle that was pickled finds its way back to a database: the apps of this process by key, the latest last.

@@ -11,7 +11,7 @@ from msgspec import Struct
 from flowfabric.contracts import Codecs, Signature
 from flowfabric.errors import InvalidInput
 from flowfabric.models import NewExecution
-from flowfabric.options import Options
+from flowfabric.options import OPTION_NAMES, Options, meant
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run
@@ -69,3 +69,28 @@ class Submission(Struct, frozen=True, kw_only=True):
         task = self.task
         payload, encoding = task.codecs.seal(task.signature.encode(self.args, self.kwargs))
         return self.options.item(task.name, payload, encoding, creator=creator)
+
+
+def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:
+    """A submission of a task. Keywords that name options and no parameter of the task are taken as options."""
+    check_task(task)
+    if not kwargs:
+        return Submission(task=task, args=args, options=task.defaults)
+    arguments = {name: value for name, value in kwargs.items() if name in task.parameter_names}
+    given = {name: value for name, value in kwargs.items() if name not in arguments}
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise _no_keyword(task, name)
+    options = task.defaults.merged(Options.of(given)) if given else task.defaults
+    return Submission(task=task, args=args, kwargs=arguments, options=options)
+
+
+def _no_keyword(task: Submittable[Any], name: str) -> InvalidInput:
+    signature = task.signature
+    if name == signature.context_param or name in signature.data:
+        problem = f"is no argument of {task.name}: the worker gives it"
+    else:
+        near = meant(name, task.parameter_names | OPTION_NAMES)
+        problem = f"is neither an argument of {task.name} nor an option" + (f"; {near}" if near else "")
+    names = ", ".join(parameter.name for parameter in signature.parameters)
+    return InvalidInput(problem, field=name, allowed=names or "no arguments")

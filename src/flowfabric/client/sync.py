@@ -12,7 +12,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.client import AsyncClient, Filters
+from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -306,6 +307,10 @@ class Client:
         known = flow_id.run if isinstance(flow_id, SyncFlowRun) else flow_id
         return SyncFlowRun(self._portal, self._client.flow(known))
 
+    def get(self, execution_id: str | ExecutionId) -> Execution:
+        """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
+        return self._portal.call(self._client.get(execution_id))
+
     @overload
     def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> SyncRun[R]: ...
 
@@ -315,6 +320,12 @@ class Client:
     def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]:
         """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
         return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
+
+    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
+        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
+        return SyncFlowRun(
+            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
+        )
 
     @overload
     def submit_many(
@@ -341,50 +352,6 @@ class Client:
             SyncRun(self._portal, run)
             for run in self._portal.call(self._client.submit_many(task, arguments, **options))
         ]
-
-    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
-        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
-        return SyncFlowRun(
-            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
-        )
-
-    def flows(
-        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
-    ) -> Page[FlowInfo, str]:
-        """One page of flows, newest first; `name` is what `app.flow` was given."""
-        return self._portal.call(self._client.flows(namespace=namespace, name=name, limit=limit, cursor=cursor))
-
-    def get(self, execution_id: str | ExecutionId) -> Execution:
-        """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
-        return self._portal.call(self._client.get(execution_id))
-
-    def find(
-        self,
-        *,
-        states: Collection[State | str] | None = None,
-        lane: str | None = None,
-        kind: str | None = None,
-        namespace: str | None = None,
-        tag: tuple[str, str] | None = None,
-        created_from: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int = 50,
-        cursor: Place | None = None,
-    ) -> Page[ExecutionInfo, Place]:
-        """One page of executions, newest first. A page may be short of `limit` although `next_cursor` is set."""
-        return self._portal.call(
-            self._client.find(
-                states=states,
-                lane=lane,
-                kind=kind,
-                namespace=namespace,
-                tag=tag,
-                created_from=created_from,
-                created_before=created_before,
-                limit=limit,
-                cursor=cursor,
-            )
-        )
 
     def waits(
         self,
@@ -472,6 +439,40 @@ class Client:
     def look(self, callback: str) -> PendingWaitpoint | None:
         """What a callback's link is for: the waitpoint it signals, or None when it is not (or no longer) good."""
         return self._portal.call(self._client.look(callback))
+
+    def flows(
+        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[FlowInfo, str]:
+        """One page of flows, newest first; `name` is what `app.flow` was given."""
+        return self._portal.call(self._client.flows(namespace=namespace, name=name, limit=limit, cursor=cursor))
+
+    def find(
+        self,
+        *,
+        states: Collection[State | str] | None = None,
+        lane: str | None = None,
+        kind: str | None = None,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int = 50,
+        cursor: Place | None = None,
+    ) -> Page[ExecutionInfo, Place]:
+        """One page of executions, newest first. A page may be short of `limit` although `next_cursor` is set."""
+        return self._portal.call(
+            self._client.find(
+                states=states,
+                lane=lane,
+                kind=kind,
+                namespace=namespace,
+                tag=tag,
+                created_from=created_from,
+                created_before=created_before,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
 
     def all(self, **filters: Unpack[Filters]) -> Iterator[ExecutionInfo]:
         """Every execution that `find` would page through."""

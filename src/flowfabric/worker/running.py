@@ -27,11 +27,10 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.client import current
-from flowfabric.client.client import new_submission
 from flowfabric.client.failure import parse_failure, result_of
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
-from flowfabric.client.submission import Submission, Submittable
+from flowfabric.client.submission import Submission, Submittable, new_submission
 from flowfabric.contracts import CannotDecode, ValueType
 from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.errors import (

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.app import App, Task
-from flowfabric.client import current, passing
+from flowfabric.client import current, node_arguments
 from flowfabric.client.client import AsyncClient
 from flowfabric.contexts import Context, SyncContext
 from flowfabric.contracts import Codecs
@@ -143,7 +143,7 @@ class Runtime:
         try:
             data = self.codecs.open(claimed.input_payload, claimed.payload_encoding)
             if claimed.inputs is not None:
-                data = passing.fill(data, claimed.inputs, self.codecs)
+                data = node_arguments.fill(data, claimed.inputs, self.codecs)
             kwargs = signature.decode(data)
             if signature.data:
                 kwargs.update({name: self.shared[cls] for name, cls in signature.data.items()})

@@ -1,0 +1,145 @@
+"""Signals: what can be signalled, sending, approving, resuming, and callbacks that come over the web."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from flowfabric.bridges.callbacks import Received, receive
+from flowfabric.client.base import ClientBase
+from flowfabric.errors import InvalidInput, NotFound, StateError
+from flowfabric.ids import ExecutionId, PartitionKey
+from flowfabric.models import Accepted, DuplicateSignal, Page, PendingWaitpoint, Wait
+from flowfabric.options import meant
+from flowfabric.policies import Duration, duration
+from flowfabric.signals import common_key, encode_payload, parse_callback
+
+
+class Signalling(ClientBase):
+    """Signals executions that wait."""
+
+    async def waits(
+        self,
+        *,
+        lane: str | None = None,
+        namespace: str | None = None,
+        key: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Wait, str]:
+        """The waitpoints that can be signalled, of all executions, the longest waiting first."""
+        return await self.engine.list_waits(
+            lane_id=lane, namespace=namespace, waitpoint_key=key, limit=limit, cursor=cursor
+        )
+
+    async def waitpoints_of(self, execution_id: str | ExecutionId) -> list[PendingWaitpoint]:
+        """The waitpoints of an execution that can be signalled now."""
+        found: list[PendingWaitpoint] = []
+        after: UUID | None = None
+        while True:
+            page = await self.engine.list_pending_waitpoints(ExecutionId.parse(execution_id), after=after, limit=1000)
+            found += page.items
+            after = page.next_cursor
+            if after is None:
+                return found
+
+    async def signal(
+        self,
+        execution_id: str | ExecutionId,
+        key: str | None = None,
+        name: str = "signal",
+        payload: Any = None,
+        *,
+        source_type: str = "client",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution a signal; `key` names the waitpoint where there are several."""
+        target = ExecutionId.parse(execution_id)
+        data, encoding = encode_payload(payload, self.codecs)
+        waitpoint = await self._waitpoint(target, key)
+        token = await self.engine.read_waitpoint_token(PartitionKey("fp", target.partition), waitpoint.waitpoint_id)
+        if token is None:
+            raise StateError("waitpoint_closed", execution_id=target)
+        return await self.engine.deliver_signal(
+            target,
+            waitpoint.waitpoint_id,
+            token,
+            signal_name=name,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=data,
+            payload_encoding=encoding,
+            idempotency_key=idempotency_key,
+        )
+
+    async def approve(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `approved` as an operator; `by` is whoever decided."""
+        return await self._decide(ExecutionId.parse(execution_id), key, "approved", by)
+
+    async def reject(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `rejected` as an operator; `by` is whoever decided."""
+        return await self._decide(ExecutionId.parse(execution_id), key, "rejected", by)
+
+    async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
+        waitpoint = await self._waitpoint(target, key)
+        lane = (await self.get(target)).lane_id
+        return await self.engine.deliver_approval_signal(
+            target, lane, waitpoint.waitpoint_id, signal_name=name, idempotency_suffix=by, source_identity=by
+        )
+
+    async def _waitpoint(self, target: ExecutionId, key: str | None) -> PendingWaitpoint:
+        """The waitpoint meant: of that key, the one that is waited at, else the newest (others are given up)."""
+        found = await self.waitpoints_of(target)
+        wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
+        chosen = [one for one in found if one.waitpoint_key == wanted]
+        if not chosen:
+            raise NotFound("waitpoint", wanted, detail=meant(wanted or "", {one.waitpoint_key for one in found}))
+        return max(chosen, key=lambda one: (one.state == "active", one.created_at))
+
+    async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
+        """Resume a suspended execution whatever it waits for; its wait ends without a signal."""
+        await self.engine.resume_execution(ExecutionId.parse(execution_id), "operator", duration(delay, "delay"))
+
+    async def receive(
+        self,
+        callback: str,
+        body: bytes = b"",
+        *,
+        name: str = "callback",
+        source_type: str = "callback",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Received:
+        """Take a callback that came over the web: `callback` is the text of the link, `body` what was sent (JSON).
+
+        Never raises for what the sender did wrong: `Received` has the HTTP status and a body to answer with.
+        """
+        return await receive(
+            self.engine,
+            callback,
+            body,
+            name=name,
+            source_type=source_type,
+            source_identity=source_identity,
+            idempotency_key=idempotency_key,
+            codecs=self.codecs,
+        )
+
+    async def look(self, callback: str) -> PendingWaitpoint | None:
+        """What a callback's link is for: the waitpoint it signals, or None when it is not (or no longer) good."""
+        try:
+            parsed = parse_callback(callback)
+        except InvalidInput:
+            return None
+        if await self.engine.probe_waitpoint(parsed.execution_id, parsed.waitpoint_id, parsed.token) != "ok":
+            return None
+        kids = await self.engine.list_waitpoint_hmac_kids()
+        if parsed.token.kid not in (kids.current_kid, *(one.kid for one in kids.verifying)):
+            return None
+        found = await self.waitpoints_of(parsed.execution_id)
+        return next((one for one in found if one.waitpoint_id == parsed.waitpoint_id), None)
