@@ -1,0 +1,20 @@
+"""Options that several commands about flows share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowfabric.cli import _completion
+
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The flow: its id, or enough of its beginning.",
+        autocompletion=_completion.flows,
+        show_default=False,
+    ),
+]
+Expand = Annotated[bool, typer.Option("--expand", "-e", help="Draw every node; else many alike are drawn as one.")]
