@@ -640,7 +640,7 @@ async def test_a_repeated_a_timed_out_and_an_operators_end_are_in_the_timeline(
 async def test_only_the_last_signals_are_shown_to_people(
     plain_engine: ff.Engine, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.cli.show._SIGNALS", 3)
+    monkeypatch.setattr("flowfabric.cli.show._seen._SIGNALS", 3)
     target = await suspend(plain_engine, ff.count_signals(9, "k"))
     for number in range(5):
         await call("signal", target, "--name", f"n{number}", dsn=database)
