@@ -5,8 +5,8 @@ The fixtures `flowfabric_dsn` and `flowfabric_kit` come with the pytest plugin t
 
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.errors import CrashChangedResult, Nondeterministic, NotFinished, NotReached
-from flowfabric.testing.faults import Crash, Point
-from flowfabric.testing.kit import Crashed, CrashReport, Kit
+from flowfabric.testing.faults import Crash, Crashed, CrashReport, Point
+from flowfabric.testing.kit import Kit
 from flowfabric.testing.server import Server
 
 __all__ = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.testing.errors import Nondeterministic, NotReached
 
+R = TypeVar("R")
 _ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) (?:\{fp:\d+\}:)?[0-9a-f-]{36}$")
 
 
@@ -54,6 +55,25 @@ class Crash:
 
     def __str__(self) -> str:
         return f"a crash {self.when} step {self.step!r}" + ("" if self.n is None else f" (use {self.n})")
+
+
+class Crashed(Struct, Generic[R], frozen=True):
+    """One run with a crash in it: after which step, and what came of it."""
+
+    point: Point
+    result: R
+
+
+class CrashReport(Struct, Generic[R], frozen=True):
+    """What `crash_everywhere` found: the result without a crash, and a run per step with one."""
+
+    result: R
+    crashes: Sequence[Crashed[R]]
+
+    @property
+    def runs(self) -> int:
+        """How often the task was run altogether."""
+        return 1 + len(self.crashes)
 
 
 class End(Struct, frozen=True):

@@ -5,52 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from flowfabric.app import App, Task
 from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.engine import Engine
-from flowfabric.engine.hooks import TimerKind
 from flowfabric.errors import InvalidInput, TaskFailed
 from flowfabric.testing.clock import Clock
+from flowfabric.testing.duties import has_ended, keep_up, run_duties, until_idle
 from flowfabric.testing.errors import CrashChangedResult, NotFinished
-from flowfabric.testing.faults import Crash, Faults, Point
+from flowfabric.testing.faults import Crash, Crashed, CrashReport, Faults, Point
 from flowfabric.testing.worker import KitWorker
-from flowfabric.worker.schedules import declare, fire
+from flowfabric.worker.schedules import declare
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What the duties do for running work. Retention is left out: a test may look at what ended long ago.
-_DUTIES = tuple(kind for kind in TimerKind if kind is not TimerKind.RETENTION)
-_PUMP = 0.05  # seconds between two rounds of the duties while handlers run
 _LOOKS = 5  # after so many in vain, what is there to be claimed is not for these workers
 _MOST_JUMPS = 10_000
-
-
-class Crashed(Struct, Generic[R], frozen=True):
-    """One run with a crash in it: after which step, and what came of it."""
-
-    point: Point
-    result: R
-
-
-class CrashReport(Struct, Generic[R], frozen=True):
-    """What `crash_everywhere` found: the result without a crash, and a run per step with one."""
-
-    result: R
-    crashes: Sequence[Crashed[R]]
-
-    @property
-    def runs(self) -> int:
-        """How often the task was run altogether."""
-        return 1 + len(self.crashes)
 
 
 class Kit:
@@ -178,7 +156,7 @@ class Kit:
             engine = await self.engine()
             await declare(engine, app)
             async with self._hired(app, await self._lanes(engine)) as worker:
-                duties = asyncio.create_task(_keep_up(engine), name="flowfabric testing duties")
+                duties = asyncio.create_task(keep_up(engine), name="flowfabric testing duties")
                 try:
                     yield worker
                 finally:
@@ -193,7 +171,7 @@ class Kit:
         engine = await self.engine()
         for app in self._used:
             await declare(engine, app)
-        await _run_duties(engine)
+        await run_duties(engine)
         while await self._shift(engine, run):
             pass
         self._raise_trouble()
@@ -222,14 +200,14 @@ class Kit:
         async with contextlib.AsyncExitStack() as stack:
             workers = [await stack.enter_async_context(self._hired(app, lanes)) for app in self._used]
             while True:
-                await _until_idle(engine, workers, run)
+                await until_idle(engine, workers, run)
                 before, begun = begun, sum(worker.begun for worker in workers)
                 looks = looks + 1 if begun == before else 0
-                if self._faults.trouble or (run is not None and await _has_ended(engine, run)):
+                if self._faults.trouble or (run is not None and await has_ended(engine, run)):
                     return False
                 if any(worker.dead.is_set() for worker in workers) or await self._lanes(engine) != lanes:
                     return True
-                if await _run_duties(engine):
+                if await run_duties(engine):
                     continue
                 if looks < _LOOKS and any(stats.depth or stats.running for stats in await engine.lane_stats()):
                     continue  # a claim passes over what somebody else, a duty say, has locked at that moment
@@ -238,7 +216,7 @@ class Kit:
                 jumps += 1
                 if jumps > _MOST_JUMPS or await self.clock.advance_to_next() is None:
                     raise NotFinished(await self._why(engine, run))
-                await _run_duties(engine)
+                await run_duties(engine)
 
     @contextlib.asynccontextmanager
     async def _hired(self, app: App, lanes: frozenset[str]) -> AsyncIterator[KitWorker]:
@@ -260,7 +238,7 @@ class Kit:
             await engine.renew_many(worker.left_behind[at : at + 1000], lease_ttl=timedelta(milliseconds=1))
         if worker.left_behind:
             await asyncio.sleep(0.002)
-            await _run_duties(engine)
+            await run_duties(engine)
 
     async def _lanes(self, engine: Engine) -> frozenset[str]:
         declared = [task.defaults.lane for app in self._used for task in app.tasks.values()]
@@ -350,74 +328,6 @@ class Kit:
         seen = len(self._faults.recorded)
         await self._work(run)
         return await run.result(), [point for _, point in self._faults.recorded[seen:]]
-
-
-async def _run_duties(engine: Engine) -> int:
-    """What is due now; answers how much that was."""
-    handled = 0
-    for kind in _DUTIES:
-        while True:
-            done = await engine.run_timers(kind)
-            handled += done.handled
-            if not done.more or not done.handled:
-                break
-    for due in await engine.due_schedules():
-        handled += await fire(engine, due)
-    return handled + await _run_flow_duties(engine)
-
-
-async def _run_flow_duties(engine: Engine) -> int:
-    """What ends have left to do in flows."""
-    handled = 0
-    while True:
-        cascade = await engine.dispatch_cascades()
-        siblings = await engine.cancel_siblings()
-        members = await engine.reconcile_cancellations()
-        done = cascade.reconciled + cascade.resolved + siblings.cancelled + siblings.already_terminal + members.handled
-        handled += done
-        if not done:
-            return handled
-
-
-async def _keep_up(engine: Engine) -> None:
-    while True:
-        await _run_duties(engine)
-        await asyncio.sleep(_PUMP)
-
-
-async def _until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | FlowRun | None) -> None:
-    """Wait until no worker has anything to do, one is dead, or the run has ended; what comes due meanwhile is done."""
-    idle = asyncio.ensure_future(_idle(workers))
-    waits: set[asyncio.Future[Any]] = {idle}
-    if run is not None:
-        waits.add(asyncio.ensure_future(run.wait() if isinstance(run, FlowRun) else run.outcome()))
-    try:
-        while not (await asyncio.wait(waits, timeout=_PUMP, return_when=asyncio.FIRST_COMPLETED))[0]:
-            await _run_duties(engine)
-        for wait in waits:
-            if wait.done() and not any(worker.dead.is_set() for worker in workers):
-                wait.result()
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-
-async def _idle(workers: Collection[KitWorker]) -> None:
-    while True:
-        before = sum(worker.begun for worker in workers)
-        for worker in workers:
-            await worker.settled()
-            if worker.dead.is_set():
-                return
-        if before == sum(worker.begun for worker in workers):
-            return
-
-
-async def _has_ended(engine: Engine, run: Run[Any] | FlowRun) -> bool:
-    if isinstance(run, FlowRun):
-        return not await run.live()
-    return bool(await engine.read_outcomes([run.execution_id]))
 
 
 def _finish(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
