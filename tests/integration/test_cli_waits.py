@@ -181,7 +181,7 @@ async def test_waits_say_when_there_is_more_and_go_on(plain_engine: ff.Engine, d
 async def test_a_limit_over_several_pages_is_kept(
     plain_engine: ff.Engine, database: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.cli.waits._PAGE", 2)
+    monkeypatch.setattr("flowfabric.cli._pages.PAGE", 2)
     await suspend(plain_engine, ff.any_of("a", "b", "c", "d", "e"))
     document = (await call("waits", "--limit", str(limit), "--json", dsn=database)).json
     assert len(document["items"]) == min(limit, 5)

@@ -13,7 +13,7 @@ import typer
 
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, missing, resolve
-from flowfabric.cli._options import Filter
+from flowfabric.cli._filters import Filter
 from flowfabric.cli._program import NO, confirm, tell
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 
@@ -98,8 +98,7 @@ async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:
 async def _matching(engine: Engine, wanted: Filter, what: Change, *, verb: str, yes: bool) -> _Tally | None:
     # What is created from now on was not asked about.
     now = datetime.fromtimestamp(await engine.server_time_ms() / 1000 + 0.001, UTC)
-    until = min(now, wanted.arguments.get("created_before", now))
-    wanted = Filter({**wanted.arguments, "created_before": until})
+    wanted = wanted.replace(created_before=min(now, wanted.arguments.get("created_before", now)))
     count = 0
     with _output.busy("counting"):
         async for page in wanted.pages(engine):

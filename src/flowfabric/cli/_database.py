@@ -13,6 +13,7 @@ from uuid import UUID
 
 from flowfabric import settings
 from flowfabric.cli._output import printable
+from flowfabric.cli._pages import everything
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
 
@@ -122,7 +123,7 @@ async def _not_an_execution(engine: Engine, named: str, uuid: UUID) -> NotFound:
 
 async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
     """The execution with this uuid, wherever it lives: an execution of its own is looked for where it should be."""
-    count = engine._database.flow_partitions
+    count = engine.flow_partitions
     likely = ExecutionId.of(partition_of(uuid.bytes, count), uuid)
     if await engine.read_execution_state(likely) is not None:
         return likely
@@ -185,14 +186,8 @@ def near(word: str, known: Iterable[str]) -> str:
 
 async def lane_names(engine: Engine) -> list[str]:
     """Every lane, by name."""
-    names: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_lanes(cursor=cursor, limit=1000)
-        names += [lane.lane_id for lane in page.items]
-        if page.next_cursor is None:
-            return names
-        cursor = page.next_cursor
+    lanes = await everything(lambda after, size: engine.list_lanes(cursor=after, limit=size))
+    return [lane.lane_id for lane in lanes]
 
 
 async def unknown_lane(engine: Engine, lanes: Iterable[str]) -> str:

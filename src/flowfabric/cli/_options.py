@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flowfabric.cli import _completion
 from flowfabric.errors import InvalidInput
-from flowfabric.state import State
-
-if TYPE_CHECKING:
-    from flowfabric.engine import Engine
-    from flowfabric.engine.reads import Place
-    from flowfabric.models import ExecutionInfo, Page
 
 Dsn = Annotated[
     str | None,
@@ -36,47 +27,10 @@ Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID]...", help="Executions: ids, or the uuids in them.", show_default=False),
 ]
-States = Annotated[
-    list[State] | None,
-    typer.Option(
-        "--state",
-        "-s",
-        metavar="STATE",
-        help="Only in this state.",
-        autocompletion=_completion.states,
-        show_default=False,
-    ),
-]
-Lanes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lane",
-        "-l",
-        metavar="LANE",
-        help="Only in this lane.",
-        autocompletion=_completion.lanes,
-        show_default=False,
-    ),
-]
-Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", "-k", metavar="KIND", help="Only of this kind.", show_default=False)
-]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Only in this namespace.", show_default=False)
 ]
-Tag = Annotated[
-    str | None,
-    typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Only with this tag.", show_default=False),
-]
-_MOMENT = "a time (2024-05-01T12:00:00Z) or so long ago (90s, 15m, 2h, 1d)"
-Since = Annotated[
-    str | None,
-    typer.Option("--since", metavar="TIME", help=f"Only created from then on: {_MOMENT}.", show_default=False),
-]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Only created before then.", show_default=False),
-]
+MOMENT = "a time (2024-05-01T12:00:00Z) or so long ago (90s, 15m, 2h, 1d)"
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)?\s*", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -117,7 +71,7 @@ def parse_moment(text: str, field: str) -> datetime:
         try:
             return datetime.now(UTC) - parse_duration(text, field)
         except InvalidInput:
-            raise InvalidInput(f"got {text!r}", field=field, allowed=_MOMENT) from None
+            raise InvalidInput(f"got {text!r}", field=field, allowed=MOMENT) from None
 
 
 def parse_pair(text: str, field: str) -> tuple[str, str]:
@@ -134,46 +88,3 @@ def login_name() -> str | None:
         return getpass.getuser()
     except (OSError, KeyError):
         return None
-
-
-@dataclass(frozen=True)
-class Filter:
-    """What the list filters ask for, ready for `Engine.find_executions`."""
-
-    arguments: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        states: list[State] | None,
-        lanes: list[str] | None,
-        kinds: list[str] | None,
-        namespace: str | None,
-        tag: str | None,
-        since: str | None,
-        until: str | None,
-    ) -> Filter:
-        given: dict[str, Any] = {
-            "states": states or None,
-            "lane_ids": lanes or None,
-            "kinds": kinds or None,
-            "namespace": namespace,
-            "tag": None if tag is None else parse_pair(tag, "--tag"),
-            "created_from": None if since is None else parse_moment(since, "--since"),
-            "created_before": None if until is None else parse_moment(until, "--until"),
-        }
-        return cls({name: value for name, value in given.items() if value is not None})
-
-    def __bool__(self) -> bool:
-        return bool(self.arguments)
-
-    async def pages(
-        self, engine: Engine, *, cursor: Place | None = None, size: int = 1000
-    ) -> AsyncIterator[Page[ExecutionInfo, Place]]:
-        """Every page of what matches, newest first; some may be empty."""
-        while True:
-            page = await engine.find_executions(**self.arguments, cursor=cursor, limit=size)
-            yield page
-            if page.next_cursor is None:
-                return
-            cursor = page.next_cursor

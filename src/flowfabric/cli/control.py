@@ -9,22 +9,8 @@ import typer
 
 from flowfabric.cli import _bulk, _output
 from flowfabric.cli._database import ask, missing, resolve
-from flowfabric.cli._options import (
-    Dsn,
-    Filter,
-    Id,
-    Ids,
-    Json,
-    Kinds,
-    Lanes,
-    Namespace,
-    Since,
-    States,
-    Tag,
-    Until,
-    Yes,
-    login_name,
-)
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Id, Ids, Json, Yes, login_name
 from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
@@ -32,15 +18,11 @@ if TYPE_CHECKING:
     from flowfabric.ids import ExecutionId
 
 
+@filtered
 def cancel(
     executions: Ids = None,
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the execution.")
     ] = "cancelled by an operator",
@@ -51,9 +33,8 @@ def cancel(
     """Cancel executions: those named, or all that match a filter and have not ended."""
     from flowfabric.state import State  # noqa: PLC0415
 
-    wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
-    if wanted and not state:
-        wanted = Filter({**wanted.arguments, "states": [one for one in State if not one.is_terminal]})
+    if wanted:
+        wanted = wanted.or_states([one for one in State if not one.is_terminal])
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.cancel_many(targets, reason)
@@ -61,15 +42,11 @@ def cancel(
     _bulk.change(executions, wanted, what, verb="cancel", participle="cancelled", yes=yes, json=json, dsn=dsn)
 
 
+@filtered
 def replay(
     executions: Ids = None,
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     reason: Annotated[
         str | None,
         typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the attempt.", show_default=False),
@@ -81,10 +58,9 @@ def replay(
     """Run ended executions again: those named, or all that match a filter and failed or expired (others by --state)."""
     from flowfabric.state import State  # noqa: PLC0415
 
-    wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
-    if wanted and not state:
-        # What was cancelled was cancelled on purpose.
-        wanted = Filter({**wanted.arguments, "states": [State.FAILED, State.EXPIRED]})
+    if wanted:
+        # Cancelled ones were cancelled on purpose.
+        wanted = wanted.or_states([State.FAILED, State.EXPIRED])
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.replay_many(targets, reason=reason, requested_by=login_name())

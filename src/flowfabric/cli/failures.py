@@ -9,7 +9,8 @@ import typer
 
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask
-from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Json
 from flowfabric.state import State
 
 if TYPE_CHECKING:
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
 _DEFAULT = [State.FAILED, State.EXPIRED]
 
 
+@filtered
 def failures(
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     summary: Annotated[
         bool, typer.Option("--summary", "-S", help="Grouped by kind, state and failure, with counts.")
     ] = False,
@@ -45,12 +42,12 @@ def failures(
     dsn: Dsn = None,
 ) -> None:
     """List executions that failed or expired, newest first; `--state cancelled` and `skipped` for the others."""
-    wanted = Filter.of(state or _DEFAULT, lane, kind, namespace, tag, since, until)
+    chosen = wanted.or_states(_DEFAULT)
     most = limit or (10_000 if summary else 50)
 
     async def work(engine: Engine) -> None:
         with _output.busy("looking"):
-            found, is_more = await _find(engine, wanted, most)
+            found, is_more = await _find(engine, chosen, most)
         if summary:
             _summarise(found, is_more, as_json=json)
         else:

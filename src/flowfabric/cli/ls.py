@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, resolve_flow, unknown_lane
-from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._pages import Cursor, Limit, up_to
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -16,14 +19,10 @@ if TYPE_CHECKING:
     from flowfabric.models import ExecutionInfo
 
 
+@filtered
 def ls(
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     flow: Annotated[
         str | None,
         typer.Option(
@@ -35,11 +34,8 @@ def ls(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
-    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="All of them; with --json one line each, as they are found.")
     ] = False,
@@ -48,28 +44,16 @@ def ls(
     dsn: Dsn = None,
 ) -> None:
     """List executions, newest first. Every filter given must match; values of one filter are alternatives."""
-    chosen = Filter.of(state, lane, kind, namespace, tag, since, until)
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
 
-        wanted = chosen
-        if flow is not None:
-            wanted = Filter({**chosen.arguments, "flow_id": await resolve_flow(engine, flow)})
+        chosen = wanted if flow is None else wanted.replace(flow_id=await resolve_flow(engine, flow))
         start = None if cursor is None else Place.decode(cursor)
         if everything:
-            await _all(engine, wanted, start, as_json=json, quiet=quiet)
+            await _all(engine, chosen, start, as_json=json, quiet=quiet)
             return
-        found: list[ExecutionInfo] = []
-        rest: Place | None = None
-        async for page in wanted.pages(engine, cursor=start, size=min(limit, 1000)):
-            found += page.items
-            rest = page.next_cursor
-            if len(found) >= limit:
-                break
-        if len(found) > limit:
-            last = (found := found[:limit])[-1]
-            rest = Place(last.created_at, last.execution_id.uuid, last.execution_id.partition)
+        found, rest = await up_to(limit, partial(chosen.page, engine), start)
         if json:
             _output.document({"items": found, "next_cursor": rest and rest.encode()})
         elif quiet:
@@ -80,7 +64,7 @@ def ls(
         if rest is not None and not json:
             _output.note(f"there is more: --all, or --cursor {rest.encode()}")
         if not found:
-            await _explain(engine, lane or [])
+            await _explain(engine, wanted.lanes)
 
     ask(dsn, work)
 

@@ -9,6 +9,7 @@ import typer
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
 from flowfabric.cli._options import Dsn, Json, Yes
+from flowfabric.cli._pages import everything
 from flowfabric.cli._program import confirm
 from flowfabric.errors import NotFound
 
@@ -127,14 +128,7 @@ def _change(
 
 
 async def _all(engine: Engine) -> list[Schedule]:
-    found: list[Schedule] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_schedules(cursor=cursor, limit=1000)
-        found += page.items
-        if page.next_cursor is None:
-            return found
-        cursor = page.next_cursor
+    return await everything(lambda after, size: engine.list_schedules(cursor=after, limit=size))
 
 
 async def _existing(engine: Engine, name: str) -> Schedule:

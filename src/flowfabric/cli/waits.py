@@ -8,29 +8,19 @@ import typer
 
 from flowfabric.cli import _completion, _output, _waiting
 from flowfabric.cli._database import ask, resolve, unknown_lane
+from flowfabric.cli._filters import Lane
 from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli._pages import Cursor, Limit, up_to
 from flowfabric.cli.signals import refused_as
 from flowfabric.errors import InvalidInput, StateError
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import Wait
-
-_PAGE = 1000
+    from flowfabric.models import Page, Wait
 
 
 def waits(
-    lane: Annotated[
-        str | None,
-        typer.Option(
-            "--lane",
-            "-l",
-            metavar="LANE",
-            help="Only in this lane.",
-            autocompletion=_completion.lanes,
-            show_default=False,
-        ),
-    ] = None,
+    lane: Lane = None,
     namespace: Namespace = None,
     key: Annotated[
         str | None,
@@ -43,11 +33,8 @@ def waits(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
-    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -70,20 +57,13 @@ def waits(
         if token is not None:
             await _reveal(engine, token, key, as_json=json)
             return
-        found: list[Wait] = []
-        rest = cursor
-        while True:
-            page = await engine.list_waits(
-                lane_id=lane,
-                namespace=namespace,
-                waitpoint_key=key,
-                cursor=rest,
-                limit=min(limit - len(found), _PAGE),
+
+        async def fetch(after: str | None, size: int) -> Page[Wait, str]:
+            return await engine.list_waits(
+                lane_id=lane, namespace=namespace, waitpoint_key=key, cursor=after, limit=size
             )
-            found += page.items
-            rest = page.next_cursor
-            if rest is None or len(found) >= limit:
-                break
+
+        found, rest = await up_to(limit, fetch, cursor)
         if json:
             _output.document({"items": found, "next_cursor": rest})
             return

@@ -9,16 +9,16 @@ import typer
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
 from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli._pages import PAGE, Cursor, Limit, up_to
 from flowfabric.cli.flow._frame import age, now
-from flowfabric.graph import FlowInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from flowfabric.engine import Engine
-
-_PAGE = 1000
+    from flowfabric.graph import FlowInfo
+    from flowfabric.models import Page
 
 
 def ls(
@@ -33,27 +33,18 @@ def ls(
         ),
     ] = None,
     namespace: Namespace = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
-    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """List flows, newest first. The status is as last counted: a moment behind what `flow show` says."""
 
     async def work(engine: Engine) -> None:
-        found: list[FlowInfo] = []
-        rest = cursor
-        while True:
-            page = await engine.find_flows(
-                namespace=namespace, flow_kind=name, cursor=rest, limit=min(limit - len(found), _PAGE)
-            )
-            found += page.items
-            rest = page.next_cursor
-            if rest is None or len(found) >= limit:
-                break
+        async def fetch(after: str | None, size: int) -> Page[FlowInfo, str]:
+            return await engine.find_flows(namespace=namespace, flow_kind=name, cursor=after, limit=size)
+
+        found, rest = await up_to(limit, fetch, cursor)
         if json:
             _output.document({"items": found, "next_cursor": rest})
             return
@@ -85,6 +76,6 @@ def _show_list(found: Sequence[FlowInfo], at: datetime) -> None:
 
 async def _none(engine: Engine, name: str | None) -> str:
     """A list that is empty because of a name that is not there says what is near."""
-    known = {one.flow_kind for one in (await engine.find_flows(limit=_PAGE)).items}
+    known = {one.flow_kind for one in (await engine.find_flows(limit=PAGE)).items}
     hint = "" if name is None or name in known else near(name, sorted(known))
     return f"no flow matches; {hint}" if hint else "no flow matches"
