@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowfabric.cli import _completion
-from flowfabric.cli._options import MOMENT, Namespace, parse_moment, parse_pair
+from flowfabric.cli._options import Namespace, parse_moment, parse_pair
 from flowfabric.cli._pages import PAGE
 from flowfabric.state import State
 
@@ -26,30 +26,36 @@ States = Annotated[
         "--state",
         "-s",
         metavar="STATE",
-        help="Only in this state.",
+        help="Only executions in this state.",
         autocompletion=_completion.states,
         show_default=False,
     ),
 ]
 _LANE = typer.Option(
-    "--lane", "-l", metavar="LANE", help="Only in this lane.", autocompletion=_completion.lanes, show_default=False
+    "--lane", "-l", metavar="LANE", help="Only this lane.", autocompletion=_completion.lanes, show_default=False
 )
 Lane = Annotated[str | None, _LANE]
 Lanes = Annotated[list[str] | None, _LANE]
 Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", "-k", metavar="KIND", help="Only of this kind.", show_default=False)
+    list[str] | None,
+    typer.Option("--kind", "-k", metavar="KIND", help="Only this kind: the name of a task.", show_default=False),
 ]
 Tag = Annotated[
     str | None,
-    typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Only with this tag.", show_default=False),
+    typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Only executions with this tag.", show_default=False),
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help=f"Only created from then on: {MOMENT}.", show_default=False),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Created at or after this time (2024-05-01T12:00:00Z), or this long ago (90s, 15m).",
+        show_default=False,
+    ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", metavar="TIME", help="Only created before then.", show_default=False),
+    typer.Option("--until", metavar="TIME", help="Created before this time, or this long ago.", show_default=False),
 ]
 _OPTIONS = {
     "state": States,
@@ -125,7 +131,7 @@ class Filter:
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the filter options where its parameter `wanted` stands; it receives the `Filter` they make."""
+    """Replace a command's parameter `wanted` by the filter options; the command receives the `Filter` they make."""
     own = inspect.signature(command, eval_str=True)
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -143,6 +149,6 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
 
     functools.update_wrapper(run, command)
     shown = own.replace(parameters=[*before, *options, *after])
-    run.__signature__ = shown  # type: ignore[attr-defined]  # what inspect, and so typer, reads first
+    run.__signature__ = shown  # type: ignore[attr-defined]  # typer reads it instead of the parameters of `run`
     run.__annotations__ = {one.name: one.annotation for one in shown.parameters.values()}
     return run

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share: their words in the help, and how they are read."""
+"""Options and arguments that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Dsn = Annotated[
     typer.Option(
         "--dsn",
         metavar="URL",
-        help="The database. Default: FLOWFABRIC_DSN, else the embedded server.",
+        help="Address of the database. Default: FLOWFABRIC_DSN, else the embedded server.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs instead of words for people.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The execution: its id, or the uuid in it.", show_default=False)]
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID]...", help="Executions: ids, or the uuids in them.", show_default=False),
 ]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Only in this namespace.", show_default=False)
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace.", show_default=False)
 ]
-MOMENT = "a time (2024-05-01T12:00:00Z) or so long ago (90s, 15m, 2h, 1d)"
+_MOMENT = "a time (2024-05-01T12:00:00Z) or an age (90s, 15m, 2h, 1d)"
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)?\s*", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(text: str, field: str) -> timedelta:
-    """`30`, `30s`, `15m`, `2h`, `1d`, `500ms`, `1h30m`: a number without unit is seconds."""
+    """`30`, `30s`, `15m`, `2h`, `1d`, `500ms`, `1h30m`; a number without a unit is in seconds."""
     allowed = "a duration such as 30s, 15m, 2h or 1h30m"
     given = text.strip()
     place, seconds = 0, 0.0
@@ -53,25 +53,25 @@ def parse_duration(text: str, field: str) -> timedelta:
 
 
 def parse_time(text: str, field: str) -> datetime:
-    """A time in ISO 8601, of this machine's time zone if it names none."""
+    """A time in ISO 8601, in this machine's time zone unless it names one."""
     try:
         moment = datetime.fromisoformat(text.strip())
         moment = moment.astimezone() if moment.tzinfo is None else moment
-        moment.astimezone(UTC)  # the first and the last day there are may have no such time
+        moment.astimezone(UTC)  # fails for the first and last days that datetime can represent
     except (ValueError, OverflowError):
         raise InvalidInput(f"got {text!r}", field=field, allowed="a time such as 2024-05-01T12:00:00Z") from None
     return moment
 
 
 def parse_moment(text: str, field: str) -> datetime:
-    """A time as `parse_time` takes it, or a duration, counted back from now."""
+    """A time in ISO 8601, or a duration before now."""
     try:
         return parse_time(text, field)
     except InvalidInput:
         try:
             return datetime.now(UTC) - parse_duration(text, field)
         except InvalidInput:
-            raise InvalidInput(f"got {text!r}", field=field, allowed=MOMENT) from None
+            raise InvalidInput(f"got {text!r}", field=field, allowed=_MOMENT) from None
 
 
 def parse_pair(text: str, field: str) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def parse_pair(text: str, field: str) -> tuple[str, str]:
 
 
 def login_name() -> str | None:
-    """Who is at the keyboard, as far as the system knows."""
+    """The user's login name, if the system knows it."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

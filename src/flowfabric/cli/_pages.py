@@ -1,4 +1,4 @@
-"""Lists that come in pages: the options that choose a part of one, and the loops that read them."""
+"""Lists that the engine returns in pages: their options, and the loops that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flowfabric.engine.reads import Place
     from flowfabric.models import Page
 
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="List at most this many.")]
 Cursor = Annotated[
     str | None,
     typer.Option("--cursor", metavar="CURSOR", help="Continue where an earlier list ended.", show_default=False),

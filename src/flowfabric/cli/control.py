@@ -1,4 +1,4 @@
-"""`flowfabric cancel`, `replay`, `priority`: what an operator does to executions."""
+"""`flowfabric cancel`, `replay`, `priority`: change executions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def cancel(
     *,
     wanted: Filter,
     reason: Annotated[
-        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the execution.")
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
     ] = "cancelled by an operator",
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Cancel executions: those named, or all that match a filter and have not ended."""
+    """Cancel executions: the ones named, or all that match a filter and have not ended."""
     from flowfabric.state import State  # noqa: PLC0415
 
     if wanted:
@@ -49,13 +49,16 @@ def replay(
     wanted: Filter,
     reason: Annotated[
         str | None,
-        typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the attempt.", show_default=False),
+        typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the attempt.", show_default=False),
     ] = None,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run ended executions again: those named, or all that match a filter and failed or expired (others by --state)."""
+    """Run ended executions again: the ones named, or all that match a filter and failed or expired.
+
+    With --state also completed, cancelled or skipped ones.
+    """
     from flowfabric.state import State  # noqa: PLC0415
 
     if wanted:
@@ -71,12 +74,13 @@ def replay(
 def priority(
     execution: Id,
     rank: Annotated[
-        int, typer.Argument(metavar="PRIORITY", help="From 0 to 9000; the higher is claimed first.", show_default=False)
+        int,
+        typer.Argument(metavar="PRIORITY", help="From 0 to 9000; workers claim higher ones first.", show_default=False),
     ],
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Give an execution that waits another priority."""
+    """Change the priority of an execution that waits for a worker."""
 
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)

@@ -1,4 +1,4 @@
-"""`flowfabric ls`: which executions there are."""
+"""`flowfabric ls`: list executions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ls(
             "--flow",
             "-f",
             metavar="ID",
-            help="Only members of this flow: its id, or enough of its beginning.",
+            help="Only members of this flow: its id, or a unique beginning of it.",
             autocompletion=_completion.flows,
             show_default=False,
         ),
@@ -37,13 +37,13 @@ def ls(
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="All of them; with --json one line each, as they are found.")
+        bool, typer.Option("--all", "-a", help="List all; with --json one line each, as they are read.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Ids and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List executions, newest first. Every filter given must match; values of one filter are alternatives."""
+    """List executions, newest first. All filters must match; a filter given several times matches any of its values."""
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
@@ -102,5 +102,5 @@ def _show(found: list[ExecutionInfo]) -> None:
 
 
 async def _explain(engine: Engine, lanes: list[str]) -> None:
-    """A list that is empty because of a name that does not exist says so."""
+    """Explain an empty list; names a lane that does not exist."""
     _output.note((lanes and await unknown_lane(engine, lanes)) or "no execution matches")

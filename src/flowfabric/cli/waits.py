@@ -1,4 +1,4 @@
-"""`flowfabric waits`: what waits for somebody to signal it."""
+"""`flowfabric waits`: list waitpoints, or print the token of one."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def waits(
         typer.Option(
             "--token",
             metavar="ID",
-            help="No list, but the token of this execution's waitpoint (--key, where it has several), and the same as"
-            " the text of a link. Nothing else prints tokens: whoever has one can signal.",
+            help="Print one waitpoint's token and callback link instead of the list (use --key if it has several)."
+            " Keep them secret: anyone who has one can signal.",
             autocompletion=_completion.waiting,
             show_default=False,
         ),
@@ -49,7 +49,7 @@ def waits(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List the waitpoints that can be signalled, the longest waiting first: what for, until when, and what then."""
+    """List the waitpoints that can be signalled, longest waiting first, with their deadlines."""
     if token is not None and (lane is not None or namespace is not None or cursor is not None):
         raise InvalidInput("given with a filter", field="--token", allowed="with --key alone")
 
@@ -70,7 +70,7 @@ def waits(
         if found:
             _show(found)
         else:
-            _output.note((lane and await unknown_lane(engine, [lane])) or "nothing waits for a signal")
+            _output.note((lane and await unknown_lane(engine, [lane])) or "no execution waits for a signal")
         if rest is not None:
             _output.note(f"there is more: --limit, or --cursor {rest}")
 
@@ -121,4 +121,4 @@ async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: b
         _output.document(fields)
     else:
         _output.pairs((name.removesuffix("_id").replace("waitpoint_", ""), value) for name, value in fields.items())
-        _output.note("whoever has one of the two can signal: keep them out of logs and chats")
+        _output.note("anyone who has the token or the callback can signal: keep them out of logs and chats")

@@ -1,4 +1,4 @@
-"""`flowfabric flow`: draw flows, list, export, wait for, cancel, replay and delete them."""
+"""`flowfabric flow`: draw, list, export, wait for, cancel, replay and delete flows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import typer
 from flowfabric.cli._options import Dsn, Json
 from flowfabric.cli.flow import cancel, delete, export, ls, replay, show, wait
 
-app = typer.Typer(help="Draw flows, list, export, wait for, cancel, replay, delete.", invoke_without_command=True)
+app = typer.Typer(help="Draw, list, export, wait for, cancel, replay and delete flows.", invoke_without_command=True)
 
 
 @app.callback()
 def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
-    """Draw flows, list, export, wait for, cancel, replay, delete. Without a command: ls."""
+    """Draw, list, export, wait for, cancel, replay and delete flows. Without a command: ls."""
     if ctx.invoked_subcommand is None:
         ls.ls(json=json, dsn=dsn)
 

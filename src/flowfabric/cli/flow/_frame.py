@@ -1,4 +1,4 @@
-"""One look at a flow: what `show` draws, and what the other commands say about it."""
+"""A flow as it was read at one moment, for all commands about flows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDED = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """One look at a flow. Without members it has no summary."""
+    """A flow at one moment. Without members it has no summary."""
 
     at: datetime
     graph: FlowGraph
@@ -29,7 +29,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """What its members make of it, by the rule of the summary; without any what its header says."""
+        """The state its members give it, as the summary has it; that of its header if it has no members."""
         return self.graph.flow.public_flow_state if self.summary is None else self.summary.public_flow_state.value
 
     @property
@@ -38,7 +38,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 async def look(engine: Engine, flow_id: FlowId) -> Frame:
-    # The nodes come last: what the summary says has ended has ended in the picture, too.
+    # Read the nodes last: those that the summary counts as ended are then ended in the picture, too.
     await engine.project_flow_summary(flow_id)
     summary = await engine.read_flow_summary(flow_id)
     graph = await engine.read_flow_graph(flow_id)
@@ -56,7 +56,7 @@ def age(now: datetime, then: datetime) -> timedelta:
 
 
 def failures(frame: Frame) -> tuple[str, list[str], list[tuple[Any, ...]]]:
-    """Members that did not succeed of themselves: a title and the columns. In a cancelled flow the rest is no news."""
+    """A title, headers and rows for the members that failed; without cancelled ones if the whole flow was cancelled."""
     is_cancelled = frame.graph.flow.cancelled_at is not None
     found = [one for one in frame.graph.nodes if _is_failure(one) and not (is_cancelled and _is_cancelled(one))]
     rest = len(found) - MOST_FAILURES

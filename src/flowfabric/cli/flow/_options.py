@@ -12,9 +12,11 @@ Id = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The flow: its id, or enough of its beginning.",
+        help="The flow: its id, or a unique beginning of it.",
         autocompletion=_completion.flows,
         show_default=False,
     ),
 ]
-Expand = Annotated[bool, typer.Option("--expand", "-e", help="Draw every node; else many alike are drawn as one.")]
+Expand = Annotated[
+    bool, typer.Option("--expand", "-e", help="Draw every node. Default: similar nodes are drawn as one.")
+]

@@ -29,21 +29,21 @@ def cancel(
             "-p",
             metavar="POLICY",
             help="cancel_all cancels every node that has not ended, cancel_pending those that have not started,"
-            " flow_only none: nothing can be added any more, and what is there runs on.",
+            " flow_only none: it only closes the flow, so that no more nodes can be added.",
         ),
     ] = CancellationPolicy.CANCEL_ALL,
     reason: Annotated[
-        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the flow and its nodes.")
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the flow and its nodes.")
     ] = "cancelled by an operator",
     waits: Annotated[
         bool,
-        typer.Option("--wait/--no-wait", help="Cancel the nodes now, or leave them to whoever runs the duties."),
+        typer.Option("--wait/--no-wait", help="Cancel the nodes now, or leave that to a worker."),
     ] = True,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Close a flow and cancel its nodes. What was cancelled before stays as it was."""
+    """Close a flow and cancel its nodes. Cancelling it again changes nothing."""
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
@@ -56,7 +56,7 @@ def cancel(
             done = await engine.cancel_flow(flow_id, policy=policy, reason=reason, wait=waits)
         except TimedOut as error:
             tell(error)
-            _output.note(f"{flow_id} is closed; the rest of its nodes is cancelled in the background")
+            _output.note(f"{flow_id} is closed; a worker cancels the rest of its nodes in the background")
             return TIMEOUT
         scheduled = done.member_count if isinstance(done, CancellationScheduled) else 0
         failed = done.failed_member_execution_ids if isinstance(done, PartiallyCancelled) else ()
@@ -80,9 +80,9 @@ def cancel(
             how = "cancelled" if is_new else f"was cancelled before ({done.cancellation_policy})"
             _output.say(f"{flow_id} {how}: {words}")
             if scheduled:
-                _output.note(f"{scheduled:,} nodes are cancelled in the background, by a worker")
+                _output.note(f"a worker cancels {scheduled:,} nodes in the background")
             for one in failed:
-                _output.note(f"{one} could not be cancelled yet; it is tried again in the background")
+                _output.note(f"{one} could not be cancelled yet; a worker tries again in the background")
         return NO if failed else 0
 
     if code := ask(dsn, work):

@@ -1,4 +1,4 @@
-"""`flowfabric flow delete`: forget a flow."""
+"""`flowfabric flow delete`: delete a flow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def delete(flow: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Forget a flow whose nodes have all ended, with its nodes and everything they own, now."""
+    """Delete a flow whose nodes have all ended, with its nodes and everything that belongs to them."""
 
     async def work(engine: Engine) -> None:
         flow_id = await resolve_flow(engine, flow)

@@ -1,4 +1,4 @@
-"""`flowfabric flow export`: a flow as a picture for other programs."""
+"""`flowfabric flow export`: draw a flow as Mermaid, Graphviz or SVG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """A language for pictures."""
+    """A format for pictures."""
 
     MERMAID = "mermaid"
     DOT = "dot"
@@ -44,18 +44,20 @@ def export(
             "--format",
             "-f",
             metavar="FORMAT",
-            help="mermaid, dot or svg. Default: by the ending of --out, else mermaid.",
+            help="mermaid, dot or svg. Default: from the ending of --out, else mermaid.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Into this file, not to standard output.", show_default=False),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Write to this file. Default: standard output.", show_default=False
+        ),
     ] = None,
     expand: Expand = False,
     dsn: Dsn = None,
 ) -> None:
-    """Draw a flow as it stands for other programs: a Mermaid chart, a Graphviz graph, an SVG picture."""
+    """Draw the current state of a flow as a Mermaid chart, a Graphviz graph or an SVG picture."""
     from flowfabric import pictures  # noqa: PLC0415
 
     chosen = language or _ENDINGS.get(out.suffix.lower() if out else "", Format.MERMAID)
@@ -68,7 +70,7 @@ def export(
             raise NotFound("flow", flow_id)
         return found
 
-    # Pictures are UTF-8, wherever they go.
+    # Always UTF-8, whatever the encoding of the output.
     data = draw(ask(dsn, work), fold=None if expand else pictures.FOLD).encode()
     if out is None:
         typer.echo(data, nl=False)

@@ -1,4 +1,4 @@
-"""`flowfabric flow ls`: which flows there are."""
+"""`flowfabric flow ls`: list flows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ls(
         typer.Option(
             "--name",
             metavar="NAME",
-            help="Only of this name.",
+            help="Only flows with this name.",
             autocompletion=_completion.flow_names,
             show_default=False,
         ),
@@ -38,7 +38,7 @@ def ls(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List flows, newest first. The status is as last counted: a moment behind what `flow show` says."""
+    """List flows, newest first. The status may be some seconds older than that of `flow show`."""
 
     async def work(engine: Engine) -> None:
         async def fetch(after: str | None, size: int) -> Page[FlowInfo, str]:
@@ -75,7 +75,7 @@ def _show_list(found: Sequence[FlowInfo], at: datetime) -> None:
 
 
 async def _none(engine: Engine, name: str | None) -> str:
-    """A list that is empty because of a name that is not there says what is near."""
+    """The note for an empty list; suggests a similar name."""
     known = {one.flow_kind for one in (await engine.find_flows(limit=PAGE)).items}
     hint = "" if name is None or name in known else near(name, sorted(known))
     return f"no flow matches; {hint}" if hint else "no flow matches"

@@ -1,4 +1,4 @@
-"""`flowfabric flow replay`: run again what did not succeed."""
+"""`flowfabric flow replay`: run failed nodes again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CHUNK = 500
 
 Reason = Annotated[
     str | None,
-    typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the attempts.", show_default=False),
+    typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the attempts.", show_default=False),
 ]
 
 
 def replay(flow: Id, reason: Reason = None, json: Json = False, dsn: Dsn = None) -> None:
-    """Run again what did not succeed, and what was skipped because of it. What lost a race stays as it is."""
+    """Run failed nodes again, and the nodes skipped because of them. Nodes that lost a race stay as they are."""
 
     async def work(engine: Engine) -> int:
         from flowfabric.client.flow_run import named  # noqa: PLC0415
@@ -72,5 +72,5 @@ def replay(flow: Id, reason: Reason = None, json: Json = False, dsn: Dsn = None)
 
 def _nothing_to_replay(graph: FlowGraph) -> str:
     if any(one.cancellation_reason == RACE_LOST for one in graph.nodes):
-        return "nothing to replay: who did not succeed lost a race"
+        return "nothing to replay: the nodes that did not succeed lost a race"
     return "nothing to replay: no node failed"

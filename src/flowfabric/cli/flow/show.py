@@ -1,4 +1,4 @@
-"""`flowfabric flow show`: draw a flow, once or until it has ended."""
+"""`flowfabric flow show`: draw a flow, once or until it ends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def show(
     flow: Id,
     expand: Expand = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Draw it anew until it has ended; exit 1 unless it completed.")
+        bool, typer.Option("--watch", "-w", help="Redraw it until it ends. Exits with 1 unless it completed.")
     ] = False,
     interval: Annotated[
-        str, typer.Option("--interval", "-i", metavar="DURATION", help="Between two looks of --watch.")
+        str, typer.Option("--interval", "-i", metavar="DURATION", help="Refresh interval of --watch.")
     ] = "1s",
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Draw a flow: its nodes with their states and what they come after, and what failed below.
+    """Draw a flow: its nodes, their states and dependencies, followed by the failures.
 
-    Away from a terminal --watch writes it anew when something changed, with --json as one line each.
+    If the output is not a terminal, --watch prints the flow again whenever it changed; with --json one line each.
     """
     pause = parse_duration(interval, "--interval").total_seconds()
     if not 0.1 <= pause <= 3600:
@@ -65,7 +65,7 @@ def show(
 
 
 async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, as_json: bool) -> Frame:
-    """Write what is new until it has ended."""
+    """Print it whenever it has changed, until it ends."""
     is_first = True
     shown: FlowGraph | None = None
     while True:
@@ -85,7 +85,7 @@ async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, a
 
 
 async def _live(engine: Engine, frame: Frame, pause: float, *, expand: bool) -> Frame:
-    """Draw it on the terminal, in place, until it has ended; the last picture stays."""
+    """Redraw it in place on the terminal until it ends; the last picture stays."""
     from rich.live import Live  # noqa: PLC0415
 
     with Live(_picture(frame, expand=expand), console=_output.console(), auto_refresh=False) as live:

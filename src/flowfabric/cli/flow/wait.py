@@ -1,4 +1,4 @@
-"""`flowfabric flow wait`: until every node has ended, and what came of it."""
+"""`flowfabric flow wait`: wait until every node has ended, and print the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = False, dsn: Dsn = None) -> None:
-    """Wait until every node has ended and print results. Exit 1 unless the flow completed, 3 when it took too long."""
+    """Wait until every node has ended and print the results. Exits with 1 unless the flow completed, 3 on a timeout."""
     span = None if timeout is None else parse_duration(timeout, "--timeout")
     known = None if app is None else load_app(app)
 
@@ -48,7 +48,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
             else:
                 live = sum(not one.state.is_terminal for one in frame.graph.nodes)
                 _output.note(
-                    f"flowfabric: {flow_id} has not ended in time; it is {frame.state},"
+                    f"flowfabric: {flow_id} did not end in time; it is {frame.state},"
                     f" {live:,} of {len(frame.graph.nodes):,} nodes have not ended"
                 )
             return TIMEOUT

@@ -22,12 +22,10 @@ def show(
     execution: Id,
     payloads: Annotated[
         bool,
-        typer.Option(
-            "--payload/--no-payload", help="With input, step results, signals' payloads and result, or without."
-        ),
+        typer.Option("--payload/--no-payload", help="Include input, step results, payloads of signals and the result."),
     ] = True,
     timeline: Annotated[
-        bool, typer.Option("--timeline/--no-timeline", help="With what happened when, as far as the event log reaches.")
+        bool, typer.Option("--timeline/--no-timeline", help="Include the timeline (as far back as the event log goes).")
     ] = True,
     app: AppOption = None,
     json: Json = False,

@@ -51,7 +51,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
 
 
 def waited_for(step: Step, codecs: Codecs | None) -> list[dict[str, Any]]:
-    """The signals that ended a wait, as its step remembers them."""
+    """The signals that ended a wait, as recorded in its step."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(ValueError):
         found = json.loads(step.result or b"[]")

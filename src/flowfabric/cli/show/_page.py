@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowfabric.contracts import Codecs
     from flowfabric.models import Attempt, Execution, RecordedSignal
 
-_UPSTREAMS = 10  # for people: the first
+_UPSTREAMS = 10  # how many are named
 
 
 def page(seen: Seen) -> None:
@@ -60,11 +60,8 @@ def page(seen: Seen) -> None:
 
 def _show_facts(found: Execution, membership: Membership | None) -> None:
     lease = found.current_lease or found.lost_lease
-    reason = found.blocking_reason.value if found.blocking_reason else None
-    if reason and found.blocking_detail:
-        reason = f"{reason}: {found.blocking_detail}"
+    reason = found.blocking_detail or (found.blocking_reason and found.blocking_reason.value.replace("_", " "))
     percent = None if found.progress_pct is None else f"{found.progress_pct} %"
-    counts = ((found.retry_count, "retries"), (found.lease_reclaim_count, "reclaims"), (found.replay_count, "replays"))
     _output.pairs(
         [
             ("id", found.execution_id),
@@ -92,15 +89,21 @@ def _show_facts(found: Execution, membership: Membership | None) -> None:
             ("worker", lease and lease.worker_instance_id),
             ("lease until", found.current_lease and found.current_lease.expires_at),
             ("lease lost", found.lease_lost),
-            ("counted", ", ".join(f"{count} {word}" for count, word in counts if count)),
+            ("retried", _times(found.retry_count)),
+            ("taken over", _times(found.lease_reclaim_count)),
+            ("replayed", _times(found.replay_count)),
             ("cancelled by", found.cancelled_by),
             ("reason", found.cancellation_reason),
         ]
     )
 
 
+def _times(count: int) -> str:
+    return "" if not count else "once" if count == 1 else f"{count} times"
+
+
 def _upstreams(membership: Membership) -> str:
-    """The members that it waits for, in a line."""
+    """The nodes it waits for, in one line."""
     from flowfabric.pictures import join_words  # noqa: PLC0415
 
     names = [f"{one.node or one.execution_id} ({one.state})" for one in membership.waits_for[:_UPSTREAMS]]
@@ -112,7 +115,7 @@ def _upstreams(membership: Membership) -> str:
 
 
 def _show_wait(seen: Seen) -> None:
-    """What it waits for now, and the waitpoints where a signal would arrive."""
+    """Its current wait, and the waitpoints that can be signalled."""
     if not seen.waitpoints:
         return
     _output.heading("Waits for")
@@ -167,7 +170,7 @@ def _show_signals(seen: Seen) -> None:
 
 
 def _effect(signal: RecordedSignal) -> str:
-    """What a signal did; why, where it could have done more."""
+    """The effect of a signal, with the reason if it did not resume the execution."""
     if signal.observed_effect == "appended_to_waitpoint":
         return f"{signal.observed_effect} ({signal.match_detail})"
     return signal.observed_effect
@@ -191,13 +194,13 @@ def _show_steps(seen: Seen) -> None:
     for step in seen.steps:
         what = "failed" if step.error else "done"
         if step.kind == "wait" and not step.error:
-            # Beside what came of it stands how it ended, in place of an encoding.
+            # A wait stores how it ended in the column of the encoding.
             what = step.encoding or "waiting"
             value = ", ".join(str(one["name"]) for one in waited_for(step, None))
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"
         elif step.kind == "submit":
-            value = "" if step.child_id is None else str(step.child_id)  # none of a flow
+            value = "" if step.child_id is None else str(step.child_id)  # a flow has none
         elif step.kind in ("now", "sleep"):
             value = _output.when(step.at)
         elif not seen.payloads:

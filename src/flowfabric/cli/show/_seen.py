@@ -1,4 +1,4 @@
-"""What `flowfabric show` reads about an execution."""
+"""Reads everything that `flowfabric show` shows."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         Suspension,
     )
 
-_SIGNALS = 100  # for people: the newest
+_SIGNALS = 100  # how many of the newest people get to see
 
 
 class Upstream(Struct, frozen=True):
-    """A member that another one comes after, and that has not succeeded."""
+    """A member that another one depends on, and that has not completed."""
 
     execution_id: str
     node: str
@@ -42,7 +42,7 @@ class Upstream(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True, kw_only=True):
-    """Where an execution stands in its flow. `waits_for` is empty once it waits for no other member."""
+    """An execution's node in its flow. `waits_for` is empty once it waits for no other member."""
 
     flow_id: FlowId
     name: str
@@ -54,7 +54,7 @@ class Membership(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Seen:
-    """What was read about the execution, as far as it was asked for."""
+    """Everything that was read about the execution; parts that were not asked for are None."""
 
     execution: Execution
     membership: Membership | None
@@ -73,7 +73,7 @@ class Seen:
 async def read(
     engine: Engine, execution: str, *, payloads: bool, timeline: bool, all_signals: bool, codecs: Codecs | None
 ) -> Seen:
-    """Read what is stored about an execution, as far as it is asked for."""
+    """Read an execution with its history; payloads and timeline only if asked for."""
     target = await resolve(engine, execution)
     found = await engine.read_execution(target)
     if found is None:
@@ -95,7 +95,7 @@ async def read(
 
 
 async def _membership(engine: Engine, found: Execution) -> Membership | None:
-    """Its flow and node, and the upstreams that keep it waiting."""
+    """Its flow and node, and the nodes it still waits for."""
     flow = None if found.flow_id is None else await engine.describe_flow(found.flow_id)
     if flow is None:
         return None

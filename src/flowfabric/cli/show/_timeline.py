@@ -1,4 +1,4 @@
-"""The history of an execution as lines of a table."""
+"""The history of an execution as rows of a table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
     from flowfabric.models import Event, RecordedSignal
 
-# Reasons of a lease's end that say no more than the outcome beside them.
+# Reasons for which a worker gives up a lease, in words.
+_GIVEN_UP = {"suspend": ("suspended", ""), "worker_park": ("parked", "waits without a worker")}
+# Reasons of a lease's end that only repeat the outcome.
 _ENDINGS = frozenset(("completed", "failed_terminal", "cancelled", "expired"))
 
 
 def timeline(seen: Seen, events: list[Event]) -> list[tuple[Any, str, str]]:
-    """What happened, renewals of one lease in one line."""
+    """The events in words, consecutive renewals of a lease as one row."""
     lines: list[tuple[Any, str, str]] = [(seen.execution.created_at, "created", "")]
     signals = {str(one.signal_id): one for one in seen.signals}
     renewals: list[Event] = []
@@ -44,13 +46,13 @@ def _what(event: Event) -> str:
         return event.operator_type.replace("_", " ")
     if event.signal_effect:
         return "signal"
-    if event.lease_type == "revoked" and event.reason == "suspend":
-        return "suspended"
+    if event.lease_type == "revoked" and event.reason in _GIVEN_UP:
+        return _GIVEN_UP[event.reason][0]
     return f"lease {event.lease_type}"
 
 
 def _signalled(event: Event, signals: dict[str, RecordedSignal]) -> str:
-    """A signal with what it did; of one that is not kept only who sent it is known."""
+    """A signal and its effect. If the signal is not stored any more, only its sender is known."""
     details = event.details or {}
     one = signals.get(str(details.get("signal_id")))
     who = details.get("source_identity")
@@ -62,8 +64,8 @@ def _signalled(event: Event, signals: dict[str, RecordedSignal]) -> str:
 
 
 def _detail(event: Event) -> str:
-    if event.lease_type == "revoked" and event.reason == "suspend":
-        return ""
+    if event.lease_type == "revoked" and event.reason in _GIVEN_UP:
+        return _GIVEN_UP[event.reason][1]
     words = []
     if event.attempt_index is not None and event.lease_type in ("acquired", "reclaimed"):
         words.append(f"attempt {event.attempt_index + 1}")
