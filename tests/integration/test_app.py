@@ -802,7 +802,7 @@ async def test_shared_data_is_no_argument(app: ff.App, sql: asyncpg.Connection[A
     @app.task
     async def use(draft_id: int, store: ff.Data[Store]) -> None: ...
 
-    with pytest.raises(ff.InvalidInput, match="the worker gives it"):
+    with pytest.raises(ff.InvalidInput, match="the worker provides it"):
         await use.submit(42, store=Store())
     with pytest.raises(ff.InvalidInput, match="2 positional"):
         await use.submit(42, Store())

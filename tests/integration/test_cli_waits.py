@@ -203,7 +203,7 @@ async def test_no_waits_are_told_from_no_lane(engine: ff.Engine, ask: Any) -> No
         (["waits", "--token", "what", "--lane", "x"], "--token"),
         (["approve", "what"], "ID"),
         (["signal", "x", "--payload", "{"], "--payload"),
-        (["signal", "x", "--payload", "words"], """a text is '"text"'"""),
+        (["signal", "x", "--payload", "words"], """a string is '"text"'"""),
         (["signal", "x", "--payload", "NaN"], "--payload"),
         (["signal", "x", "--payload", "@/nowhere/at/all"], "No such file"),
         (["approve", "x", "--by", ""], "--by"),

@@ -253,7 +253,7 @@ async def test_inside_a_task_a_known_key_leads_to_what_was_asked_for_too(
             await failed.result(PATIENCE)
         run = await parent.submit()
         if rule == "raise":
-            with pytest.raises(ff.TaskFailed, match="the idempotency key is known"):
+            with pytest.raises(ff.TaskFailed, match="the idempotency key is in use"):
                 await run.result(PATIENCE)
             assert await count(sql) == 2
         else:

@@ -76,7 +76,7 @@ def document(value: Any) -> None:
 
 
 def line(value: Any) -> None:
-    """One item of a stream as one line of JSON, sent at once."""
+    """One item of a stream as one line of JSON, flushed immediately."""
     print(_json_text(value), flush=True)
 
 
@@ -89,7 +89,7 @@ def _json_text(value: Any, indent: int | None = None) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Any value of ours as JSON: times in ISO 8601, durations in seconds under a name that says so."""
+    """Our records and values as JSON: times in ISO 8601, durations in seconds under a name that ends in `_seconds`."""
     match value:
         case AllOf() | AnyOf() | Quorum():
             return policy_to_json(value)
@@ -219,7 +219,7 @@ def busy(what: str) -> Iterator[None]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where rich output goes; a pipe has room for everything and no colours."""
+    """A rich console; a pipe gets unlimited width and no colours."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, not needed for JSON
 
     stream = sys.stderr if stderr else sys.stdout

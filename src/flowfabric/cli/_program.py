@@ -63,7 +63,7 @@ def _line(words: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user, unless `--yes` was given. Exits if the answer is not yes, or if nobody can be asked."""
+    """Ask the user, unless `--yes` was given. Exits if the answer is not yes, or if there is no terminal."""
     if yes:
         return
     typer.echo(f"{question} [y/N] ", err=True, nl=False)

@@ -1,4 +1,4 @@
-"""The part of a client that everything else in it needs: the engine, the app, and handles on what is stored."""
+"""The base of the client: the engine, the app, and handles on executions and flows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClientBase:
 
     @property
     def codecs(self) -> Codecs:
-        """Those of the app."""
+        """The codecs of the app."""
         return self._connector.codecs
 
     async def close(self) -> None:
@@ -37,12 +37,12 @@ class ClientBase:
         await self.engine.close()
 
     def result_type(self, kind: str | None) -> ValueType:
-        """How the result of a kind is read: by its task's annotation, where the task is known here."""
+        """The type that results of a kind are decoded to: its task's annotation, if the app has that task."""
         task = None if kind is None else self._connector.tasks.get(kind)
         return _ANYTHING if task is None else task.signature.result
 
     def run(self, execution_id: str | ExecutionId | Run[Any], *, kind: str | None = None) -> Run[Any]:
-        """A handle from an id (or from a handle of another process)."""
+        """A handle on an execution from its id (or from a handle of another process)."""
         if isinstance(execution_id, Run):
             known = execution_id
             return Run(known.execution_id, kind=known.kind or kind, connector=self._connector, is_new=known.is_new)
@@ -55,7 +55,7 @@ class ClientBase:
         return FlowRun(FlowId(parse_uuid(flow_id, "flow_id")), connector=self._connector, is_new=False)
 
     async def get(self, execution_id: str | ExecutionId) -> Execution:
-        """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
+        """Read everything about an execution except payload and result; `NotFound` if it does not exist."""
         wanted = ExecutionId.parse(execution_id)
         found = await self.engine.read_execution(wanted)
         if found is None:

@@ -19,9 +19,9 @@ from flowfabric.options import OptionNames, Options
 
 R = TypeVar("R")
 T = TypeVar("T")
-_LINES = 2  # calls at a time for one `submit_many`
+_LINES = 2  # concurrent calls of one `submit_many`
 _MOST = 1000  # of create_many
-_MOST_BYTES = 1 << 25  # of payload in one call, unless one alone has more
+_MOST_BYTES = 1 << 25  # of payload in one call, unless a single item has more
 
 
 class BulkSubmitting(Submitting):
@@ -40,11 +40,11 @@ class BulkSubmitting(Submitting):
     ) -> list[Run[Any]]:
         """Submit a task once per item of `arguments`, up to a thousand to a call.
 
-        A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
-        taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
+        A tuple holds the arguments of one submission, anything else is its only argument; items made with
+        `task.submission(...)` are used unchanged, with their own options. If any argument is wrong, nothing is stored.
 
-        With a middleware around submissions they go one by one, and one that it refuses ends it: those before are
-        stored and their handles lost. A `RateLimit` had better be one with `wait=True`.
+        With a middleware around submissions they are sent one by one. If it refuses one, those before are stored and
+        their handles lost: use `RateLimit(wait=True)` here.
         """
         known = self._task(task)
         chosen = known.defaults.merged(Options.of(options))
@@ -83,7 +83,7 @@ class BulkSubmitting(Submitting):
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
                 if isinstance(verdict, Duplicate) and await self._is_free(verdict, one.options):
-                    verdict = await self.create(item, one.options)  # noqa: PLW2901 - the answer to the second try
+                    verdict = await self.create(item, one.options)  # noqa: PLW2901 - the verdict of the second try
                 runs.append(self._made(one, verdict))
         return runs
 
@@ -95,10 +95,10 @@ class BulkSubmitting(Submitting):
             for item, verdict in zip(items, verdicts, strict=True)
             if isinstance(verdict, Duplicate)
         ]
-        await _together([self._check_kind(*one) for one in known])
+        await _run_all([self._check_kind(*one) for one in known])
 
     async def _create_alike(self, item: NewExecution, payloads: list[bytes]) -> list[tuple[int, UUID]] | None:
-        """Create executions that differ in their payload alone, a few calls at a time; None when they cannot be so."""
+        """Create executions that differ only in their payload, in concurrent calls; None if the options forbid it."""
         if not self.engine.is_plain(item) or (payloads and max(map(len, payloads)) > MAX_PAYLOAD):
             return None
         batches = list(_batches(payloads, len))
@@ -109,12 +109,12 @@ class BulkSubmitting(Submitting):
             for number in numbers:
                 made[number] = await self.engine.create_alike(item, batches[number])
 
-        await _together([line() for _ in range(min(_LINES, len(batches)))])
+        await _run_all([line() for _ in range(min(_LINES, len(batches)))])
         return [place for batch in made for place in batch]
 
 
-async def _together(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at a time; the first that fails ends the others."""
+async def _run_all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all concurrently; cancel the rest on the first error."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The client: submit, look, wait, cancel, replay, list. `Client` is generated from this one."""
+"""The client: submit, read, wait, cancel, replay, list. `Client` is generated from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flowfabric.models import ExecutionInfo, LaneState, LaneStats, Operator, Pag
 from flowfabric.options import meant
 from flowfabric.state import State
 
-_CHUNK = 500  # executions per call of what goes through all of them
+_CHUNK = 500  # executions per call when a method goes through many
 _FAILED = (State.FAILED, State.EXPIRED)
 _NOT_ENDED = tuple(state for state in State if not state.is_terminal)
 
 
 class Filters(TypedDict, total=False):
-    """Which executions: those that match everything given."""
+    """The executions that match every filter given."""
 
     states: Collection[State | str] | None
     lane: str | None
@@ -57,7 +57,7 @@ class AsyncClient(Signalling, BulkSubmitting):
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
-        """One page of executions, newest first. A page may be short of `limit` although `next_cursor` is set."""
+        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set."""
         return await self.engine.find_executions(
             states=states,
             lane_ids=None if lane is None else [lane],
@@ -77,7 +77,7 @@ class AsyncClient(Signalling, BulkSubmitting):
                 yield item
 
     async def _pages(self, filters: Filters) -> AsyncIterator[Sequence[ExecutionInfo]]:
-        """Pages by the time of creation: what happens to the executions of one does not change the next."""
+        """Pages by time of creation, so that changing the executions of one page does not affect the next."""
         _check_filters(filters)
         cursor: Place | None = None
         while True:
@@ -91,7 +91,7 @@ class AsyncClient(Signalling, BulkSubmitting):
     async def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
-        """What ended without success, newest first."""
+        """Executions that failed or expired, newest first."""
         _check_filters(filters)
         wanted: Filters = {"states": _FAILED, **filters}
         return await self.find(**wanted, limit=limit, cursor=cursor)
@@ -99,7 +99,7 @@ class AsyncClient(Signalling, BulkSubmitting):
     # Changing
 
     async def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
-        """End an execution as cancelled, whatever it is doing. Cancelling it again changes nothing."""
+        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing."""
         await self.engine.cancel(Operator(ExecutionId.parse(execution_id)), reason)
 
     async def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
@@ -107,23 +107,23 @@ class AsyncClient(Signalling, BulkSubmitting):
         await self.engine.replay_execution(ExecutionId.parse(execution_id), reason=reason)
 
     async def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
-        """Another rank for an execution that waits."""
+        """Change the priority of a claimable execution."""
         await self.engine.change_priority(ExecutionId.parse(execution_id), priority)
 
     async def delete(self, execution_id: str | ExecutionId) -> None:
-        """Forget an ended execution now."""
+        """Delete an ended execution now."""
         await self.engine.delete_execution(ExecutionId.parse(execution_id))
 
     async def redact(self, execution_id: str | ExecutionId) -> None:
-        """Remove what an ended execution carried; its history stays."""
+        """Remove payloads, results and failure messages of an ended execution; its history stays."""
         await self.engine.redact_execution(ExecutionId.parse(execution_id))
 
     async def cancel_all(
         self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
     ) -> int:
-        """Cancel everything the filters match that has not ended; answers how many.
+        """Cancel all executions that match the filters and have not ended; returns how many.
 
-        Goes chunk by chunk and calls `progress` after each with how many it is so far.
+        Works in chunks and calls `progress` after each with the number so far.
         """
         return await self._each_chunk(
             lambda ids: self.engine.cancel_many(ids, reason), progress, {"states": _NOT_ENDED, **filters}
@@ -132,7 +132,7 @@ class AsyncClient(Signalling, BulkSubmitting):
     async def replay_all(
         self, reason: str | None = None, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
     ) -> int:
-        """Replay everything the filters match that failed or expired; answers how many. As `cancel_all` goes."""
+        """Replay all executions that match the filters and failed or expired; returns how many. See `cancel_all`."""
         return await self._each_chunk(
             lambda ids: self.engine.replay_many(ids, reason=reason), progress, {"states": _FAILED, **filters}
         )
@@ -146,7 +146,7 @@ class AsyncClient(Signalling, BulkSubmitting):
         done = 0
         async for page in self._pages(filters):
             verdicts = await change([item.execution_id for item in page])
-            # Whatever came in between (it ended by itself, it was replayed too often) is no reason to stop.
+            # A refusal (it ended meanwhile, or was replayed too often) does not stop the rest.
             done += sum(not isinstance(verdict, FlowFabricError) for verdict in verdicts)
             if progress is not None:
                 progress(done)
@@ -155,11 +155,11 @@ class AsyncClient(Signalling, BulkSubmitting):
     # Lanes and schedules
 
     async def lanes(self) -> list[LaneStats]:
-        """How every lane stands."""
+        """State and counts of every lane."""
         return await self.engine.lane_stats()
 
     async def set_lane_state(self, lane: str, state: LaneState | str) -> LaneState:
-        """Pause, drain, disable or open a lane; answers the state before."""
+        """Pause, drain, disable or open a lane; returns the previous state."""
         return await self.engine.set_lane_state(lane, state)
 
     async def schedules(self) -> list[Schedule]:
@@ -174,15 +174,15 @@ class AsyncClient(Signalling, BulkSubmitting):
             cursor = page.next_cursor
 
     async def pause_schedule(self, name: str) -> None:
-        """Let a schedule fire no more until it is resumed."""
+        """Pause a schedule until it is resumed."""
         await self.engine.pause_schedule(name)
 
     async def resume_schedule(self, name: str) -> None:
-        """Let a paused schedule fire again, catching up as it is set to."""
+        """Resume a schedule. It catches up on missed times as its catch-up setting says."""
         await self.engine.resume_schedule(name)
 
     async def delete_schedule(self, name: str) -> None:
-        """Forget a schedule. What it has created stays."""
+        """Delete a schedule. Executions it has created stay."""
         await self.engine.delete_schedule(name)
 
 
@@ -191,4 +191,4 @@ def _check_filters(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in known:
             near = meant(name, known)
-            raise InvalidInput("is no filter" + (f"; {near}" if near else ""), field=name, allowed=", ".join(known))
+            raise InvalidInput("is not a filter" + (f"; {near}" if near else ""), field=name, allowed=", ".join(known))

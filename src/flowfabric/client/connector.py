@@ -1,4 +1,4 @@
-"""What the client needs to know of an app and of a flow that was built: both belong to layers above."""
+"""Protocols of the app and of a built flow, as the client sees them. Both are defined in layers above."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Connector(Protocol):
-    """Whoever knows the tasks and the way to a client: an app."""
+    """An app: its tasks, its codecs, and a client on its database."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Connector(Protocol):
 
 
 class Graph(Protocol):
-    """A flow that was built: what `app.flow()` makes."""
+    """A flow built with `app.flow()`."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Signals: what can be signalled, sending, approving, resuming, and callbacks that come over the web."""
+"""Signals: list waitpoints, signal, approve, reject, resume, and receive web callbacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Signalling(ClientBase):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Wait, str]:
-        """The waitpoints that can be signalled, of all executions, the longest waiting first."""
+        """One page of the waitpoints that can be signalled, of all executions, longest waiting first."""
         return await self.engine.list_waits(
             lane_id=lane, namespace=namespace, waitpoint_key=key, limit=limit, cursor=cursor
         )
@@ -54,7 +54,7 @@ class Signalling(ClientBase):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send an execution a signal; `key` names the waitpoint where there are several."""
+        """Send a signal to an execution; `key` names the waitpoint if it has several."""
         target = ExecutionId.parse(execution_id)
         data, encoding = encode_payload(payload, self.codecs)
         waitpoint = await self._waitpoint(target, key)
@@ -76,13 +76,13 @@ class Signalling(ClientBase):
     async def approve(
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `approved` as an operator; `by` is whoever decided."""
+        """Send an execution the signal `approved` as an operator; `by` names who decided."""
         return await self._decide(ExecutionId.parse(execution_id), key, "approved", by)
 
     async def reject(
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `rejected` as an operator; `by` is whoever decided."""
+        """Send an execution the signal `rejected` as an operator; `by` names who decided."""
         return await self._decide(ExecutionId.parse(execution_id), key, "rejected", by)
 
     async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
@@ -93,7 +93,7 @@ class Signalling(ClientBase):
         )
 
     async def _waitpoint(self, target: ExecutionId, key: str | None) -> PendingWaitpoint:
-        """The waitpoint meant: of that key, the one that is waited at, else the newest (others are given up)."""
+        """The waitpoint with that key: the one it waits at now, else the newest (older ones are abandoned)."""
         found = await self.waitpoints_of(target)
         wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
         chosen = [one for one in found if one.waitpoint_key == wanted]
@@ -102,7 +102,7 @@ class Signalling(ClientBase):
         return max(chosen, key=lambda one: (one.state == "active", one.created_at))
 
     async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
-        """Resume a suspended execution whatever it waits for; its wait ends without a signal."""
+        """Resume a suspended execution without a signal, whatever it waits for."""
         await self.engine.resume_execution(ExecutionId.parse(execution_id), "operator", duration(delay, "delay"))
 
     async def receive(
@@ -115,9 +115,9 @@ class Signalling(ClientBase):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Received:
-        """Take a callback that came over the web: `callback` is the text of the link, `body` what was sent (JSON).
+        """Handle a web callback: `callback` is the text of the link, `body` the request's body (JSON).
 
-        Never raises for what the sender did wrong: `Received` has the HTTP status and a body to answer with.
+        Never raises for errors of the sender: `Received` has the HTTP status and body of the response.
         """
         return await receive(
             self.engine,
@@ -131,7 +131,7 @@ class Signalling(ClientBase):
         )
 
     async def look(self, callback: str) -> PendingWaitpoint | None:
-        """What a callback's link is for: the waitpoint it signals, or None when it is not (or no longer) good."""
+        """The waitpoint that a callback's link signals, or None if the link is invalid or has expired."""
         try:
             parsed = parse_callback(callback)
         except InvalidInput:

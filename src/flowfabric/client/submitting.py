@@ -1,4 +1,4 @@
-"""Submitting one task or one flow, through the middleware, once where a handler does it."""
+"""Submit a task or a flow through the middleware; inside a handler only once, even if it is re-run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Submitting(ClientBase):
     @overload
     async def submit(self, task: str, /, *args: Any, **kwargs: Any) -> Run[Any]: ...
     async def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> Run[Any]:
-        """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
+        """Submit a task, by object or by name. Keywords that are not parameters of the task are options."""
         return await self.send(new_submission(self._task(task), args, kwargs))
 
     async def send(self, submission: Submission) -> Run[Any]:
-        """Submit what `submission` says, through the middleware."""
+        """Submit through the middleware."""
         scope = current.scope_of(self._connector)
         if scope is not None:
             made = await scope.submit_durably(submission, self._around)
-            return self.run(made) if isinstance(made, Run) else made  # a middleware may answer something of its own
+            return self.run(made) if isinstance(made, Run) else made  # a middleware may return something else
         return await self._around(self._send)(submission)
 
     def _around(
@@ -53,7 +53,7 @@ class Submitting(ClientBase):
         return Run(verdict.execution_id, kind=submission.kind, connector=self._connector, is_new=is_new)
 
     async def create(self, item: NewExecution, options: Options) -> Created | Duplicate:
-        """Create one execution, doing with a known key what the options say."""
+        """Create one execution. If the idempotency key is in use, do as the option `on_duplicate` says."""
         while True:
             verdict = (await self.engine.create_many([item]))[0]
             if isinstance(verdict, FlowFabricError):
@@ -64,17 +64,17 @@ class Submitting(ClientBase):
             if not await self._is_free(verdict, options):
                 return verdict
 
-    async def _check_kind(self, standing: Duplicate, kind: str) -> None:
-        # A key belongs to its namespace, not to the task: what another task made of it is not what is asked for.
-        found = await self.engine.read_execution_info(standing.execution_id)
+    async def _check_kind(self, existing: Duplicate, kind: str) -> None:
+        # Keys belong to a namespace, not to a task: an execution of another task is not the one the caller wants.
+        found = await self.engine.read_execution_info(existing.execution_id)
         if found is not None and found.execution_kind != kind:
-            raise _key_is_known(standing, f" of {found.execution_kind}")
+            raise _key_is_known(existing, f" of {found.execution_kind}")
 
-    async def _is_free(self, standing: Duplicate, options: Options) -> bool:
-        """Whether a known key may be used again; not when its execution stands."""
+    async def _is_free(self, existing: Duplicate, options: Options) -> bool:
+        """Whether the key may be reused: only if its execution did not succeed."""
         if options.on_duplicate == "raise":
-            raise _key_is_known(standing)
-        return options.on_duplicate == "replace" and await self.engine.free_key(standing.execution_id)
+            raise _key_is_known(existing)
+        return options.on_duplicate == "replace" and await self.engine.free_key(existing.execution_id)
 
     async def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> FlowRun:
         """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
@@ -87,7 +87,7 @@ class Submitting(ClientBase):
             flow_id = flow.id_of(idempotency_key)
         else:
             flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
-        # With a key the ids come from it: they are right whoever of several was first.
+        # With a key the ids are derived from it, so that concurrent submitters agree on them.
         ids = flow.ids(flow_id, engine.flow_partitions, seed if idempotency_key is None else flow_id)
         nodes = flow.build(ids, await self._through(flow, ids))
         if flow.grows is not None:
@@ -98,13 +98,13 @@ class Submitting(ClientBase):
             made = await engine.submit_flow(
                 nodes, flow_kind=flow.name, namespace=flow.namespace, flow_id=flow_id, tags=dict(flow.tags)
             )
-        # What an earlier run of this handler has made is as new to this one.
+        # A flow created by an earlier run of this handler still counts as new.
         is_new = not made.existed or (seed is not None and idempotency_key is None)
         run = FlowRun(made.flow_id, nodes=ids, connector=self._connector, is_new=is_new)
         return run if is_new else await run.refresh()
 
     async def _through(self, flow: Graph, ids: Mapping[str, ExecutionId]) -> dict[str, Submission] | None:
-        """The submissions of a flow's nodes as the middleware leaves them; all are stored once it has seen all."""
+        """The submissions of a flow's nodes as the middleware changed them; it sees all before any is stored."""
         if not overriding(self._connector.middleware, "submit"):
             return None
         changed: dict[str, Submission] = {}
@@ -128,7 +128,7 @@ class Submitting(ClientBase):
         return found
 
 
-def _key_is_known(standing: Duplicate, of: str = "") -> Conflict:
-    found = standing.execution_id
-    detail = f"the idempotency key is known: execution {found}{of}"
+def _key_is_known(existing: Duplicate, of: str = "") -> Conflict:
+    found = existing.execution_id
+    detail = f"the idempotency key is in use: execution {found}{of}"
     return Conflict("duplicate_submission", detail, existing=found, execution_id=found)

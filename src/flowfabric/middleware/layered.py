@@ -1,8 +1,8 @@
 """An engine inside middlewares.
 
 The layered engine is a copy of the engine, on the same connections, whose public coroutines are replaced by functions
-that pass the `call` hooks and then call the original. They are found by looking at the class, so an operation that is
-added later passes the hooks too.
+that pass the `call` hooks and then call the original. They are found by inspecting the class, so operations that are
+added later pass the hooks too.
 """
 
 from __future__ import annotations

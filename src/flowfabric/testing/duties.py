@@ -1,4 +1,4 @@
-"""The duties as the kit runs them, at once, and waiting until no worker has anything to do."""
+"""Running the duties immediately, and waiting until the workers are idle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flowfabric.engine.hooks import TimerKind
 from flowfabric.testing.worker import KitWorker
 from flowfabric.worker.schedules import fire
 
-# What the duties do for running work. Retention is left out: a test may look at what ended long ago.
+# Without retention: a test may inspect executions that ended long ago.
 _DUTIES = tuple(kind for kind in TimerKind if kind is not TimerKind.RETENTION)
 PUMP = 0.05  # seconds between two rounds of the duties while handlers run
 
 
 async def run_duties(engine: Engine) -> int:
-    """What is due now; answers how much that was."""
+    """Handle everything that is due now; returns how much that was."""
     handled = 0
     for kind in _DUTIES:
         while True:
@@ -33,7 +33,7 @@ async def run_duties(engine: Engine) -> int:
 
 
 async def _run_flow_duties(engine: Engine) -> int:
-    """What ends have left to do in flows."""
+    """Run the duties of flows until nothing is left; returns how much they did."""
     handled = 0
     while True:
         cascade = await engine.dispatch_cascades()
@@ -52,7 +52,7 @@ async def keep_up(engine: Engine) -> None:
 
 
 async def until_idle(engine: Engine, workers: Collection[KitWorker], run: Run[Any] | FlowRun | None) -> None:
-    """Wait until no worker has anything to do, one is dead, or the run has ended; what comes due meanwhile is done."""
+    """Wait until all workers are idle, one has crashed, or the run has ended; runs the duties meanwhile."""
     idle = asyncio.ensure_future(_idle(workers))
     waits: set[asyncio.Future[Any]] = {idle}
     if run is not None:

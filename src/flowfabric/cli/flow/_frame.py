@@ -37,7 +37,7 @@ class Frame(Struct, frozen=True, kw_only=True):
         return self.state in _ENDED
 
 
-async def look(engine: Engine, flow_id: FlowId) -> Frame:
+async def read_frame(engine: Engine, flow_id: FlowId) -> Frame:
     # Read the nodes last: those that the summary counts as ended are then ended in the picture, too.
     await engine.project_flow_summary(flow_id)
     summary = await engine.read_flow_summary(flow_id)

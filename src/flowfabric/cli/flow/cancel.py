@@ -11,7 +11,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._options import Dsn, Json, Yes
 from flowfabric.cli._program import NO, TIMEOUT, confirm, tell
-from flowfabric.cli.flow._frame import look, named_flow
+from flowfabric.cli.flow._frame import named_flow, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.errors import TimedOut
 from flowfabric.graph import CancellationPolicy, CancellationScheduled, PartiallyCancelled
@@ -47,7 +47,7 @@ def cancel(
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
-        before = await look(engine, flow_id)
+        before = await read_frame(engine, flow_id)
         header = before.graph.flow
         if is_new := header.cancelled_at is None:
             live = sum(not one.state.is_terminal for one in before.graph.nodes)
@@ -60,7 +60,7 @@ def cancel(
             return TIMEOUT
         scheduled = done.member_count if isinstance(done, CancellationScheduled) else 0
         failed = done.failed_member_execution_ids if isinstance(done, PartiallyCancelled) else ()
-        after = await look(engine, flow_id)
+        after = await read_frame(engine, flow_id)
         if json:
             _output.document(
                 {

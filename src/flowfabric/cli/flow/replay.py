@@ -10,7 +10,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._options import Dsn, Json, login_name
 from flowfabric.cli._program import NO
-from flowfabric.cli.flow._frame import MOST_FAILURES, look
+from flowfabric.cli.flow._frame import MOST_FAILURES, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.graph import RACE_LOST, FlowGraph, FlowNode, replayable
 
@@ -32,7 +32,7 @@ def replay(flow: Id, reason: Reason = None, json: Json = False, dsn: Dsn = None)
         from flowfabric.client.flow_run import named  # noqa: PLC0415
 
         flow_id = await resolve_flow(engine, flow)
-        graph = (await look(engine, flow_id)).graph
+        graph = (await read_frame(engine, flow_id)).graph
         chosen = replayable(graph)
         done: list[str] = []
         refused: list[tuple[FlowNode, Exception]] = []

@@ -13,7 +13,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._options import Dsn, Json, parse_duration
 from flowfabric.cli._program import NO
-from flowfabric.cli.flow._frame import Frame, age, failures, look
+from flowfabric.cli.flow._frame import Frame, age, failures, read_frame
 from flowfabric.cli.flow._options import Expand, Id
 from flowfabric.errors import InvalidInput
 from flowfabric.graph import FlowGraph, FlowState
@@ -47,7 +47,7 @@ def show(
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
-        frame = await look(engine, flow_id)
+        frame = await read_frame(engine, flow_id)
         if not watch:
             if json:
                 _output.document(_as_json(frame))
@@ -81,7 +81,7 @@ async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, a
         if frame.is_ended:
             return frame
         await asyncio.sleep(pause)
-        frame = await look(engine, frame.graph.flow.flow_id)
+        frame = await read_frame(engine, frame.graph.flow.flow_id)
 
 
 async def _live(engine: Engine, frame: Frame, pause: float, *, expand: bool) -> Frame:
@@ -92,7 +92,7 @@ async def _live(engine: Engine, frame: Frame, pause: float, *, expand: bool) -> 
         live.refresh()
         while not frame.is_ended:
             await asyncio.sleep(pause)
-            frame = await look(engine, frame.graph.flow.flow_id)
+            frame = await read_frame(engine, frame.graph.flow.flow_id)
             live.update(_picture(frame, expand=expand), refresh=True)
     return frame
 
@@ -115,12 +115,12 @@ def _head(frame: Frame) -> list[Line]:
     counts = Counter(one.state for one in nodes)
     for state in sorted(counts, key=list(State).index):
         head += [(", " if len(head) > 3 else ": ", None), (f"{counts[state]:,} {state.value}", state.value)]
-    age = f"  {_output.duration(age(frame.at, flow.created_at))} old"
+    times = f"  {_output.duration(age(frame.at, flow.created_at))} old"
     if frame.is_ended and (ends := [one.completed_at for one in nodes if one.completed_at]):
-        age += f", took {_output.duration(max(ends) - flow.created_at)}"
+        times += f", took {_output.duration(max(ends) - flow.created_at)}"
     if flow.namespace:
-        age += f"  in {_output.printable(flow.namespace)}"
-    lines = [[*head, (age, None)]]
+        times += f"  in {_output.printable(flow.namespace)}"
+    lines = [[*head, (times, None)]]
     if flow.cancelled_at is not None:
         why = _output.printable(" ".join((flow.cancel_reason or "").split()))
         words = f" {_output.when(flow.cancelled_at)} ({flow.cancellation_policy})" + (f": {why}" if why else "")

@@ -12,7 +12,7 @@ from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration
 from flowfabric.cli._program import NO, TIMEOUT
-from flowfabric.cli.flow._frame import Frame, failures, look
+from flowfabric.cli.flow._frame import Frame, failures, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.wait import Timeout
 from flowfabric.errors import TimedOut
@@ -39,10 +39,10 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
         flow_id = await resolve_flow(engine, flow)
         run = _handle(engine, flow_id, known)
         try:
-            if (await look(engine, flow_id)).graph.nodes:
+            if (await read_frame(engine, flow_id)).graph.nodes:
                 await run.wait(span)
         except TimedOut:
-            frame = await look(engine, flow_id)
+            frame = await read_frame(engine, flow_id)
             if json:
                 _output.document({"flow_id": flow_id, "public_flow_state": frame.state, "is_ended": False})
             else:
@@ -54,7 +54,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
             return TIMEOUT
         finally:
             await (await run._client()).outcomes.close()
-        frame = await look(engine, flow_id)
+        frame = await read_frame(engine, flow_id)
         members = await engine.list_flow_members(flow_id, results=True)
         _tell_end(frame, members, None if known is None else known.codecs, as_json=json)
         return 0 if frame.state == FlowState.COMPLETED else NO
