@@ -355,7 +355,7 @@ async def test_a_payload_that_is_too_large_is_refused(engine: ff.Engine, ask: An
 
 async def test_an_idempotency_key_is_taken_once(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.count_signals(3, "k"))
-    for expected in ("waits on", "nothing changed"):
+    for expected in ("still waits", "nothing changed"):
         said = await ask("signal", target, "--idempotency-key", "order-7", "--by", expected.replace(" ", ""))
         assert expected in said.out
     assert len(await received(engine, target)) == 1

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowfabric.app import App
-    from flowfabric.client.flow_run import FlowRun
+    from flowfabric.client import AsyncClient
     from flowfabric.contracts import Codecs
     from flowfabric.engine import Engine
     from flowfabric.engine.flow_reads import Member
-    from flowfabric.ids import FlowId
 
 
 def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = False, dsn: Dsn = None) -> None:
@@ -37,10 +36,10 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
-        run = _handle(engine, flow_id, known)
+        client = _client(engine, known)
         try:
             if (await read_frame(engine, flow_id)).graph.nodes:
-                await run.wait(span)
+                await client.flow(flow_id).wait(span)
         except TimedOut:
             frame = await read_frame(engine, flow_id)
             if json:
@@ -53,7 +52,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
                 )
             return TIMEOUT
         finally:
-            await (await run._client()).outcomes.close()
+            await client.outcomes.close()
         frame = await read_frame(engine, flow_id)
         members = await engine.list_flow_members(flow_id, results=True)
         _tell_end(frame, members, None if known is None else known.codecs, as_json=json)
@@ -63,15 +62,15 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
         raise typer.Exit(code)
 
 
-def _handle(engine: Engine, flow_id: FlowId, known: App | None) -> FlowRun:
-    """A handle that uses the connections of the command."""
+def _client(engine: Engine, known: App | None) -> AsyncClient:
+    """A client on the connections of the command, which the app's handles use, too."""
     from flowfabric.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     connector = App() if known is None else known
     client = AsyncClient(engine, connector)
     connector.adopt(client)
-    return client.flow(flow_id)
+    return client
 
 
 def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *, as_json: bool) -> None:
