@@ -3,7 +3,7 @@
     python scripts/cli_reference.py           write docs/reference/cli.md
     python scripts/cli_reference.py --check   change nothing; exit 1 if the page differs
 
-What the page says stands in the docstrings and the help of the options. This script only lays it out.
+The text comes from the docstrings of the commands and the help of their options.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _INTRODUCTION = """\
 
 <!-- Written by scripts/cli_reference.py from the program. Edit its help. -->
 
-`flowfabric COMMAND --help` says the same at the prompt. Commands that need a database take `--dsn`; without it
-`FLOWFABRIC_DSN` counts, and without that the embedded server, which starts by itself.
+`flowfabric COMMAND --help` prints the same. Commands that need a database take `--dsn`; without it they use
+`FLOWFABRIC_DSN`, and without that the embedded server, which starts by itself.
 
 Output is for people: a terminal gets colours, a pipe plain columns in which nothing is cut. `--json` is for programs:
 one JSON document, or one line per item where the output is a stream (`ls --all`, `top`, `flow show --watch`). Times
-are ISO 8601, durations are seconds. What is not part of the answer (hints, questions, progress) goes to standard error.
+are ISO 8601, durations are seconds. Hints, questions and progress go to standard error.
 
-An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone; a flow by its id, or by as much of the
-id's beginning as no other flow has.
+An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone; a flow by its id, or by a unique
+beginning of it.
 
-`flowfabric --install-completion` teaches your shell commands, options, states and, where `FLOWFABRIC_DSN` is set, the
-names of lanes, schedules and flows, the ids of flows, and the executions and keys that somebody can signal.
+`flowfabric --install-completion` lets your shell complete commands, options, states and, if `FLOWFABRIC_DSN` is set,
+the names of lanes, schedules and flows, the ids of flows, and the executions and keys that can be signalled.
 """
 
 
@@ -45,7 +45,7 @@ def page() -> str:
     program: Any = typer.main.get_command(cli.app)
     lines = [_INTRODUCTION, "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]
-    lines += ["", "A failure is one line on standard error. Ctrl-C ends with 130.", "", "## flowfabric", ""]
+    lines += ["", "An error is one line on standard error. Ctrl-C exits with 130.", "", "## flowfabric", ""]
     lines += _table(program)
     for name, command in _commands(program, "flowfabric"):
         lines += [f"## {name}", "", f"`{name}{_usage(command)}`", "", _words(command.help), "", *_table(command)]
@@ -121,7 +121,7 @@ def main() -> int:
     if written == text:
         return 0
     if "--check" in sys.argv[1:]:
-        print("docs/reference/cli.md is not what the program says: run scripts/cli_reference.py")
+        print("docs/reference/cli.md is out of date: run scripts/cli_reference.py")
         return 1
     TARGET.write_text(text, encoding="utf-8")
     return 0

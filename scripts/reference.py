@@ -147,7 +147,7 @@ def clients_page() -> str:
         "",
     ]
     for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
-        lines += _documented(cls)
+        lines += _documented(cls, inherited=True)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
 
@@ -272,6 +272,10 @@ def _documented(
         if is_member and not name.startswith("_") and name not in without:
             lines += [f"{'#' * (level + 1)} {cls.__name__}.{name}", "", *_member(name, member), ""]
     return lines
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.rpartition(".")[0]
 
 
 def _function(function: Callable[..., Any]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Writes src/flowfabric/client/sync.py: the client for programs without an event loop, from the async one.
+"""Generate src/flowfabric/client/sync.py, the client for programs without an event loop, from the async client.
 
 python scripts/sync_client.py           write it
-python scripts/sync_client.py --check   exit 1 when it is not what would be written
+python scripts/sync_client.py --check   exit with 1 if it is out of date
 """
 
 from __future__ import annotations
@@ -16,6 +16,14 @@ ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "src/flowfabric/client"
 TARGET = CLIENT / "sync.py"
 SKIPPED = {"close", "send", "create"}
+# The classes of the async client, base first.
+PARTS = (
+    ("base.py", "ClientBase"),
+    ("submitting.py", "Submitting"),
+    ("bulk.py", "BulkSubmitting"),
+    ("signals.py", "Signalling"),
+    ("client.py", "AsyncClient"),
+)
 
 HEAD = '''"""The client for programs without an event loop: every call runs on a loop in a background thread.
 
@@ -31,7 +39,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.client import AsyncClient, Filters
+from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -72,7 +81,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class SyncRun(Generic[R_co]):
-    """One execution of a task, as the sync client gives it. Pickled it becomes a `Run`, for `client.run(...)`."""
+    """One execution of a task, as the sync client returns it. Unpickled it is a `Run`, for `client.run(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -113,7 +122,7 @@ class SyncRun(Generic[R_co]):
 FLOW = '''
 
 class SyncFlowRun:
-    """One flow, as the sync client gives it. Pickled it becomes a `FlowRun`, for `client.flow(...)`."""
+    """One flow, as the sync client returns it. Unpickled it is a `FlowRun`, for `client.flow(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -144,7 +153,7 @@ class SyncFlowRun:
     @overload
     def __getitem__(self, node: Named[R]) -> SyncRun[R]: ...
     def __getitem__(self, node: str | Named[Any]) -> SyncRun[Any]:
-        """A handle on one node, by name or by what `flow.add` gave."""
+        """A handle on one node, by name or by the node that `flow.add` returned."""
         return SyncRun(self._portal, self.run[node])
 
     def __repr__(self) -> str:
@@ -165,8 +174,8 @@ MIDDLE = '''
 class Client:
     """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
 
-    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another. Close it when it is
-    no longer needed: until then it keeps its thread and its connections.
+    Any number of threads may share one. An interrupted call is cancelled. After a fork, open another. It keeps a thread
+    and connections until it is closed.
     """
 
     def __init__(self, app: Connector) -> None:
@@ -178,7 +187,7 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Stop what is under way and close the connections. Closing again changes nothing."""
+        """Cancel running calls and close the connections. Closing again changes nothing."""
         self._portal.close()
 
     def __enter__(self) -> Self:
@@ -192,7 +201,7 @@ class Client:
     def run(
         self, execution_id: str | ExecutionId | Run[Any] | SyncRun[Any], *, kind: str | None = None
     ) -> SyncRun[Any]:
-        """A handle from an id (or from a handle of another process or client)."""
+        """A handle on an execution from its id (or from a handle of another process or client)."""
         known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
         return SyncRun(self._portal, self._client.run(known, kind=kind))
 
@@ -254,7 +263,8 @@ def text() -> str:
     parts.append(FLOW)
     parts += [written(node, "self.run") for node in methods(CLIENT / "flow_run.py", "FlowRun")]
     parts.append(MIDDLE)
-    parts += [written(node, "self._client") for node in methods(CLIENT / "client.py", "AsyncClient")]
+    for file, name in PARTS:
+        parts += [written(node, "self._client") for node in methods(CLIENT / file, name)]
     ruff = Path(sys.executable).with_name("ruff")
     done = subprocess.run(
         [str(ruff), "format", "--stdin-filename", str(TARGET), "-"],

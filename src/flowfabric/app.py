@@ -26,9 +26,9 @@ from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Prot
 from msgspec import UNSET, Struct
 
 from flowfabric import timing as timings
-from flowfabric.client.client import AsyncClient, new_submission
+from flowfabric.client.client import AsyncClient
 from flowfabric.client.run import Run, connectors
-from flowfabric.client.submission import Submission, check_task
+from flowfabric.client.submission import Submission, check_task, new_submission
 from flowfabric.contexts import Context
 from flowfabric.contracts import Codec, Codecs, Signature
 from flowfabric.engine import Engine

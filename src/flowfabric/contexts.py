@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
-from flowfabric.client.client import new_submission
+from flowfabric.client.submission import new_submission
 from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.errors import InvalidInput
 from flowfabric.flow import Flow, Host

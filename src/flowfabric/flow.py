@@ -19,10 +19,9 @@ import msgspec
 
 from flowfabric import conditions
 from flowfabric._json_types import ENCODER
-from flowfabric.client import passing
-from flowfabric.client.client import new_submission
+from flowfabric.client import node_arguments
 from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.submission import Submission, Submittable, check_task
+from flowfabric.client.submission import Submission, Submittable, check_task, new_submission
 from flowfabric.errors import InvalidInput
 from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
 from flowfabric.ids import ExecutionId, FlowId, check_key, check_tags, check_text, crc16, mint_uuid
@@ -451,7 +450,7 @@ class Flow:
             task = submission.task
             if entry.wanted:
                 places = {key: _place(value, uuid_of) for key, value in entry.wanted.items()}
-                plain = passing.write(entry.given, places)
+                plain = node_arguments.write(entry.given, places)
             else:
                 plain = ENCODER.encode(entry.given)
             payload, encoding = task.codecs.seal(plain)
@@ -538,7 +537,7 @@ def _joins(value: Any) -> Iterator[Join]:
 
 
 def _place(value: Any, uuid_of: Any) -> list[Any]:
-    """An argument as `passing` writes it down."""
+    """An argument as `node_arguments` writes it down."""
     match value:
         case Node():
             return ["node", str(uuid_of(value))]

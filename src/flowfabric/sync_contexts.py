@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.client.client import new_submission
+from flowfabric.client.submission import new_submission
 from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.contexts import Facts, Scope, WaitpointFacts
 from flowfabric.flow import Flow

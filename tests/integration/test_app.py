@@ -29,7 +29,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import flowfabric as ff
 from flowfabric import middleware as mw
-from flowfabric.client import client as client_module
+from flowfabric.client import bulk
 from flowfabric.middleware.base import outcome_of
 from flowfabric.models import Execution
 from flowfabric.testing import Kit
@@ -526,7 +526,7 @@ async def test_ten_thousand_are_submitted_in_ten_calls(
 async def test_large_arguments_are_submitted_in_more_calls(
     app: ff.App, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(bulk, "_MOST_BYTES", 1000)
 
     @app.task
     async def store(text: str) -> None: ...
@@ -802,7 +802,7 @@ async def test_shared_data_is_no_argument(app: ff.App, sql: asyncpg.Connection[A
     @app.task
     async def use(draft_id: int, store: ff.Data[Store]) -> None: ...
 
-    with pytest.raises(ff.InvalidInput, match="the worker gives it"):
+    with pytest.raises(ff.InvalidInput, match="the worker provides it"):
         await use.submit(42, store=Store())
     with pytest.raises(ff.InvalidInput, match="2 positional"):
         await use.submit(42, Store())

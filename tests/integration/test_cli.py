@@ -106,7 +106,7 @@ async def test_an_empty_database_is_told_apart_and_migrated(database: str, sql: 
     assert "0001_" in done.stdout
 
     check = run("migrate", "--check", FLOWFABRIC_DSN=database)
-    assert (check.returncode, check.stdout) == (0, f"the schema is version {SCHEMA_VERSION}, which is current\n")
+    assert (check.returncode, check.stdout) == (0, f"the schema is at version {SCHEMA_VERSION}, which is current\n")
     again = run("migrate", FLOWFABRIC_DSN=database)
     assert again.returncode == 0
     assert "no new steps" in again.stdout

@@ -115,7 +115,7 @@ async def test_a_dump_is_loaded_elsewhere(engine: ff.Engine, database: str, serv
     assert answer == {"file": str(file), "bytes": file.stat().st_size}
     assert [path.name for path in tmp_path.iterdir()] == ["all.sql"]
     async with fresh_database(server) as other:
-        assert "has our schema already" in (await call("db", "load", str(file), dsn=other, code=2)).err
+        assert "already has the flowfabric schema" in (await call("db", "load", str(file), dsn=other, code=2)).err
         connection = await asyncpg.connect(other)
         await connection.execute("drop schema flowfabric cascade")
         await connection.close()
@@ -163,8 +163,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
     settings = {"FLOWFABRIC_DATA_DIR": str(place)}
-    assert run("db", "stop", **settings).stdout == "it does not run\n"
-    assert "there are no data" in run("db", "reset", "--yes", **settings).stdout
+    assert run("db", "stop", **settings).stdout == "it is not running\n"
+    assert "there is no data" in run("db", "reset", "--yes", **settings).stdout
     keeping = subprocess.Popen(
         [PROGRAM, "db", "run"],
         env={**os.environ, **settings},

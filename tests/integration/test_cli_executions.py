@@ -167,7 +167,7 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
         "state      failed",
         "priority   3",
         "tags       a.b=c",
-        "counted    1 retries",
+        "retried    once",
         "Failure (permanent)",
         '    File "shop.py", line 1, in pay',
         "initial  ended_failure",
@@ -293,8 +293,8 @@ async def test_what_has_ended_cannot_be_cancelled(engine: ff.Engine, database: s
 @pytest.mark.parametrize("command", ["cancel", "replay"])
 async def test_either_ids_or_a_filter(engine: ff.Engine, database: str, command: str) -> None:
     execution_id = await submit(engine)
-    assert "neither" in (await call(command, dsn=database, code=2)).err
-    assert "both" in (await call(command, execution_id, "--kind", "test", dsn=database, code=2)).err
+    assert f"say what to {command}: ids, or a filter" in (await call(command, dsn=database, code=2)).err
+    assert "not both" in (await call(command, execution_id, "--kind", "test", dsn=database, code=2)).err
     assert await engine.read_execution_state(execution_id) is ff.State.WAITING
 
 
@@ -443,12 +443,12 @@ async def test_failures_are_counted_by_what_they_say(engine: ff.Engine, database
     answer = (await call("failures", "--summary", "--json", dsn=database)).json
     groups = [(group["count"], group["execution_kind"], group["failure"]) for group in answer["groups"]]
     assert groups == [(3, "test", "boom"), (1, "mail", "bang")]
-    assert (answer["looked_at"], answer["is_complete"]) == (4, True)
+    assert (answer["examined"], answer["is_complete"]) == (4, True)
     said = await call("failures", "--summary", "--limit", "1", dsn=database)
     assert said.out.splitlines()[1].split()[0] == "1"
     assert said.out.splitlines()[1].endswith(last)
     assert "there is more" in said.err
-    assert (await call("failures", "--kind", "none", dsn=database)).err == "nothing ended so\n"
+    assert (await call("failures", "--kind", "none", dsn=database)).err == "no failures match\n"
 
 
 # schedules
@@ -459,7 +459,7 @@ async def put(engine: ff.Engine, name: str) -> None:
 
 
 async def test_schedules_are_listed_paused_resumed_and_deleted(engine: ff.Engine, database: str) -> None:
-    assert (await call("schedules", dsn=database)).err == "there is no schedule\n"
+    assert (await call("schedules", dsn=database)).err == "there are no schedules\n"
     await put(engine, "nightly")
     await put(engine, "weekly")
     line = (await call("schedules", dsn=database)).out.splitlines()[1]

@@ -446,15 +446,15 @@ async def test_a_flow_that_is_not_there(engine: ff.Engine, ask: Any, command: li
     alone = await submit(engine)
     flow = await submitted(engine, {"a": []})
     said = await ask(*command, GONE, code=1)
-    assert said.err == f"flowfabric: not found: flow {GONE} (`flowfabric flow ls` lists what there is)\n"
+    assert said.err == f"flowfabric: not found: flow {GONE} (`flowfabric flow ls` lists all)\n"
     assert said.out == ""
     said = await ask(*command, GONE[:13], code=1)
     assert f"not found: flow {GONE[:13]}" in said.err
     said = await ask(*command, flow["a"], code=1)
-    assert f"it is an execution, of the flow {flow.id}" in said.err
+    assert f"it is an execution of flow {flow.id}" in said.err
     said = await ask(*command, flow["a"].uuid, code=1)
-    assert f"it is an execution, of the flow {flow.id}" in said.err
-    assert "of no flow" in (await ask(*command, alone, code=1)).err
+    assert f"it is an execution of flow {flow.id}" in said.err
+    assert "without a flow" in (await ask(*command, alone, code=1)).err
     for wrong in ("test", "123", "", f"{flow.id}0", "{fp:1}:x"):
         said = await ask(*command, wrong, code=2)
         assert said.err.startswith("flowfabric: ID: ") or "ID" in said.err, said
@@ -484,7 +484,7 @@ async def test_a_flow_is_no_execution(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": []})
     for text in (str(flow.id), f"{{fp:{flow['a'].partition}}}:{flow.id}"):
         assert f"it is a flow: `flowfabric flow show {flow.id}`" in (await ask("show", text, code=1)).err
-    assert "`flowfabric ls` lists what there is" in (await ask("show", GONE, code=1)).err
+    assert "`flowfabric ls` lists all" in (await ask("show", GONE, code=1)).err
 
 
 # export
@@ -593,7 +593,7 @@ async def test_the_time_to_wait_can_be_over(engine: ff.Engine, ask: Any) -> None
     flow = await submitted(engine, {"a": [], "b": []})
     await flow.complete("a")
     said = await ask("flow", "wait", flow.id, "--timeout", "200ms", code=3)
-    assert said.err == (f"flowfabric: {flow.id} has not ended in time; it is open, 1 of 2 nodes have not ended\n")
+    assert said.err == (f"flowfabric: {flow.id} did not end in time; it is open, 1 of 2 nodes have not ended\n")
     answer = (await ask("flow", "wait", flow.id, "--timeout", "200ms", "--json", code=3)).json
     assert answer == {"flow_id": str(flow.id), "public_flow_state": "open", "is_ended": False}
     assert "--timeout" in (await ask("flow", "wait", flow.id, "--timeout", "soon", code=2)).err
@@ -645,7 +645,7 @@ async def test_cancel_is_cancel_all_and_may_be_repeated(engine: ff.Engine, ask: 
 async def test_without_waiting_the_duties_cancel(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": ["a"]})
     said = await ask("flow", "cancel", flow.id, "--no-wait", "-y")
-    assert "2 nodes are cancelled in the background" in said.err
+    assert "a worker cancels 2 nodes in the background" in said.err
     assert "cancelled" not in (await flow.states()).values()
     while await FlowCancel(engine).run_once():
         pass
@@ -659,7 +659,7 @@ async def test_cancel_asks_first(engine: ff.Engine, ask: Any) -> None:
     said = await ask("flow", "cancel", flow.id, answer="n\n", code=1)
     assert question in said.err
     assert "nothing was changed" in said.err
-    assert "give --yes" in (await ask("flow", "cancel", flow.id, code=2)).err
+    assert "confirm with --yes" in (await ask("flow", "cancel", flow.id, code=2)).err
     assert await flow.state("b") == "waiting"
     await ask("flow", "cancel", flow.id, answer="y\n")
     assert await flow.state("b") == "cancelled"
@@ -802,7 +802,7 @@ async def test_delete_forgets_what_has_ended(engine: ff.Engine, ask: Any) -> Non
     said = await ask("flow", "delete", flow.id, answer="n\n", code=1)
     assert f"delete flow {flow.id} (test, 2 nodes, completed)? It cannot be undone." in said.err
     assert await engine.describe_flow(flow.id) is not None
-    assert "give --yes" in (await ask("flow", "delete", flow.id, code=2)).err
+    assert "confirm with --yes" in (await ask("flow", "delete", flow.id, code=2)).err
     assert (await ask("flow", "delete", str(flow.id)[:23], answer="y\n")).out == f"{flow.id} deleted\n"
     assert await engine.describe_flow(flow.id) is None
     assert await engine.read_execution(flow["a"]) is None

@@ -224,7 +224,7 @@ async def test_wait_for_what_failed_ends_with_1(engine: ff.Engine, database: str
     await engine.fail(claimed.handle, "boom\nmore", failure_class="permanent")
     said = await call("wait", claimed.execution_id, dsn=database, code=1)
     assert said.out == ""
-    assert said.err == f"flowfabric: {claimed.execution_id} ended as failed: boom\n"
+    assert said.err == f"flowfabric: {claimed.execution_id} failed: boom\n"
     answer = (await call("wait", claimed.execution_id, "--json", dsn=database, code=1)).json
     assert answer["failure_reason"] == "boom\nmore"
 
@@ -232,7 +232,7 @@ async def test_wait_for_what_failed_ends_with_1(engine: ff.Engine, database: str
 async def test_wait_ends_with_3_when_it_takes_too_long(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
     said = await call("wait", execution_id, "--timeout", "50ms", dsn=database, code=3)
-    assert "has not ended in time; it is waiting" in said.err
+    assert "did not end in time; it is waiting" in said.err
     answer = (await call("wait", execution_id, "--timeout", "0", "--json", dsn=database, code=3)).json
     assert (answer["public_state"], answer["is_ended"]) == ("waiting", False)
 

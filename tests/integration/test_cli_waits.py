@@ -181,7 +181,7 @@ async def test_waits_say_when_there_is_more_and_go_on(plain_engine: ff.Engine, d
 async def test_a_limit_over_several_pages_is_kept(
     plain_engine: ff.Engine, database: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.cli.waits._PAGE", 2)
+    monkeypatch.setattr("flowfabric.cli._pages.PAGE", 2)
     await suspend(plain_engine, ff.any_of("a", "b", "c", "d", "e"))
     document = (await call("waits", "--limit", str(limit), "--json", dsn=database)).json
     assert len(document["items"]) == min(limit, 5)
@@ -190,7 +190,7 @@ async def test_a_limit_over_several_pages_is_kept(
 
 async def test_no_waits_are_told_from_no_lane(engine: ff.Engine, ask: Any) -> None:
     await submit(engine)
-    assert (await ask("waits")).err == "nothing waits for a signal\n"
+    assert (await ask("waits")).err == "no execution waits for a signal\n"
     assert (await ask("waits", "--lane", "defualt")).err == "there is no lane defualt; did you mean default?\n"
 
 
@@ -203,7 +203,7 @@ async def test_no_waits_are_told_from_no_lane(engine: ff.Engine, ask: Any) -> No
         (["waits", "--token", "what", "--lane", "x"], "--token"),
         (["approve", "what"], "ID"),
         (["signal", "x", "--payload", "{"], "--payload"),
-        (["signal", "x", "--payload", "words"], """a text is '"text"'"""),
+        (["signal", "x", "--payload", "words"], """a string is '"text"'"""),
         (["signal", "x", "--payload", "NaN"], "--payload"),
         (["signal", "x", "--payload", "@/nowhere/at/all"], "No such file"),
         (["approve", "x", "--by", ""], "--by"),
@@ -265,7 +265,7 @@ async def test_every_command_about_waits_keeps_tokens_to_itself(engine: ff.Engin
 @pytest.mark.parametrize(("verb", "name"), [("approve", "approved"), ("reject", "rejected")])
 async def test_a_decision_resumes_what_waits_for_it(engine: ff.Engine, ask: Any, verb: str, name: str) -> None:
     target = await suspend(engine)
-    assert (await ask(verb, target, "--by", "alice")).out == f"{target} goes on\n"
+    assert (await ask(verb, target, "--by", "alice")).out == f"{name}; {target} resumes\n"
     assert await engine.read_execution_state(target) is ff.State.RESUMABLE
     (signal,) = await received(engine, target)
     assert (signal.signal_name, signal.source_type, signal.source_identity) == (name, "operator", "alice")
@@ -285,23 +285,23 @@ async def test_a_decision_resumes_what_waits_for_it(engine: ff.Engine, ask: Any,
 async def test_two_different_people_are_needed_and_one_does_not_count_twice(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.from_sources(2, "approval"))
     said = await ask("approve", target, "--by", "alice")
-    assert said.out == f"{target} has it and waits on\n"
+    assert said.out == f"approved; {target} still waits\n"
     assert said.err == "it waits for signals from 2 different senders at approval\n"
-    assert (await ask("approve", target, "--by", "alice")).out == f"{target} has it already: nothing changed\n"
+    assert (await ask("approve", target, "--by", "alice")).out == f"{target} has this signal already; nothing changed\n"
     assert (await ask("approve", target, "--by", "alice", "--json")).json["effect"] == "deduped"
     said = await ask("signal", target, "--by", "alice")
-    assert said.err.startswith("it adds nothing to what was there: ")
+    assert said.err.startswith("it counts once with the earlier signal: ")
     assert await engine.read_execution_state(target) is ff.State.SUSPENDED
-    assert (await ask("signal", target, "--by", "bob")).out == f"{target} goes on\n"
+    assert (await ask("signal", target, "--by", "bob")).out == f"signalled; {target} resumes\n"
 
 
 async def test_a_signal_of_another_name_says_what_is_waited_for(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, on("deploy", "deploy_approval"))
     said = await ask("approve", target)
-    assert said.out == f"{target} has it and waits on\n"
-    expected = "a signal approved is not what it waits for: it waits for signal deploy_approval at deploy\n"
+    assert said.out == f"approved; {target} still waits\n"
+    expected = "a signal approved does not resume it: it waits for signal deploy_approval at deploy\n"
     assert said.err == expected
-    assert (await ask("signal", target, "--name", "deploy_approval")).out == f"{target} goes on\n"
+    assert (await ask("signal", target, "--name", "deploy_approval")).out == f"signalled; {target} resumes\n"
 
 
 async def test_a_signal_that_comes_early_is_kept(engine: ff.Engine, ask: Any) -> None:
@@ -309,7 +309,7 @@ async def test_a_signal_that_comes_early_is_kept(engine: ff.Engine, ask: Any) ->
     await engine.create_waitpoint(claimed.handle, "later", HOUR)
     assert (
         await ask("signal", claimed.execution_id)
-    ).out == f"{claimed.execution_id} has it, for when it waits there\n"
+    ).out == f"signalled; {claimed.execution_id} gets it when it waits there\n"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ async def test_a_payload_that_is_too_large_is_refused(engine: ff.Engine, ask: An
 
 async def test_an_idempotency_key_is_taken_once(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.count_signals(3, "k"))
-    for expected in ("waits on", "nothing changed"):
+    for expected in ("still waits", "nothing changed"):
         said = await ask("signal", target, "--idempotency-key", "order-7", "--by", expected.replace(" ", ""))
         assert expected in said.out
     assert len(await received(engine, target)) == 1
@@ -437,7 +437,7 @@ async def test_a_token_whose_key_is_out_of_use_strands_nobody(engine: ff.Engine,
         assert (await ask("signal", target)).out == f"{target} has it and waits on\n"
         if rotations == 0:
             await ask("keys", "rotate", "-y")
-    assert (await ask("approve", target)).out == f"{target} goes on\n"
+    assert (await ask("approve", target)).out == f"approved; {target} resumes\n"
 
 
 # resume
@@ -466,12 +466,12 @@ async def test_an_operator_resumes_whatever_is_waited_for(engine: ff.Engine, clo
 async def test_keys_are_listed_and_rotated_without_a_secret_in_sight(engine: ff.Engine, ask: Any) -> None:
     assert (await ask("keys")).out.split() == ["KEY", "STATE", "UNTIL", "k1", "current"]
     said = await ask("keys", "rotate", answer="n\n", code=1)
-    assert "are good for 1 d more" in said.err
+    assert "stay valid for 1 d" in said.err
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
     said = await ask("keys", "rotate", "--grace", "2h", answer="y\n")
     kids = await engine.list_waitpoint_hmac_kids()
     assert kids.current_kid not in (None, "k1")
-    assert said.out == f"{kids.current_kid} signs; k1 verifies for 2 h\n"
+    assert said.out == f"{kids.current_kid} signs from now on; tokens of k1 stay valid for 2 h\n"
     assert [one.kid for one in kids.verifying] == ["k1"]
     document = (await ask("keys", "list", "--json")).json
     assert document == {
@@ -498,7 +498,7 @@ async def test_a_secret_of_ones_own_comes_from_a_file_the_environment_or_a_pipe(
     assert SECRET not in said.out + said.err
     assert (await engine.seed_waitpoint_hmac_secret("ours", SECRET)).same_secret  # type: ignore[union-attr]
     said = await ask("keys", "rotate", "--kid", "ours", "-y", *given, answer=SECRET)
-    assert said.out == "ours signs already: nothing changed\n"
+    assert said.out == "ours is already the current key; nothing changed\n"
     said = await ask("keys", "rotate", "--kid", "k1", "-y", *given, answer=SECRET, code=1)
     assert "rotation_conflict" in said.err
     assert SECRET not in said.out + said.err
@@ -522,7 +522,7 @@ async def test_a_secret_is_no_argument(engine: ff.Engine, database: str) -> None
 
 
 async def test_a_secret_in_a_pipe_leaves_nobody_to_answer(engine: ff.Engine, ask: Any) -> None:
-    assert "give --yes" in (await ask("keys", "rotate", "--secret-file", "-", answer=SECRET, code=2)).err
+    assert "confirm with --yes" in (await ask("keys", "rotate", "--secret-file", "-", answer=SECRET, code=2)).err
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
 
 
@@ -639,7 +639,7 @@ async def test_a_repeated_a_timed_out_and_an_operators_end_are_in_the_timeline(
 async def test_only_the_last_signals_are_shown_to_people(
     plain_engine: ff.Engine, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.cli.show._SIGNALS", 3)
+    monkeypatch.setattr("flowfabric.cli.show._seen._SIGNALS", 3)
     target = await suspend(plain_engine, ff.count_signals(9, "k"))
     for number in range(5):
         await call("signal", target, "--name", f"n{number}", dsn=database)
@@ -732,7 +732,7 @@ async def test_lists_show_what_is_suspended_and_resumable(engine: ff.Engine, ask
     said = await ask("top", "--once", "--interval", "100ms")
     assert "default  active  1" in said.out
     said = await ask("wait", suspended, "--timeout", "100ms", code=3)
-    assert said.err == f"flowfabric: {suspended} has not ended in time; it is suspended\n"
+    assert said.err == f"flowfabric: {suspended} did not end in time; it is suspended\n"
     assert (await ask("cancel", "--state", "suspended", "-y")).out == "1 cancelled\n"
     assert await engine.read_execution_state(suspended) is ff.State.CANCELLED
 

@@ -22,6 +22,7 @@ import pytest
 import uvloop
 
 import flowfabric as ff
+from flowfabric.client import bulk
 from flowfabric.client import client as client_module
 from flowfabric.client import outcomes as outcomes_module
 from flowfabric.contracts import CannotDecode
@@ -205,7 +206,7 @@ async def test_a_key_is_for_one_item_of_a_batch(publish: ff.Task[..., str], sql:
 async def test_a_batch_that_failed_submits_nothing_more(
     app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_MOST", 1)
+    monkeypatch.setattr(bulk, "_MOST", 1)
     client = await app.client()
     inner = client.engine.create_alike
     under_way = 0
@@ -252,7 +253,7 @@ async def test_inside_a_task_a_known_key_leads_to_what_was_asked_for_too(
             await failed.result(PATIENCE)
         run = await parent.submit()
         if rule == "raise":
-            with pytest.raises(ff.TaskFailed, match="the idempotency key is known"):
+            with pytest.raises(ff.TaskFailed, match="the idempotency key is in use"):
                 await run.result(PATIENCE)
             assert await count(sql) == 2
         else:

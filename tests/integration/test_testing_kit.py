@@ -167,12 +167,12 @@ async def test_what_nobody_can_do_is_told(kit: Kit, app: ff.App, order: ff.Task[
 async def test_the_kit_does_one_thing_at_a_time(kit: Kit, app: ff.App, order: ff.Task[[int], int]) -> None:
     @app.task
     async def nested() -> None:
-        with pytest.raises(ff.InvalidInput, match="at work already"):
+        with pytest.raises(ff.InvalidInput, match="already running"):
             await kit.run_inline(order, 1)
 
     await kit.run_inline(nested)
     async with kit.worker(app):
-        with pytest.raises(ff.InvalidInput, match="at work already"):
+        with pytest.raises(ff.InvalidInput, match="already running"):
             await kit.run_all()
     one, other = await asyncio.gather(*(kit.run_inline(order, n) for n in (1, 2)), return_exceptions=True)
     assert one == 3
@@ -521,7 +521,7 @@ async def test_a_handler_that_takes_every_worker_down_is_given_up(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step": "refund"}, "'refund' happened 0 of 1 times; the steps that were done: 'reserve', 'charge', 'ship'"),
+        ({"step": "refund"}, "'refund' happened 0 of 1 times; the recorded steps: 'reserve', 'charge', 'ship'"),
         ({"step": "ship", "times": 2}, "'ship' happened 1 of 2 times"),
         ({"step": "charge", "n": 5}, r"'charge' \(use 5\) happened 0 of 1 times"),
     ],
@@ -937,11 +937,11 @@ def _one_more_step(app: ff.App) -> ff.Task[[], Any]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_another_branch, "branches, .* ends without step 'heads', which it did before"),
-        (_fewer_uses, r"shrinks, .* ends without step 'again' \(use 2\), which it did before"),
+        (_another_branch, "branches, .* ends without step 'heads', which it took before"),
+        (_fewer_uses, r"shrinks, .* ends without step 'again' \(use 2\), which it took before"),
         (_another_result, "drifts, .* returned 1 where it returned 0 before"),
         (_another_end, "fickle, .* raised LookupError where it returned None before"),
-        (_one_more_step, "grows, .* does step 'new', which it had not done when it ended before"),
+        (_one_more_step, "grows, .* takes step 'new', which it did not take before"),
     ],
 )
 async def test_a_handler_that_does_otherwise_when_it_is_run_again_is_found(

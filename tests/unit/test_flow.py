@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric import conditions
-from flowfabric.client import passing
+from flowfabric.client import node_arguments
 from flowfabric.contracts import CannotDecode, Codecs
 from flowfabric.flow import Flow, Join, Node
 from flowfabric.graph import AllOf, AnyOf, NewNode, OnSatisfied, Quorum
@@ -95,7 +95,7 @@ def filled(flow: Flow, name: str, results: dict[str, Any]) -> Any:
         nodes[one].execution.execution_id.uuid: Passed(State.COMPLETED, msgspec.json.encode(value), None)
         for one, value in results.items()
     }
-    return msgspec.json.decode(passing.fill(nodes[name].execution.input_payload, inputs, Codecs()))
+    return msgspec.json.decode(node_arguments.fill(nodes[name].execution.input_payload, inputs, Codecs()))
 
 
 def refused(match: str) -> Any:
@@ -392,7 +392,7 @@ def test_what_did_not_succeed_is_left_out_of_lists_and_null_elsewhere(flow: Flow
     # Only successes are passed: one that has no result now was replayed since.
     inputs = {nodes["a"].execution.execution_id.uuid: Passed(State.WAITING, None, None)}
     with pytest.raises(CannotDecode, match="that node was replayed"):
-        passing.fill(nodes["x"].execution.input_payload, inputs, Codecs())
+        node_arguments.fill(nodes["x"].execution.input_payload, inputs, Codecs())
 
 
 def test_payloads_that_are_not_of_a_node_are_refused() -> None:
@@ -406,7 +406,7 @@ def test_payloads_that_are_not_of_a_node_are_refused() -> None:
         (b'{"given":{},"wanted":{"n":7}}', "names a place that is not known"),
     ):
         with pytest.raises(CannotDecode, match=words):
-            passing.fill(data, {}, Codecs())
+            node_arguments.fill(data, {}, Codecs())
 
 
 class _Taken:

@@ -196,7 +196,7 @@ class Store:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("ctx", "the worker gives it"), ("store", "the worker gives it"), ("draft", "did you mean 'draft_id'")],
+    [("ctx", "the worker provides it"), ("store", "the worker provides it"), ("draft", "did you mean 'draft_id'")],
 )
 def test_a_keyword_that_is_neither_is_explained(name: str, words: str) -> None:
     app = ff.App()

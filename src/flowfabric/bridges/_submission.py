@@ -95,7 +95,7 @@ def only(verdicts: list[Verdict]) -> Created | Duplicate:
 
 
 def missing(library: str, extra: str) -> ImportError:
-    """What to say when the library behind a bridge is not there."""
+    """The error for a bridge whose library is not installed."""
     return ImportError(
         f"flowfabric.bridges.{extra} needs {library}; install it with: pip install flowfabric[{extra}]", name=extra
     )

@@ -1,6 +1,6 @@
-"""Callbacks from the web: verify what was presented, deliver the signal, and say what to answer.
+"""Web callbacks: verify the token, deliver the signal, and return the HTTP response.
 
-The check here only turns strangers away early. Who is let through is verified again by the engine, which alone decides.
+The check here only rejects invalid tokens early. The engine verifies the token again and decides.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ MAX_BODY = 256 * 1024
 
 
 class UnknownWaitpoint(Exception):
-    """Nobody can be signalled there, or no longer; HTTP 404."""
+    """There is no such waitpoint, or it is closed; HTTP 404."""
 
 
 class TokenMismatch(Exception):
-    """The token is not that of the waitpoint; HTTP 401."""
+    """The token does not belong to the waitpoint; HTTP 401."""
 
 
 class TriggeredResume(Struct, frozen=True):
-    """The signal satisfied the condition: the execution goes on."""
+    """The signal satisfied the condition: the execution resumes."""
 
     signal_id: UUID
 
 
 class AcceptedSignal(Struct, frozen=True):
-    """The signal is recorded; the execution waits on."""
+    """The signal is recorded; the execution still waits."""
 
     signal_id: UUID
     effect: str
 
 
 class Received(Struct, frozen=True):
-    """What to answer to whoever called back: the HTTP status, and a JSON body that holds no secret."""
+    """The response to a callback: the HTTP status, and a JSON body without secrets."""
 
     status: int
     outcome: str
@@ -61,9 +61,9 @@ async def verify_and_deliver(
     presented_token: WaitpointToken | str,
     **signal: Any,
 ) -> TriggeredResume | AcceptedSignal | DuplicateSignal:
-    """Deliver a signal for whoever presented this token; `signal` is what `Engine.deliver_signal` takes.
+    """Deliver a signal if the token is valid; `signal` holds the other arguments of `Engine.deliver_signal`.
 
-    A repeated callback with the same `signal_id` or `idempotency_key` is a duplicate, also after the waitpoint closed.
+    Another callback with the same `signal_id` or `idempotency_key` is a duplicate, even after the waitpoint closed.
     """
     repeated = bool(signal.get("idempotency_key")) or signal.get("signal_id") is not None
     probed = await engine.probe_waitpoint(execution_id, waitpoint_id, presented_token)
@@ -95,9 +95,9 @@ async def receive(
     idempotency_key: str | None = None,
     codecs: Codecs | None = None,
 ) -> Received:
-    """Take a callback that came over the web; `callback` is the text of its link. The sender's faults are answered.
+    """Handle a web callback; `callback` is the text of its link. Errors of the sender become a response.
 
-    With `codecs` the body is stored as the app's other data.
+    With `codecs` the body is encoded like the app's other payloads.
     """
     if len(body) > MAX_BODY:
         return Received(413, "too_large")

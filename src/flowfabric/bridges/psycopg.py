@@ -1,6 +1,6 @@
-"""Submit through psycopg 3: a `Connection` or `Cursor`, awaited an `AsyncConnection` or `AsyncCursor`.
+"""Submit through psycopg 3: a `Connection` or `Cursor`, or with `_async` an `AsyncConnection` or `AsyncCursor`.
 
-A cursor only names its connection: its own result, row factory and placeholders stay as they are.
+A cursor only names its connection: its own result, row factory and placeholders do not change.
 """
 
 from __future__ import annotations

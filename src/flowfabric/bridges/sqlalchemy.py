@@ -1,7 +1,7 @@
-"""Submit through SQLAlchemy 2: a `Connection` or `Session`, awaited an `AsyncConnection` or `AsyncSession`.
+"""Submit through SQLAlchemy 2: a `Connection` or `Session`, or with `_async` an `AsyncConnection` or `AsyncSession`.
 
-For the dialects `postgresql+psycopg` and `postgresql+asyncpg`. A session is not flushed: what it holds back is written
-when it would have been anyway, in the same transaction.
+For the dialects `postgresql+psycopg` and `postgresql+asyncpg`. A session is not flushed: its pending changes are
+written at their usual time, in the same transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line. One module per command group; this one only puts them together.
+"""The command line. One module per command or group; this one puts them together.
 
 Modules load what they need when their command runs, so that help and completion are quick.
 """
@@ -54,7 +54,7 @@ app = typer.Typer(
 )
 
 _WORK = "Work"
-_LOOK = "Look"
+_INSPECT = "Inspect"
 _CHANGE = "Change"
 _SERVE = "Set up and serve"
 
@@ -62,12 +62,12 @@ app.command("worker", rich_help_panel=_WORK)(worker.worker)
 app.command("dev", rich_help_panel=_WORK)(dev.dev)
 app.command("submit", rich_help_panel=_WORK)(submit.submit)
 app.command("wait", rich_help_panel=_WORK)(wait.wait)
-app.command("ls", rich_help_panel=_LOOK)(ls.ls)
-app.command("show", rich_help_panel=_LOOK)(show.show)
-app.command("waits", rich_help_panel=_LOOK)(waits.waits)
-app.command("failures", rich_help_panel=_LOOK)(failures.failures)
-app.command("top", rich_help_panel=_LOOK)(top.top)
-app.add_typer(flow.app, name="flow", rich_help_panel=_LOOK)
+app.command("ls", rich_help_panel=_INSPECT)(ls.ls)
+app.command("show", rich_help_panel=_INSPECT)(show.show)
+app.command("waits", rich_help_panel=_INSPECT)(waits.waits)
+app.command("failures", rich_help_panel=_INSPECT)(failures.failures)
+app.command("top", rich_help_panel=_INSPECT)(top.top)
+app.add_typer(flow.app, name="flow", rich_help_panel=_INSPECT)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)
 app.command("priority", rich_help_panel=_CHANGE)(control.priority)
@@ -107,6 +107,6 @@ def main() -> None:
     """Run the program with the arguments of this process."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What the terminal's encoding lacks is shown by its number.
+            # Characters that the terminal's encoding lacks are shown by their numbers.
             stream.reconfigure(errors="backslashreplace")
     app()

@@ -1,4 +1,4 @@
-"""The same change to many executions: those named, or all that match a filter, in chunks and with progress."""
+"""The same change to many executions: those named, or all that match a filter, in chunks, with a progress bar."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import typer
 
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, missing, resolve
-from flowfabric.cli._options import Filter
-from flowfabric.cli._program import NO, confirm, tell
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.cli._filters import Filter
+from flowfabric.cli._program import NO, complain, confirm, tell
+from flowfabric.errors import FlowFabricError, NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -44,10 +44,10 @@ def change(
     ids: list[str] | None, wanted: Filter, what: Change, *, verb: str, participle: str, yes: bool, json: bool,
     dsn: str | None,
 ) -> None:  # fmt: skip
-    """Do it to the executions named, or after a question to all that match."""
+    """Change the executions named or, once the user has confirmed, all that match."""
     if bool(ids) == bool(wanted):
-        problem = "both ids and a filter" if ids else "neither an id nor a filter"
-        raise InvalidInput(problem, field="ID", allowed=f"ids, or a filter such as --state: what to {verb}")
+        both = "; not both" if ids else ""
+        raise typer.Exit(complain(f"say what to {verb}: ids, or a filter such as --state{both}"))
 
     async def work(engine: Engine) -> _Tally | None:
         if ids:
@@ -96,10 +96,9 @@ async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:
 
 
 async def _matching(engine: Engine, wanted: Filter, what: Change, *, verb: str, yes: bool) -> _Tally | None:
-    # What is created from now on was not asked about.
+    # Leave out executions created after the question: they are not in the number the user confirms.
     now = datetime.fromtimestamp(await engine.server_time_ms() / 1000 + 0.001, UTC)
-    until = min(now, wanted.arguments.get("created_before", now))
-    wanted = Filter({**wanted.arguments, "created_before": until})
+    wanted = wanted.replace(created_before=min(now, wanted.arguments.get("created_before", now)))
     count = 0
     with _output.busy("counting"):
         async for page in wanted.pages(engine):
@@ -122,7 +121,7 @@ async def _matching(engine: Engine, wanted: Filter, what: Change, *, verb: str, 
 
 
 class _Progress:
-    """A bar on standard error, where somebody sees it."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self, verb: str, total: int | None) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""Words for the shell to complete. Quick and silent: no answer is better than a late one."""
+"""Suggestions for shell completion. Fast and silent: better none than late ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PATIENCE = 1.0
 
 
 def states(incomplete: str) -> list[str]:
-    """The states that begin so."""
+    """States that begin with the text."""
     return [state.value for state in State if state.value.startswith(incomplete)]
 
 
 def lanes(ctx: Any, incomplete: str) -> list[str]:
-    """The lanes that begin so, if a server is known: none is started for this."""
+    """Lanes that begin with the text, if an address is configured: completion starts no server."""
     from flowfabric.cli._database import lane_names  # noqa: PLC0415
 
     return _ask(ctx, incomplete, lane_names)
 
 
 def schedules(ctx: Any, incomplete: str) -> list[str]:
-    """The schedules that begin so."""
+    """Schedules that begin with the text."""
 
     async def names(engine: Engine) -> list[str]:
         return [schedule.name for schedule in (await engine.list_schedules(limit=1000)).items]
@@ -37,7 +37,7 @@ def schedules(ctx: Any, incomplete: str) -> list[str]:
 
 
 def flows(ctx: Any, incomplete: str) -> list[str]:
-    """The ids of flows that begin so, of the newest."""
+    """Ids of the newest flows that begin with the text."""
 
     async def ids(engine: Engine) -> list[str]:
         return [str(one.flow_id) for one in (await engine.find_flows(limit=1000)).items]
@@ -46,7 +46,7 @@ def flows(ctx: Any, incomplete: str) -> list[str]:
 
 
 def flow_names(ctx: Any, incomplete: str) -> list[str]:
-    """The names of flows that begin so, of the newest."""
+    """Names of the newest flows that begin with the text."""
 
     async def names(engine: Engine) -> list[str]:
         return list(dict.fromkeys(one.flow_kind for one in (await engine.find_flows(limit=1000)).items))
@@ -55,7 +55,7 @@ def flow_names(ctx: Any, incomplete: str) -> list[str]:
 
 
 def waiting(ctx: Any, incomplete: str) -> list[str]:
-    """The executions that wait for a signal, by the uuids in their ids."""
+    """Executions that wait for a signal, by the uuids in their ids."""
 
     async def uuids(engine: Engine) -> list[str]:
         return list(dict.fromkeys(str(one.execution_id.uuid) for one in (await engine.list_waits(limit=1000)).items))
@@ -64,10 +64,10 @@ def waiting(ctx: Any, incomplete: str) -> list[str]:
 
 
 def waitpoint_keys(ctx: Any, incomplete: str) -> list[str]:
-    """The keys at which something waits: of the execution named before, or of all."""
+    """Keys of open waitpoints: those of the execution named on the command line, or all."""
 
     async def keys(engine: Engine) -> list[str]:
-        # An option whose value is not there yet leaves the arguments before it unread.
+        # While an option's value is being typed, the arguments before it are not parsed yet.
         wanted = str(ctx.params.get("execution") or ctx.params.get("token") or next(iter(ctx.args), ""))
         found = (await engine.list_waits(limit=1000)).items
         return list(dict.fromkeys(one.waitpoint_key for one in found if one.execution_id.endswith(wanted)))

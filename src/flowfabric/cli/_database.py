@@ -1,4 +1,4 @@
-"""How commands reach the database, and how they find the execution that a person means."""
+"""How commands reach the database, and how they find the execution or flow that an id names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from flowfabric import settings
 from flowfabric.cli._output import printable
+from flowfabric.cli._pages import everything
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
 from flowfabric.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
 
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 _CONNECTIONS = 8
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# More partitions than this are not looked through for an id that does not name its own.
+# With more partitions than this, an id must name its own: they are not all searched.
 _MOST_PARTITIONS = 4096
-# More flows than this are not named, nor looked for in a partition, where an id means several.
+# How many flows are read per partition, to name some of them, if the beginning of an id is ambiguous.
 _NAMED = 4
 _SECRETS = ("password", "sslpassword")
 
 
 def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifications: bool = False) -> _Answer:
-    """Connect, do the work, leave. Works behind a transaction-pooling proxy too."""
+    """Connect, run the work and disconnect. Works behind a transaction-pooling proxy too."""
 
     async def asked() -> _Answer:
-        from flowfabric.engine import Engine  # noqa: PLC0415 - only commands that ask need it
+        from flowfabric.engine import Engine  # noqa: PLC0415 - only commands that connect need it
 
         async with await Engine.connect(
             dsn, max_size=_CONNECTIONS, notifications=notifications, prepared_statements=False
@@ -45,7 +46,7 @@ def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifi
 
 @contextlib.contextmanager
 def address(dsn: str | None) -> Iterator[str]:
-    """The DSN given or of the environment; else that of the embedded server, held while it is used."""
+    """The DSN given or set in the environment, or that of the embedded server, which runs as long as the block."""
     if chosen := dsn or settings.load().dsn:
         from flowfabric._postgres.dsn import check_dsn  # noqa: PLC0415 - loads the driver
 
@@ -60,12 +61,12 @@ def address(dsn: str | None) -> Iterator[str]:
 
 
 def is_embedded(dsn: str | None) -> bool:
-    """Whether a command without further ado means the embedded server."""
+    """Whether commands use the embedded server by default."""
     return not (dsn or settings.load().dsn)
 
 
 def embedded() -> Any:
-    """The module of the embedded server, where there can be one."""
+    """The module of the embedded server; `ConnectionFailed` on platforms without one."""
     try:
         from flowfabric._postgres import embedded as module  # noqa: PLC0415 - not importable on every platform
     except ImportError as error:
@@ -76,7 +77,7 @@ def embedded() -> Any:
 
 
 def split_password(dsn: str) -> tuple[str, str | None]:
-    """A DSN, as `address` gives it, without its secrets, and the password."""
+    """A DSN, as `address` returns it, without its secrets, and its password."""
     parts = urlsplit(dsn)
     who, at, where = parts.netloc.rpartition("@")
     user, colon, in_netloc = who.partition(":")
@@ -91,7 +92,7 @@ def split_password(dsn: str) -> tuple[str, str | None]:
 
 
 async def resolve(engine: Engine, text: str) -> ExecutionId:
-    """The execution that an id names: the whole id, or its uuid alone. `NotFound` says what is near."""
+    """The execution that an id names: the whole id, or its uuid alone. `NotFound` suggests similar ones."""
     given = text.strip()
     if _UUID.fullmatch(given):
         found = await _locate(engine, parse_uuid(given))
@@ -106,7 +107,7 @@ async def resolve(engine: Engine, text: str) -> ExecutionId:
 
 
 async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
-    """The error for an id that nothing bears, naming the one with the same uuid if there is one."""
+    """The error for an unknown id. It names the execution with the same uuid, if there is one."""
     near = await _locate(engine, execution_id.uuid)
     if near is None:
         return await _not_an_execution(engine, execution_id, execution_id.uuid)
@@ -114,27 +115,27 @@ async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
 
 
 async def _not_an_execution(engine: Engine, named: str, uuid: UUID) -> NotFound:
-    hint = "`flowfabric ls` lists what there is"
+    hint = "`flowfabric ls` lists all"
     if await _flows_from(engine, uuid.hex):
         hint = f"it is a flow: `flowfabric flow show {uuid}`"
     return NotFound("execution", named, detail=hint)
 
 
 async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
-    """The execution with this uuid, wherever it lives: an execution of its own is looked for where it should be."""
-    count = engine._database.flow_partitions
+    """The execution with this uuid: tried first in the partition of an execution without a flow, then in all."""
+    count = engine.flow_partitions
     likely = ExecutionId.of(partition_of(uuid.bytes, count), uuid)
     if await engine.read_execution_state(likely) is not None:
         return likely
     if count > _MOST_PARTITIONS:
-        raise InvalidInput("the uuid alone does not say where to look", field="ID", allowed="{fp:N}:<uuid>")
+        raise InvalidInput("the uuid alone does not name a partition", field="ID", allowed="{fp:N}:<uuid>")
     others = [ExecutionId.of(partition, uuid) for partition in range(count)]
     states = await asyncio.gather(*(engine.read_execution_state(other) for other in others))
     return next((other for other, state in zip(others, states, strict=True) if state is not None), None)
 
 
 async def resolve_flow(engine: Engine, text: str) -> FlowId:
-    """The flow that an id names: the whole id, or enough of its beginning. `NotFound` says what is near."""
+    """The flow that an id names: the whole id, or a unique beginning. `NotFound` suggests similar ones."""
     given = text.strip().lower()
     if given.startswith("{"):
         raise await _not_a_flow(engine, given, ExecutionId.parse(given, "ID").uuid)
@@ -153,12 +154,12 @@ async def resolve_flow(engine: Engine, text: str) -> FlowId:
 
 
 async def _flows_from(engine: Engine, digits: str) -> list[FlowId]:
-    """Flows whose ids begin with these digits: all, or the first few of many."""
+    """Flows whose ids begin with these digits, at most a few of each partition."""
     least, count = UUID(digits.ljust(32, "0")), engine.flow_partitions
     if len(digits) == 32:
         places: Iterable[int] = [partition_of(least.bytes, count)]
     elif count > _MOST_PARTITIONS:
-        raise InvalidInput("a part of the id does not say where to look", field="ID", allowed="the whole id")
+        raise InvalidInput("a part of the id does not name a partition", field="ID", allowed="the whole id")
     else:
         places = range(count)
     after = FlowId(UUID(int=least.int - 1)) if least.int else None
@@ -169,34 +170,28 @@ async def _flows_from(engine: Engine, digits: str) -> list[FlowId]:
 
 
 async def _not_a_flow(engine: Engine, given: str, uuid: UUID | None) -> NotFound:
-    hint = "`flowfabric flow ls` lists what there is"
+    hint = "`flowfabric flow ls` lists all"
     member = None if uuid is None else await _locate(engine, uuid)
     if member is not None:
         flow_id = await engine.resolve_execution_flow_id(member)
-        hint = "it is an execution, of no flow" if flow_id is None else f"it is an execution, of the flow {flow_id}"
+        hint = "it is an execution without a flow" if flow_id is None else f"it is an execution of flow {flow_id}"
     return NotFound("flow", given, detail=hint)
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?` when something known looks like it, else nothing."""
+    """`did you mean ...?` with the known words most like this one, or an empty text."""
     found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"did you mean {printable(' or '.join(found))}?" if found else ""
 
 
 async def lane_names(engine: Engine) -> list[str]:
     """Every lane, by name."""
-    names: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_lanes(cursor=cursor, limit=1000)
-        names += [lane.lane_id for lane in page.items]
-        if page.next_cursor is None:
-            return names
-        cursor = page.next_cursor
+    lanes = await everything(lambda after, size: engine.list_lanes(cursor=after, limit=size))
+    return [lane.lane_id for lane in lanes]
 
 
 async def unknown_lane(engine: Engine, lanes: Iterable[str]) -> str:
-    """A remark on the first lane that does not exist; empty when all do."""
+    """A note about the first lane that does not exist; empty if all exist."""
     known = await lane_names(engine)
     for lane in lanes:
         if lane not in known:

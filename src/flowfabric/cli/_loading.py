@@ -1,4 +1,4 @@
-"""Finds the app that `pkg.mod:app` names, and says clearly what is wrong when it cannot."""
+"""Loads the app that `pkg.mod:app` names, with an error that says what is wrong if it cannot."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from flowfabric.app import App
 
 AppName = Annotated[
-    str, typer.Argument(metavar="PKG.MOD:APP", help="Where the app is: a module and a name in it.", show_default=False)
+    str,
+    typer.Argument(metavar="PKG.MOD:APP", help="The app: a module and the name of an App in it.", show_default=False),
 ]
 AppOption = Annotated[
     str | None,
     typer.Option(
         "--app",
         metavar="PKG.MOD:APP",
-        help="Open what was stored with the codecs of this app.",
+        help="Decode payloads with the codecs of this app.",
         show_default=False,
     ),
 ]
@@ -37,7 +38,7 @@ _ALLOWED = "pkg.mod:app, a module and the name of an App in it"
 
 
 def load_app(name: str) -> App:
-    """The app; modules are looked for in the current directory first, as `python -m` does."""
+    """Import the app's module, from the current directory first, as `python -m` does, and return the app."""
     from flowfabric.app import App  # noqa: PLC0415
 
     module_name, colon, attribute = name.partition(":")
@@ -79,7 +80,7 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
-            hint = near(name, _modules(Path(here), name.count(".") + 1)) or f"looked in {here} and the environment"
+            hint = near(name, _modules(Path(here), name.count(".") + 1)) or f"searched {here} and the environment"
             raise InvalidInput(f"there is no module {missing}; {hint}", field="APP") from None
         raise InvalidInput(
             f"importing {name} failed{_place(error)}: there is no module {missing}", field="APP"
@@ -92,7 +93,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the user's code that it happened in: ` (tasks.py:12)`."""
+    """The line of the user's code that raised it: ` (tasks.py:12)`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({_short(error.filename)}:{error.lineno})"
     ours = str(Path(__file__).resolve().parents[1])
@@ -108,7 +109,7 @@ def _short(filename: str) -> str:
 
 
 def _modules(root: Path, depth: int) -> Iterator[str]:
-    """Modules below a directory, for suggestions: names like those that were asked for."""
+    """Modules below a directory, to suggest a similar one."""
     for path in root.iterdir():
         if path.name.startswith((".", "_")) or not path.stem.isidentifier():
             continue

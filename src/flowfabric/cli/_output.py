@@ -1,4 +1,4 @@
-"""What commands print: tables and words for people, JSON for programs.
+"""Output of the commands: tables and text for people, JSON for programs.
 
 A terminal gets colours and borders. A pipe gets plain columns of any width, so that nothing is cut and every line can
 be searched. Text that came from elsewhere (failures, names, messages) cannot move the cursor or change colours.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # A last column narrower than this is not worth folding.
 _LEAST_LAST_COLUMN = 16
-# What steers a terminal, and halves of characters, which no encoding has.
+# Control characters that steer a terminal, and lone surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# A payload with more levels than this is shown as the text it is.
+# A payload nested more deeply than this is shown as text.
 _MOST_LEVELS = 100
 _STYLES = {
     "completed": "green",
@@ -65,7 +65,7 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """A line on standard error: for people who watch, not part of the answer."""
+    """A line on standard error: a hint for people, not part of the result."""
     print(text, file=sys.stderr)
 
 
@@ -76,12 +76,12 @@ def document(value: Any) -> None:
 
 
 def line(value: Any) -> None:
-    """One item of a stream as one line of JSON, sent at once."""
+    """One item of a stream as one line of JSON, flushed immediately."""
     print(_json_text(value), flush=True)
 
 
 def _json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that the output can carry and a terminal can bear."""
+    """JSON without control characters, escaped where the output's encoding needs it."""
     plain = to_json(value)
     text = json.dumps(plain, ensure_ascii=False, indent=indent)
     text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -89,7 +89,7 @@ def _json_text(value: Any, indent: int | None = None) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Any value of ours as JSON: times in ISO 8601, durations in seconds under a name that says so."""
+    """Our records and values as JSON: times in ISO 8601, durations in seconds under a name that ends in `_seconds`."""
     match value:
         case AllOf() | AnyOf() | Quorum():
             return policy_to_json(value)
@@ -138,7 +138,7 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None = No
     if codecs is not None:
         data, encoding = codecs.open(data, encoding), None
     if encoding in (None, "", "json"):
-        # Neither NaN, which is no JSON, nor what is nested too deep to be written again.
+        # Not NaN, which JSON does not have, and nothing nested too deeply to be written again.
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(data)
             if _is_shallow(value):
@@ -162,17 +162,17 @@ def _is_shallow(value: Any) -> bool:
 
 
 def printable(text: object) -> str:
-    """Text that does nothing to a terminal but appear; line ends and tabs stay."""
+    """The text with its control characters escaped; line ends and tabs stay."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def first_line(text: str | None) -> str:
-    """The first line that says something."""
+    """The first line that is not blank."""
     return next((found.strip() for found in (text or "").splitlines() if found.strip()), "")
 
 
 def failure_line(text: str | None) -> str:
-    """What a failure says in one line: of a traceback the one that names the exception, else the first."""
+    """A failure in one line: the line of a traceback that names the exception, else the first line."""
     lines = [found for found in (text or "").splitlines() if found.strip()]
     if lines and lines[0].startswith("Traceback "):
         frames = [place for place, found in enumerate(lines) if found[0].isspace()]
@@ -181,7 +181,7 @@ def failure_line(text: str | None) -> str:
 
 
 def when(moment: datetime | None) -> str:
-    """A time for people: of this machine's time zone, to the second."""
+    """A time for people: in this machine's time zone, to the second."""
     return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -210,7 +210,7 @@ def seconds(number: float) -> str:
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Says on standard error that something takes a while, where somebody sees it."""
+    """Show a spinner on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -219,7 +219,7 @@ def busy(what: str) -> Iterator[None]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where rich output goes; a pipe has room for everything and no colours."""
+    """A rich console; a pipe gets unlimited width and no colours."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, not needed for JSON
 
     stream = sys.stderr if stderr else sys.stdout
@@ -228,7 +228,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns for people. Where they do not fit, the last one is folded; the others are never cut."""
+    """Columns for people. If they do not fit, the last one is folded; the others are never cut."""
     cells = [[_cell(value) for value in row] for row in rows]
     terminal = console()
     widths = [max(len(row[place]) for row in (headers, *cells)) for place in range(len(headers))]
@@ -268,7 +268,7 @@ def print_plain(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def pairs(items: Iterable[tuple[str, object]]) -> None:
-    """Names and values, one per line; what has no value is left out."""
+    """Names and values, one per line; those without a value are left out."""
     shown = [(name, _cell(value)) for name, value in items if value not in (None, "", {}, [], ())]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -287,7 +287,7 @@ def styled(before: str, word: str) -> None:
 
 
 def coloured(pieces: Iterable[tuple[str, str | None]]) -> None:
-    """A line of pieces, each with the word whose colour it has, if any. It is neither folded nor cut."""
+    """A line of pieces, each with the word that gives it its colour, if any. It is neither folded nor cut."""
     if sys.stdout.isatty():
         console().print(rich_line(pieces), soft_wrap=True)
     else:
@@ -305,7 +305,7 @@ def rich_line(pieces: Iterable[tuple[str, str | None]]) -> Any:
 
 
 def can_show(text: str) -> bool:
-    """Whether the output has these characters."""
+    """Whether the output's encoding has these characters."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

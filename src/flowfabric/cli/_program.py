@@ -1,4 +1,4 @@
-"""The program around the commands: how errors are told, and which exit code they end with."""
+"""The program around the commands: how it reports errors, and its exit codes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CANNOT = 2
 TIMEOUT = 3
 EXIT_CODES = (
     (DONE, "done"),
-    (NO, "the answer is no: not found, refused, or what was waited for did not succeed"),
-    (CANNOT, "it could not be done: wrong arguments, no connection"),
-    (TIMEOUT, "the time to wait is over"),
+    (NO, "not found, refused, or the execution or flow did not succeed"),
+    (CANNOT, "the command could not run: wrong arguments, no connection"),
+    (TIMEOUT, "timed out"),
 )
-# What the engine answered, as opposed to what kept it from answering.
-_ANSWERS = (NotFound, StateError, Contention, Conflict)
+# Refusals by the engine. Other errors mean that the engine was not reached, or not asked.
+_REFUSALS = (NotFound, StateError, Contention, Conflict)
 
 
 class Program(TyperGroup):
@@ -35,7 +35,7 @@ class Program(TyperGroup):
         except FlowFabricError as error:
             raise typer.Exit(tell(error)) from None
         except BrokenPipeError:
-            # Whoever read has seen enough. What is still buffered must not be tried again at exit.
+            # The reader closed the pipe. Discard the rest, otherwise Python tries to write it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
         except OSError as error:
@@ -47,9 +47,15 @@ class Program(TyperGroup):
 
 
 def tell(error: FlowFabricError) -> int:
-    """One line about an error on standard error; answers the exit code."""
+    """Print an error as one line on standard error; returns the exit code."""
     typer.echo(_line(str(error)), err=True)
-    return NO if isinstance(error, _ANSWERS) else CANNOT
+    return NO if isinstance(error, _REFUSALS) else CANNOT
+
+
+def complain(words: str) -> int:
+    """Print what is wrong with the command line; returns the exit code."""
+    typer.echo(_line(words), err=True)
+    return CANNOT
 
 
 def _line(words: str) -> str:
@@ -57,21 +63,21 @@ def _line(words: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if a person says so, or `--yes` did. Without anybody to answer it cannot be done."""
+    """Ask the user, unless `--yes` was given. Exits if the answer is not yes, or if there is no terminal."""
     if yes:
         return
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = sys.stdin.readline()
     if not answer:
-        typer.echo("\nflowfabric: nobody is here to answer: give --yes", err=True)
-        raise typer.Exit(CANNOT)
+        typer.echo(err=True)
+        raise typer.Exit(complain("cannot ask without a terminal; confirm with --yes"))
     if answer.strip().lower() not in ("y", "yes"):
         typer.echo("flowfabric: nothing was changed", err=True)
         raise typer.Exit(NO)
 
 
 def show_help(ctx: typer.Context) -> None:
-    """The help of a group that was called without a command."""
-    # With decorations it is printed by the call itself.
+    """Print the help of a group that was called without a command."""
+    # With rich markup the call prints it itself and returns nothing.
     if words := ctx.get_help():
         typer.echo(words)

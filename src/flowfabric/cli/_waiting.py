@@ -1,4 +1,4 @@
-"""What executions wait for, in words: shared by the commands that list waits, show them and signal."""
+"""Waits and conditions in words, for the commands that list, show and signal them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from flowfabric.ids import ExecutionId
     from flowfabric.models import PendingWaitpoint, ReceivedSignal
 
-# What happens at the deadline, in the words of `wait_for`.
+# The behaviour at the deadline, as `wait_for` calls it.
 _THEN = {"auto_resume_with_timeout_signal": "resume"}
 _NO_NAME = {"__operator_only__": "none: an operator resumes it", "__timeout_only__": "none: it ends at its deadline"}
 
 
 def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
-    """A client on the connections of a command; payloads are sealed as the app's, if one is given."""
+    """A client on the connections of a command; with an app, payloads are encoded with its codecs."""
     from flowfabric.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
@@ -53,24 +53,24 @@ async def waitpoint_of(engine: Engine, target: ExecutionId, key: str | None) -> 
 
 
 def reason(code: str | None, state: str) -> str:
-    """Why it waits; what is not waited at yet is only pending."""
+    """Why it waits; only `pending` before the handler has reached the wait."""
     return state if code is None else code.removeprefix("waiting_for_").replace("_", " ")
 
 
 def then(behavior: str | None, has_deadline: bool, state: str = "active") -> str:
-    """What happens when the time is over."""
+    """What happens at the deadline."""
     if not has_deadline:
         return ""
     return "close" if state == "pending" else _THEN.get(behavior or "fail", behavior or "fail")
 
 
 def names(required: Sequence[str], state: str) -> str:
-    """The names of signals that are asked for; what is pending has not said so yet."""
+    """The names of the signals it waits for, unknown while it is pending."""
     return ", ".join(_NO_NAME.get(name, name) for name in required) or ("any" if state == "active" else "")
 
 
 def source(signal: ReceivedSignal) -> str:
-    """Who sent a signal, as far as that was said."""
+    """The sender of a signal, as stored with it."""
     return f"{signal.source_type} {signal.source_identity}".rstrip()
 
 

@@ -1,4 +1,4 @@
-"""`flowfabric cancel`, `replay`, `priority`: what an operator does to executions."""
+"""`flowfabric cancel`, `replay`, `priority`: change executions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,8 @@ import typer
 
 from flowfabric.cli import _bulk, _output
 from flowfabric.cli._database import ask, missing, resolve
-from flowfabric.cli._options import (
-    Dsn,
-    Filter,
-    Id,
-    Ids,
-    Json,
-    Kinds,
-    Lanes,
-    Namespace,
-    Since,
-    States,
-    Tag,
-    Until,
-    Yes,
-    login_name,
-)
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Id, Ids, Json, Yes, login_name
 from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
@@ -32,28 +18,23 @@ if TYPE_CHECKING:
     from flowfabric.ids import ExecutionId
 
 
+@filtered
 def cancel(
     executions: Ids = None,
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     reason: Annotated[
-        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the execution.")
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
     ] = "cancelled by an operator",
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Cancel executions: those named, or all that match a filter and have not ended."""
+    """Cancel executions: the ones named, or all that match a filter and have not ended."""
     from flowfabric.state import State  # noqa: PLC0415
 
-    wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
-    if wanted and not state:
-        wanted = Filter({**wanted.arguments, "states": [one for one in State if not one.is_terminal]})
+    if wanted:
+        wanted = wanted.or_states([one for one in State if not one.is_terminal])
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.cancel_many(targets, reason)
@@ -61,30 +42,28 @@ def cancel(
     _bulk.change(executions, wanted, what, verb="cancel", participle="cancelled", yes=yes, json=json, dsn=dsn)
 
 
+@filtered
 def replay(
     executions: Ids = None,
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     reason: Annotated[
         str | None,
-        typer.Option("--reason", "-r", metavar="TEXT", help="Why; stored with the attempt.", show_default=False),
+        typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the attempt.", show_default=False),
     ] = None,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run ended executions again: those named, or all that match a filter and failed or expired (others by --state)."""
+    """Run ended executions again: the ones named, or all that match a filter and failed or expired.
+
+    With --state also completed, cancelled or skipped ones.
+    """
     from flowfabric.state import State  # noqa: PLC0415
 
-    wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
-    if wanted and not state:
-        # What was cancelled was cancelled on purpose.
-        wanted = Filter({**wanted.arguments, "states": [State.FAILED, State.EXPIRED]})
+    if wanted:
+        # Cancelled ones were cancelled on purpose.
+        wanted = wanted.or_states([State.FAILED, State.EXPIRED])
 
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.replay_many(targets, reason=reason, requested_by=login_name())
@@ -95,12 +74,13 @@ def replay(
 def priority(
     execution: Id,
     rank: Annotated[
-        int, typer.Argument(metavar="PRIORITY", help="From 0 to 9000; the higher is claimed first.", show_default=False)
+        int,
+        typer.Argument(metavar="PRIORITY", help="From 0 to 9000; workers claim higher ones first.", show_default=False),
     ],
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Give an execution that waits another priority."""
+    """Change the priority of an execution that waits for a worker."""
 
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)

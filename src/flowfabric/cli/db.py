@@ -1,4 +1,4 @@
-"""`flowfabric db`: the database itself: its address, a prompt, a copy; and the embedded server's life."""
+"""`flowfabric db`: the database's address, psql, dump and load; run, stop and reset the embedded server."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def _default(ctx: typer.Context) -> None:
 
 @app.command()
 def url(
-    show_password: Annotated[bool, typer.Option("--show-password", help="With the password, if it has one.")] = False,
+    show_password: Annotated[
+        bool, typer.Option("--show-password", help="Include the password, if there is one.")
+    ] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Print the address of the database. Starts the embedded server if that is meant; it runs while it is used."""
+    """Print the address of the database. Starts the embedded server if commands use it."""
     with address(dsn) as chosen:
         bare, password = split_password(chosen)
         shown = chosen if show_password else bare
@@ -48,20 +50,20 @@ def url(
         else:
             _output.say(shown)
     if is_embedded(dsn):
-        _output.note("the embedded server stops when nobody uses it; `flowfabric db run` keeps it up")
+        _output.note("the embedded server stops when no process uses it; `flowfabric db run` keeps it running")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(ctx: typer.Context, dsn: Dsn = None) -> None:
-    """Open psql on the database. What follows is handed to it: `flowfabric db psql -- -c 'select 1'`."""
+    """Open psql on the database. Further arguments go to psql: `flowfabric db psql -- -c 'select 1'`."""
     with address(dsn) as chosen:
         bare, environment = _libpq(chosen)
         command = [_program("psql"), bare, *ctx.args]
         if not is_embedded(dsn):
             sys.stdout.flush()
             os.execve(command[0], command, environment)  # noqa: S606 - the command is the user's own
-        # The embedded server runs for as long as this process does, so it waits. Ctrl-C is for psql, which has its own
-        # idea of it; a handler, unlike ignoring, is not inherited.
+        # The embedded server runs only as long as this process, so wait here. Ctrl-C is for psql, which handles it;
+        # psql would inherit an ignored signal, but not a handler.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             code = subprocess.run(command, env=environment, check=False).returncode
@@ -75,19 +77,21 @@ def psql(ctx: typer.Context, dsn: Dsn = None) -> None:
 def dump(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The file; default: standard output.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file. Default: standard output.", show_default=False
+        ),
     ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Write the whole database as SQL, for `flowfabric db load`. Readable by any later version of Postgres."""
+    """Write the whole database as SQL, for `flowfabric db load`. Any later version of Postgres can read it."""
     if output is not None and not output.parent.is_dir():
         raise InvalidInput(
             f"no directory {output.parent}", field="--output", allowed="a file in a directory that exists"
         )
     with address(dsn) as chosen:
         arguments = ["--no-owner", "--no-privileges"]
-        # Under another name until it is complete: half a dump must not look like one.
+        # Under another name until it is complete, so that half a dump is never taken for a whole one.
         unfinished = None if output is None else output.with_name(f"{output.name}.unfinished")
         if unfinished is not None:
             arguments.append(f"--file={unfinished}")
@@ -107,19 +111,23 @@ def dump(
 
 @app.command()
 def load(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `flowfabric db dump` wrote.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file that `flowfabric db dump` wrote.", show_default=False)
+    ],
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Load a dump into a database without our schema, all or nothing, then bring the schema up to date."""
+    """Load a dump into a database without the flowfabric schema, in one transaction, then migrate the schema."""
     from flowfabric.engine.service import migrate_database, schema_version  # noqa: PLC0415
 
     if not file.is_file():
-        raise InvalidInput(f"no file {file}", field="FILE", allowed="what `flowfabric db dump` wrote")
+        raise InvalidInput(f"no file {file}", field="FILE", allowed="a file that `flowfabric db dump` wrote")
     with address(dsn) as chosen:
         if asyncio.run(schema_version(chosen)):
             reset = " (`flowfabric db reset` empties it)" if is_embedded(dsn) else ""
-            raise InvalidInput("the database has our schema already", field="FILE", allowed=f"an empty database{reset}")
+            raise InvalidInput(
+                "the database already has the flowfabric schema", field="FILE", allowed=f"an empty database{reset}"
+            )
         arguments = ["--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
         with _output.busy("loading"):
             _run("psql", [*arguments, f"--file={file}"], chosen)
@@ -127,12 +135,12 @@ def load(
     if json:
         _output.document({"schema_version": done.version})
     else:
-        _output.say(f"loaded; the schema is version {done.version}")
+        _output.say(f"loaded; the schema is at version {done.version}")
 
 
 @app.command()
 def run(json: Json = False, dsn: Dsn = None) -> None:
-    """Keep the embedded server running until interrupted, and print its address."""
+    """Print the embedded server's address and keep it running until interrupted."""
     _only_embedded(dsn, "run")
     with address(None) as chosen:
         if json:
@@ -140,21 +148,21 @@ def run(json: Json = False, dsn: Dsn = None) -> None:
         else:
             _output.say(chosen)
         sys.stdout.flush()
-        _output.note("Ctrl-C ends this; the server stops when nobody uses it any more")
-        asyncio.run(_until_told())
+        _output.note("press Ctrl-C to end this; the server stops once no other process uses it")
+        asyncio.run(_until_interrupted())
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
+async def _until_interrupted() -> None:
+    interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, told.set)
-    await told.wait()
+        loop.add_signal_handler(name, interrupted.set)
+    await interrupted.wait()
 
 
 @app.command()
 def stop(json: Json = False, dsn: Dsn = None) -> None:
-    """Stop the embedded server now, whoever uses it. Nothing that was acknowledged is lost."""
+    """Stop the embedded server now, even if processes use it. Committed data is safe."""
     _only_embedded(dsn, "stop")
     place = settings.load().data_dir
     was_running = embedded().is_running(place)
@@ -162,26 +170,26 @@ def stop(json: Json = False, dsn: Dsn = None) -> None:
     if json:
         _output.document({"data_dir": place.resolve(), "was_running": was_running})
     else:
-        _output.say("stopped" if was_running else "it does not run")
+        _output.say("stopped" if was_running else "it is not running")
 
 
 @app.command()
 def reset(
-    keep: Annotated[bool, typer.Option("--keep", help="Move the data aside instead of deleting them.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Move the data aside instead of deleting it.")] = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Stop the embedded server and delete its data; the next use begins with an empty database."""
+    """Stop the embedded server and delete its data. The next command starts with an empty database."""
     _only_embedded(dsn, "reset")
     place = settings.load().data_dir.expanduser().resolve()
     if not (place / "pgdata").exists():
         if json:
             _output.document({"data_dir": place, "was_there": False, "moved_to": None})
         else:
-            _output.say(f"there are no data in {place}")
+            _output.say(f"there is no data in {place}")
         return
-    what = "move aside" if keep else "delete for ever"
+    what = "move aside" if keep else "permanently delete"
     confirm(f"{what} all data of the embedded server in {place}?", yes=yes)
     aside = embedded().discard(place, keep=keep)
     if json:
@@ -194,16 +202,18 @@ def _only_embedded(dsn: str | None, verb: str) -> None:
     if not is_embedded(dsn):
         source = "--dsn" if dsn else "FLOWFABRIC_DSN"
         raise InvalidInput(
-            f"names a server of yours, and `db {verb}` is for the embedded one alone", field=source, allowed="none"
+            f"names another server; `db {verb}` works only on the embedded one", field=source, allowed="none"
         )
 
 
 def _libpq(dsn: str) -> tuple[str, dict[str, str]]:
-    """The address for a program of Postgres, and its environment: a password is nothing for the process list."""
+    """The address and environment for a Postgres program. The password must not appear in the process list."""
     bare, password = split_password(dsn)
     if "sslpassword" in dict(parse_qsl(urlsplit(dsn).query)):
         raise InvalidInput(
-            "programs of Postgres take it only where everybody sees it", field="sslpassword", allowed="a service file"
+            "Postgres programs accept it only on the command line, where every user can read it",
+            field="sslpassword",
+            allowed="a service file",
         )
     environment = dict(os.environ)
     if password is not None:
@@ -218,7 +228,7 @@ def _program(name: str) -> str:
             return str(found)
     if on_path := shutil.which(name):
         return on_path
-    raise ConnectionFailed("unreachable", f"{name} is not installed: it comes with PostgreSQL's client programs")
+    raise ConnectionFailed("unreachable", f"{name} is not installed; it is one of PostgreSQL's client programs")
 
 
 def _run(name: str, arguments: Sequence[str], dsn: str) -> None:

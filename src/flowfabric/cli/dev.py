@@ -1,7 +1,7 @@
-"""`flowfabric dev`: a database and a worker, started again whenever a file changes.
+"""`flowfabric dev`: a database and a worker, restarted whenever a file changes.
 
-The worker runs in a process of its own and loads the code afresh each time; this one only watches files, holds the
-embedded server so that it stays up in between, and passes signals on.
+The worker runs in its own process and loads the code afresh each time. This process watches the files, keeps the
+embedded server running across restarts, and forwards signals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flowfabric.cli._options import Dsn, parse_duration
 from flowfabric.cli.worker import Concurrency, LaneWeights, LogJson, LogLevel, check_level, weights
 from flowfabric.errors import InvalidInput
 
-_LOOK_EVERY = 0.3
+_SCAN_EVERY = 0.3
 _NOT_WATCHED = frozenset(("__pycache__", "node_modules", "site-packages"))
 _Seen = dict[Path, tuple[int, int]]
 
@@ -40,20 +40,23 @@ def dev(
     lane: LaneWeights = None,
     concurrency: Concurrency = 20,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="DURATION", help="How long running handlers may go on at a restart.")
+        str,
+        typer.Option(
+            "--grace", metavar="DURATION", help="How long running handlers may take to finish before a restart."
+        ),
     ] = "5s",
     log_level: LogLevel = "info",
     json: LogJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run a worker for development: the embedded database starts by itself, and changed code is loaded anew."""
+    """Run a worker for development: starts the embedded database and restarts the worker when code changes."""
     from flowfabric.worker.claims import lane_weights  # noqa: PLC0415
 
     places = [place.resolve() for place in watch or [Path.cwd()]]
     for place in places:
         if not place.is_dir():
             raise InvalidInput(f"no directory {place}", field="--watch", allowed="a directory")
-    # What no change of a file repairs is not waited for.
+    # Fail now for errors that no change of a file can repair.
     check_level(log_level)
     if lane:
         lane_weights(weights(lane))
@@ -62,13 +65,13 @@ def dev(
     command += [f"--grace={grace}", f"--log-level={log_level}", f"--parent={os.getpid()}"]
     command += [f"--lane={one}" for one in lane or ()]
     command += ["--json"] * json + ["--dsn-of-environment"] * bool(dsn)
-    # A password is nothing for the process list.
+    # The password must not appear in the process list.
     environment = {**os.environ, **({"FLOWFABRIC_DSN": dsn} if dsn else {})}
     with address(dsn) as chosen:
-        where = "embedded server" if is_embedded(dsn) else "database of --dsn or FLOWFABRIC_DSN"
+        where = "the embedded server" if is_embedded(dsn) else "the database of --dsn or FLOWFABRIC_DSN"
         if is_embedded(dsn):
             _migrate(chosen)
-        _note(f"{where}; watching {', '.join(map(str, places))}; Ctrl-C ends this")
+        _note(f"using {where}; watching {', '.join(map(str, places))}; press Ctrl-C to end")
         _Supervisor(command, environment, places, patience).run()
 
 
@@ -85,7 +88,7 @@ def _note(text: str) -> None:
 
 
 class _Supervisor:
-    """Keeps one worker running on the code as it is."""
+    """Keeps one worker running on the current code."""
 
     def __init__(self, command: list[str], environment: dict[str, str], places: list[Path], patience: float) -> None:
         self._command = command
@@ -93,7 +96,7 @@ class _Supervisor:
         self._places = places
         self._patience = patience
         self._worker: subprocess.Popen[bytes] | None = None
-        self._told = 0
+        self._signals = 0
 
     def run(self) -> None:
         before = {number: signal.signal(number, self._tell) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -105,28 +108,28 @@ class _Supervisor:
                 signal.signal(number, handler)
 
     def _tell(self, number: int, frame: object) -> None:
-        self._told += 1
-        # The second time the worker is told again, and stops at once.
-        if self._told > 1 and self._worker is not None and self._worker.poll() is None:
+        self._signals += 1
+        # The second signal goes to the worker again, which then stops immediately.
+        if self._signals > 1 and self._worker is not None and self._worker.poll() is None:
             self._worker.send_signal(signal.SIGTERM)
 
     def _run(self) -> None:
         seen = scan(self._places)
         self._start()
         said = False
-        while not self._told:
-            time.sleep(_LOOK_EVERY)
+        while not self._signals:
+            time.sleep(_SCAN_EVERY)
             now = scan(self._places)
             if now != seen:
                 changed = _changed(seen, now)
                 # An editor or a checkout writes several files: wait until they are all there.
                 while (later := scan(self._places)) != now:
                     now = later
-                    time.sleep(_LOOK_EVERY / 3)
+                    time.sleep(_SCAN_EVERY / 3)
                 seen = now
-                _note(f"{changed} changed; starting again")
+                _note(f"{changed} changed; restarting")
                 self._stop()
-                if not self._told:
+                if not self._signals:
                     self._start()
                 said = False
             elif self._worker is not None and (code := self._worker.poll()) is not None and not said:
@@ -134,7 +137,7 @@ class _Supervisor:
                 _note(f"the worker ended with {code}; waiting for a change")
 
     def _start(self) -> None:
-        # Out of the terminal's reach: Ctrl-C comes here and is passed on, once.
+        # In its own session, so that Ctrl-C reaches only this process, which forwards it once.
         self._worker = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
 
     def _stop(self) -> None:
@@ -145,21 +148,21 @@ class _Supervisor:
             worker.send_signal(signal.SIGTERM)
         while worker.poll() is None:
             if time.monotonic() > deadline:
-                _note("the worker does not stop; killed")
+                _note("the worker did not stop in time; killing it")
                 worker.kill()
             time.sleep(0.02)
         self._worker = None
 
 
 def scan(places: list[Path]) -> _Seen:
-    """Every Python file below the places with what tells one version of it from another."""
+    """Every Python file below the directories, with its modification time and size."""
     found: _Seen = {}
     for place in places:
         for path in _files(str(place)):
             try:
                 about = os.stat(path)
             except OSError:
-                continue  # gone meanwhile
+                continue  # deleted meanwhile
             found[Path(path)] = (about.st_mtime_ns, about.st_size)
     return found
 

@@ -1,4 +1,4 @@
-"""`flowfabric doctor`: whether this machine and the database are fit, and what to do if not."""
+"""`flowfabric doctor`: check this machine and the database, with advice for every problem."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    strict: Annotated[bool, typer.Option("--strict", help="A warning counts as a problem.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as problems.")] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Check connection, versions, privileges, settings, clock and dead rows. Exit 1 if there is a problem."""
+    """Check connection, versions, privileges, settings, clock and dead rows. Exits with 1 if it finds a problem."""
     found: list[Finding] = []
     code = 0
     try:
@@ -59,9 +59,9 @@ def _examine(dsn: str | None, found: list[Finding]) -> None:
 
     async def asked(chosen: str) -> None:
         if is_embedded(dsn):
-            # As every use of it does.
+            # As every command that uses it does.
             await migrate_database(chosen)
-        # One by one: what was found before the connection broke is worth showing.
+        # One by one, to show the findings so far if the connection breaks.
         async for finding in examine(chosen):
             found.append(finding)  # noqa: PERF401
 

@@ -1,4 +1,4 @@
-"""`flowfabric delete`, `redact`: forget an execution, or what it carried."""
+"""`flowfabric delete`, `redact`: remove an execution, or its payloads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def delete(execution: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Forget an ended execution and everything it owns, now. Its events live out their own time."""
+    """Delete an ended execution and everything that belongs to it. Its events stay until their retention ends."""
     _erase(execution, lambda engine: engine.delete_execution, "delete", "deleted", yes=yes, json=json, dsn=dsn)
 
 
 def redact(execution: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Remove input, results and failure texts of an ended execution; its history stays."""
+    """Remove input, results and failure messages of an ended execution; its history stays."""
     _erase(execution, lambda engine: engine.redact_execution, "redact", "redacted", yes=yes, json=json, dsn=dsn)
 
 

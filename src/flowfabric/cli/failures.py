@@ -1,4 +1,4 @@
-"""`flowfabric failures`: what ended without success, and why."""
+"""`flowfabric failures`: executions that did not succeed, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask
-from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Json
 from flowfabric.state import State
 
 if TYPE_CHECKING:
@@ -19,16 +20,12 @@ if TYPE_CHECKING:
 _DEFAULT = [State.FAILED, State.EXPIRED]
 
 
+@filtered
 def failures(
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     summary: Annotated[
-        bool, typer.Option("--summary", "-S", help="Grouped by kind, state and failure, with counts.")
+        bool, typer.Option("--summary", "-S", help="Group by kind, state and failure, with counts.")
     ] = False,
     limit: Annotated[
         int | None,
@@ -37,24 +34,30 @@ def failures(
             metavar="N",
             min=1,
             max=1_000_000,
-            help="How many to look at, newest first. Default: 50, for a summary 10000.",
+            help="Read at most this many, newest first. Default: 50, or 10000 with --summary.",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List executions that failed or expired, newest first; `--state cancelled` and `skipped` for the others."""
-    wanted = Filter.of(state or _DEFAULT, lane, kind, namespace, tag, since, until)
+    """List executions that failed or expired, newest first; use --state for cancelled or skipped ones."""
+    chosen = wanted.or_states(_DEFAULT)
     most = limit or (10_000 if summary else 50)
 
     async def work(engine: Engine) -> None:
-        with _output.busy("looking"):
-            found, is_more = await _find(engine, wanted, most)
+        with _output.busy("reading"):
+            found, is_more = await _find(engine, chosen, most)
         if summary:
-            _summarise(found, is_more, as_json=json)
+            _summarise(found, is_complete=not is_more, as_json=json)
         else:
-            _list(found, is_more, as_json=json)
+            _list(found, is_complete=not is_more, as_json=json)
+        if json:
+            return
+        if not found:
+            _output.note("no failures match" if wanted else "no execution failed or expired")
+        elif is_more:
+            _output.note(f"there is more: these are the newest {len(found)}; raise --limit to see older ones")
 
     ask(dsn, work)
 
@@ -76,10 +79,10 @@ def _why(outcome: Outcome | None) -> str:
     return _output.failure_line(outcome.failure_reason or outcome.cancellation_reason)
 
 
-def _list(found: list[tuple[ExecutionInfo, str]], is_more: bool, *, as_json: bool) -> None:
+def _list(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool) -> None:
     if as_json:
         items = [{**_output.to_json(one), "failure": why} for one, why in found]
-        _output.document({"items": items, "is_complete": not is_more})
+        _output.document({"items": items, "is_complete": is_complete})
         return
     if found:
         _output.table(
@@ -92,10 +95,9 @@ def _list(found: list[tuple[ExecutionInfo, str]], is_more: bool, *, as_json: boo
                 for one, why in found
             ],
         )  # fmt: skip
-    _remark(found, is_more)
 
 
-def _summarise(found: list[tuple[ExecutionInfo, str]], is_more: bool, *, as_json: bool) -> None:
+def _summarise(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool) -> None:
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for one, why in found:
         key = (one.execution_kind, one.public_state.value, why)
@@ -117,7 +119,7 @@ def _summarise(found: list[tuple[ExecutionInfo, str]], is_more: bool, *, as_json
             group["example"] = one.execution_id
     ordered = sorted(groups.values(), key=lambda group: -group["count"])
     if as_json:
-        _output.document({"groups": ordered, "looked_at": len(found), "is_complete": not is_more})
+        _output.document({"groups": ordered, "examined": len(found), "is_complete": is_complete})
         return
     if ordered:
         _output.table(
@@ -131,11 +133,3 @@ def _summarise(found: list[tuple[ExecutionInfo, str]], is_more: bool, *, as_json
             ],
 
         )  # fmt: skip
-    _remark(found, is_more)
-
-
-def _remark(found: list[tuple[ExecutionInfo, str]], is_more: bool) -> None:
-    if not found:
-        _output.note("nothing ended so")
-    elif is_more:
-        _output.note(f"there is more: these are the newest {len(found)}; --limit looks at more of them")

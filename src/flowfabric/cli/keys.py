@@ -1,4 +1,4 @@
-"""`flowfabric keys`: which keys sign the tokens of waitpoints, and signing with another."""
+"""`flowfabric keys`: show and rotate the keys that sign waitpoint tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
 
 @app.command("list")
 def list_(json: Json = False, dsn: Dsn = None) -> None:
-    """The key that signs, and those whose tokens are still good, with the time until which they are."""
+    """List the key that signs, and older keys whose tokens are still valid, until when."""
 
     async def work(engine: Engine) -> None:
         found = await engine.list_waitpoint_hmac_kids()
@@ -46,7 +46,7 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
         if rows:
             _output.table(["KEY", "STATE", "UNTIL"], rows)
         else:
-            _output.note("there is no key: `flowfabric migrate` makes one")
+            _output.note("there is no key; `flowfabric migrate` creates one")
 
     ask(dsn, work)
 
@@ -55,12 +55,15 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
 def rotate(
     grace: Annotated[
         str,
-        typer.Option("--grace", metavar="DURATION", help="How long what the key before signed stays good."),
+        typer.Option("--grace", metavar="DURATION", help="How long tokens signed with the old key stay valid."),
     ] = "1d",
     kid: Annotated[
         str | None,
         typer.Option(
-            "--kid", metavar="NAME", help="The new key's name, never used before. Default: made up.", show_default=False
+            "--kid",
+            metavar="NAME",
+            help="Name of the new key, never used before. Default: generated.",
+            show_default=False,
         ),
     ] = None,
     secret_file: Annotated[
@@ -68,21 +71,22 @@ def rotate(
         typer.Option(
             "--secret-file",
             metavar="FILE",
-            help="Where its secret is: 64 hexadecimal digits; - for standard input. Default: made up, shown to nobody.",
+            help="Read the secret, 64 hexadecimal digits, from this file, or - for standard input."
+            " Default: random, never shown.",
             show_default=False,
         ),
     ] = None,
     secret_env: Annotated[
         str | None,
         typer.Option(
-            "--secret-env", metavar="NAME", help="The variable of the environment that holds it.", show_default=False
+            "--secret-env", metavar="NAME", help="Read the secret from this environment variable.", show_default=False
         ),
     ] = None,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Sign with another key from now on. Links handed out before end with --grace; approving needs no token."""
+    """Sign with a new key from now on. Earlier links expire after --grace; approving needs no token."""
     span = parse_duration(grace, "--grace")
     secret = _secret(secret_file, secret_env)
     name = f"k{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}" if kid is None else kid
@@ -92,7 +96,7 @@ def rotate(
         from flowfabric.models import RotationNoop  # noqa: PLC0415
 
         left = _output.duration(span)
-        confirm(f"sign with a new key? Tokens and links of the present one are good for {left} more.", yes=yes)
+        confirm(f"sign with a new key? Tokens and links signed with the current one stay valid for {left}.", yes=yes)
         (done,) = await engine.rotate_waitpoint_hmac_secret_all(name, secret, span)
         result = done.result
         if isinstance(result, Conflict):
@@ -102,15 +106,18 @@ def rotate(
         if json:
             _output.document({"kid": name, "is_new": is_new, "previous_kid": previous})
         elif not is_new:
-            _output.say(f"{name} signs already: nothing changed")
+            _output.say(f"{name} is already the current key; nothing changed")
         else:
-            _output.say(f"{name} signs" + (f"; {_output.printable(previous)} verifies for {left}" if previous else ""))
+            _output.say(
+                f"{name} signs from now on"
+                + (f"; tokens of {_output.printable(previous)} stay valid for {left}" if previous else "")
+            )
 
     ask(dsn, work)
 
 
 def _secret(file: str | None, variable: str | None) -> str:
-    """The secret of the file or the variable, else a new one. Never from the command line, which everybody can see."""
+    """The secret from the file or the variable, else a random one. Never an argument: other users can see those."""
     if file is not None and variable is not None:
         raise InvalidInput("given with --secret-file", field="--secret-env", allowed="one of the two")
     if variable is not None:

@@ -1,4 +1,4 @@
-"""`flowfabric lanes`: how the lanes stand, and what they do with work."""
+"""`flowfabric lanes`: show lanes; pause, drain, disable or resume them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
 
 @app.command()
 def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
-    """What waits in each lane, since when, and what runs."""
+    """Show how many executions wait and run in each lane, and how long the oldest has waited."""
 
     async def work(engine: Engine) -> None:
         found = await engine.lane_stats(lanes or None)
@@ -55,31 +55,31 @@ def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
 
 
 def row(one: LaneStats) -> tuple[Any, ...]:
-    """A lane as a line of the table."""
+    """A lane as a row of the table."""
     return (one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.running)
 
 
 @app.command()
 def pause(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
-    """Take work, give none out."""
+    """Pause lanes: they accept submissions, but workers claim nothing."""
     _set(lanes, LaneState.PAUSED, json=json, dsn=dsn)
 
 
 @app.command()
 def resume(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
-    """Take work and give it out."""
+    """Resume lanes: they accept submissions, and workers claim them."""
     _set(lanes, LaneState.ACTIVE, json=json, dsn=dsn)
 
 
 @app.command()
 def drain(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
-    """Give out what there is, take no more."""
+    """Drain lanes: they refuse submissions, and workers claim the rest."""
     _set(lanes, LaneState.DRAINING, json=json, dsn=dsn)
 
 
 @app.command()
 def disable(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
-    """Neither take work nor give it out."""
+    """Disable lanes: they refuse submissions, and workers claim nothing."""
     _set(lanes, LaneState.DISABLED, json=json, dsn=dsn)
 
 
@@ -87,7 +87,7 @@ def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> 
     async def work(engine: Engine) -> None:
         known = await lane_names(engine)
         for lane in lanes:
-            # The engine would make a lane of a typing error.
+            # The engine would create a lane for a misspelt name.
             if lane not in known:
                 raise await _unknown(engine, lane)
         changed = []
@@ -95,7 +95,7 @@ def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> 
             before = await engine.set_lane_state(lane, state)
             changed.append({"lane_id": lane, "before": before, "state": state})
             if not json:
-                _output.say(f"{lane} is {state}" + ("" if before is not state else " as before"))
+                _output.say(f"{lane} is {state}" + ("" if before is not state else " already"))
         if json:
             _output.document({"lanes": changed})
 
@@ -104,5 +104,5 @@ def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> 
 
 async def _unknown(engine: Engine, lane: str) -> NotFound:
     known = await lane_names(engine)
-    hint = near(lane, known) or (f"there are {', '.join(known[:10])}" if known else "there is none yet")
+    hint = near(lane, known) or (f"there are {', '.join(known[:10])}" if known else "there are none yet")
     return NotFound("lane", _output.printable(lane), detail=hint)

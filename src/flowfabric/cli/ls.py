@@ -1,14 +1,17 @@
-"""`flowfabric ls`: which executions there are."""
+"""`flowfabric ls`: list executions."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, resolve_flow, unknown_lane
-from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
+from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._pages import Cursor, Limit, up_to
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -16,60 +19,41 @@ if TYPE_CHECKING:
     from flowfabric.models import ExecutionInfo
 
 
+@filtered
 def ls(
-    state: States = None,
-    lane: Lanes = None,
-    kind: Kinds = None,
-    namespace: Namespace = None,
-    tag: Tag = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    wanted: Filter,
     flow: Annotated[
         str | None,
         typer.Option(
             "--flow",
             "-f",
             metavar="ID",
-            help="Only members of this flow: its id, or enough of its beginning.",
+            help="Only members of this flow: its id, or a unique beginning of it.",
             autocompletion=_completion.flows,
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
-    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="All of them; with --json one line each, as they are found.")
+        bool, typer.Option("--all", "-a", help="List all; with --json one line each, as they are read.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Ids and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List executions, newest first. Every filter given must match; values of one filter are alternatives."""
-    chosen = Filter.of(state, lane, kind, namespace, tag, since, until)
+    """List executions, newest first. All filters must match; a filter given several times matches any of its values."""
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
 
-        wanted = chosen
-        if flow is not None:
-            wanted = Filter({**chosen.arguments, "flow_id": await resolve_flow(engine, flow)})
+        chosen = wanted if flow is None else wanted.replace(flow_id=await resolve_flow(engine, flow))
         start = None if cursor is None else Place.decode(cursor)
         if everything:
-            await _all(engine, wanted, start, as_json=json, quiet=quiet)
+            await _all(engine, chosen, start, as_json=json, quiet=quiet)
             return
-        found: list[ExecutionInfo] = []
-        rest: Place | None = None
-        async for page in wanted.pages(engine, cursor=start, size=min(limit, 1000)):
-            found += page.items
-            rest = page.next_cursor
-            if len(found) >= limit:
-                break
-        if len(found) > limit:
-            last = (found := found[:limit])[-1]
-            rest = Place(last.created_at, last.execution_id.uuid, last.execution_id.partition)
+        found, rest = await up_to(limit, partial(chosen.page, engine), start)
         if json:
             _output.document({"items": found, "next_cursor": rest and rest.encode()})
         elif quiet:
@@ -80,7 +64,7 @@ def ls(
         if rest is not None and not json:
             _output.note(f"there is more: --all, or --cursor {rest.encode()}")
         if not found:
-            await _explain(engine, lane or [])
+            await _explain(engine, wanted.lanes)
 
     ask(dsn, work)
 
@@ -118,5 +102,5 @@ def _show(found: list[ExecutionInfo]) -> None:
 
 
 async def _explain(engine: Engine, lanes: list[str]) -> None:
-    """A list that is empty because of a name that does not exist says so."""
+    """Explain an empty list; names a lane that does not exist."""
     _output.note((lanes and await unknown_lane(engine, lanes)) or "no execution matches")

@@ -1,4 +1,4 @@
-"""`flowfabric migrate`: bring a database to the schema this package needs, or tell whether it has it."""
+"""`flowfabric migrate`: create or update the schema, or check its version."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from flowfabric.errors import ConnectionFailed
 
 def migrate(
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit 1 unless the schema is current.")
+        bool, typer.Option("--check", help="Change nothing; exit with 1 unless the schema is current.")
     ] = False,
     worker_role: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A role that may run workers: it gets the functions and no table."),
+        typer.Option(metavar="NAME", help="Let this role run workers: grants it the functions, but no tables."),
     ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Bring the schema of the database up to date. Safe to run at any time and from many places at once."""
+    """Create or update the schema of the database. Safe to run at any time, also concurrently."""
     from flowfabric.engine.service import migrate_database, schema_version  # noqa: PLC0415
 
     with address(dsn) as chosen:
@@ -38,21 +38,21 @@ def migrate(
         _output.document({"schema_version": done.version, "applied": done.applied})
         return
     applied = ", ".join(done.applied) or "no new steps"
-    _output.say(f"the schema is version {done.version} ({applied}; functions replaced)")
+    _output.say(f"the schema is at version {done.version} ({applied}; functions replaced)")
 
 
 def _tell(version: int, *, as_json: bool) -> None:
-    """Say how the schema stands; anything but current ends the program with 1."""
+    """Print the schema's version. Exits with 1 unless it is current."""
     from flowfabric._postgres.migrate import SCHEMA_VERSION  # noqa: PLC0415
 
     is_current = version == SCHEMA_VERSION
     if as_json:
         _output.document({"schema_version": version, "needed": SCHEMA_VERSION, "is_current": is_current})
     elif is_current:
-        _output.say(f"the schema is version {version}, which is current")
+        _output.say(f"the schema is at version {version}, which is current")
     else:
         kind = "schema_missing" if version == 0 else "schema_older" if version < SCHEMA_VERSION else "schema_newer"
-        detail = "" if version == 0 else f" (it is version {version}, the package needs {SCHEMA_VERSION})"
+        detail = "" if version == 0 else f" (it is at version {version}, the package needs {SCHEMA_VERSION})"
         _output.say(ConnectionFailed.WORDING[kind] + detail)
     if not is_current:
         raise typer.Exit(NO)

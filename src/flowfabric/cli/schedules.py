@@ -1,4 +1,4 @@
-"""`flowfabric schedules`: recurring work: see it, pause it, run it now."""
+"""`flowfabric schedules`: show, pause, resume, run and delete schedules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
 from flowfabric.cli._options import Dsn, Json, Yes
+from flowfabric.cli._pages import everything
 from flowfabric.cli._program import confirm
 from flowfabric.errors import NotFound
 
@@ -35,7 +36,7 @@ def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
 
 @app.command("list")
 def list_(json: Json = False, dsn: Dsn = None) -> None:
-    """All schedules, when they fire next and what they made last."""
+    """List all schedules, with their next and last runs."""
 
     async def work(engine: Engine) -> None:
         found = await _all(engine)
@@ -53,31 +54,31 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
                 ],
             )  # fmt: skip
         else:
-            _output.note("there is no schedule")
+            _output.note("there are no schedules")
 
     ask(dsn, work)
 
 
 def timing(value: dict[str, Any]) -> str:
-    """When it fires, in a few words."""
+    """When it fires, as text."""
     return " ".join(f"{name} {item}" for name, item in value.items() if item is not None)
 
 
 @app.command()
 def pause(name: Name, json: Json = False, dsn: Dsn = None) -> None:
-    """Let it fire no more until it is resumed."""
+    """Pause a schedule until it is resumed."""
     _change(name, lambda engine: engine.pause_schedule, "paused", json=json, dsn=dsn)
 
 
 @app.command()
 def resume(name: Name, json: Json = False, dsn: Dsn = None) -> None:
-    """Let it fire again; what it missed is caught up as it is set to."""
+    """Resume a schedule. It catches up on missed times as its catch-up setting says."""
     _change(name, lambda engine: engine.resume_schedule, "active", json=json, dsn=dsn)
 
 
 @app.command()
 def run(name: Name, json: Json = False, dsn: Dsn = None) -> None:
-    """Submit its task now, once more; its own times stay as they are."""
+    """Submit its task once, now. Its regular times do not change."""
 
     async def work(engine: Engine) -> None:
         from flowfabric.worker.schedules import run_now  # noqa: PLC0415
@@ -96,7 +97,7 @@ def run(name: Name, json: Json = False, dsn: Dsn = None) -> None:
 
 @app.command()
 def delete(name: Name, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Forget it. What it has made stays."""
+    """Delete a schedule. Executions it has created stay."""
     _change(name, lambda engine: engine.delete_schedule, "deleted", json=json, dsn=dsn, yes=yes, ask_first=True)
 
 
@@ -127,14 +128,7 @@ def _change(
 
 
 async def _all(engine: Engine) -> list[Schedule]:
-    found: list[Schedule] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_schedules(cursor=cursor, limit=1000)
-        found += page.items
-        if page.next_cursor is None:
-            return found
-        cursor = page.next_cursor
+    return await everything(lambda after, size: engine.list_schedules(cursor=after, limit=size))
 
 
 async def _existing(engine: Engine, name: str) -> Schedule:
@@ -146,5 +140,5 @@ async def _existing(engine: Engine, name: str) -> Schedule:
 
 async def _unknown(engine: Engine, name: str) -> NotFound:
     known = [one.name for one in await _all(engine)]
-    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there is none")
+    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there are none")
     return NotFound("schedule", _output.printable(name), detail=hint)

@@ -1,4 +1,4 @@
-"""`flowfabric approve`, `reject`, `signal`, `resume`: what people tell an execution that waits."""
+"""`flowfabric approve`, `reject`, `signal`, `resume`: signal or resume an execution that waits."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ Key = Annotated[
         "--key",
         "-k",
         metavar="KEY",
-        help="Which waitpoint. Needed where it waits at several.",
+        help="The waitpoint's key, needed if the execution has several waitpoints.",
         autocompletion=_completion.waitpoint_keys,
         show_default=False,
     ),
 ]
 By = Annotated[
     str | None,
-    typer.Option("--by", metavar="NAME", help="Who says so. Default: the login name.", show_default=False),
+    typer.Option("--by", metavar="NAME", help="Who decides. Default: the login name.", show_default=False),
 ]
 _MOST_BYTES = 65_536  # of a payload
 _SATISFIED = "resume_condition_satisfied"
@@ -57,13 +57,13 @@ _BUFFERED = "buffered_for_pending_waitpoint"
 
 
 def approve(execution: WaitingId, key: Key = None, by: By = None, json: Json = False, dsn: Dsn = None) -> None:
-    """Approve: send an execution that waits the signal `approved`. The same person's second one changes nothing."""
+    """Send the signal `approved` to an execution that waits. A second one from the same person changes nothing."""
     who = _who(by)
     _send(execution, key, "approved", lambda client, target: client.approve(target, key, by=who), json=json, dsn=dsn)
 
 
 def reject(execution: WaitingId, key: Key = None, by: By = None, json: Json = False, dsn: Dsn = None) -> None:
-    """Reject: send an execution that waits the signal `rejected`. What that means is for its task to say."""
+    """Send the signal `rejected` to an execution that waits. Its task decides what that means."""
     who = _who(by)
     _send(execution, key, "rejected", lambda client, target: client.reject(target, key, by=who), json=json, dsn=dsn)
 
@@ -78,7 +78,7 @@ def signal(
             "--payload",
             "-p",
             metavar="JSON",
-            help="What it carries: JSON, @FILE with JSON, or - for standard input.",
+            help="The signal's payload: JSON, @FILE with JSON, or - for standard input.",
             show_default=False,
         ),
     ] = None,
@@ -88,26 +88,26 @@ def signal(
         typer.Option(
             "--idempotency-key",
             metavar="KEY",
-            help="The same key again at the same waitpoint is the same signal, for a day.",
+            help="For a day, the same key at the same waitpoint is the same signal.",
             show_default=False,
         ),
     ] = None,
     app: Annotated[
         str | None,
         typer.Option(
-            "--app", metavar="PKG.MOD:APP", help="Seal the payload with the codecs of this app.", show_default=False
+            "--app", metavar="PKG.MOD:APP", help="Encode the payload with the codecs of this app.", show_default=False
         ),
     ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Send an execution that waits a signal, as an operator. Whoever may use the database needs no token."""
+    """Send a signal to an execution that waits, as an operator. Access to the database is enough; no token needed."""
     who = _who(by)
     value = None if payload is None else _payload(payload)
     loaded = None if app is None else load_app(app)
 
     def send(client: AsyncClient, target: ExecutionId) -> Awaitable[Accepted | DuplicateSignal]:
-        # The source of approvals, so that one person does not count as two senders.
+        # The same source type as for approvals, so that one person does not count as two senders.
         return client.signal(
             target, key, name, value, source_type="operator", source_identity=who, idempotency_key=idempotency_key
         )
@@ -119,12 +119,12 @@ def resume(
     execution: WaitingId,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="Not before so much time has passed.", show_default=False),
+        typer.Option("--delay", metavar="DURATION", help="Resume after this delay.", show_default=False),
     ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Resume a suspended execution whatever it waits for. Its wait ends without a signal."""
+    """Resume a suspended execution without a signal, whatever it waits for."""
     span = timedelta() if delay is None else parse_duration(delay, "--delay")
 
     async def work(engine: Engine) -> None:
@@ -143,14 +143,14 @@ def _who(by: str | None) -> str:
     who = login_name() if by is None else by
     if not who:
         raise InvalidInput(
-            "nobody" if by is not None else "the login name is not known", field="--by", allowed="a name"
+            "got no name" if by is not None else "the login name is not known", field="--by", allowed="a name"
         )
     return who
 
 
 def _payload(text: str) -> Any:
-    """The value that `--payload` stands for."""
-    # White space may be too much for the engine and none of ours to count.
+    """The value of `--payload`."""
+    # Generous: the engine counts the payload without its white space.
     most = _MOST_BYTES * 4
     if text == "-":
         data = sys.stdin.buffer.read(most + 1)
@@ -165,7 +165,7 @@ def _payload(text: str) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         words = f"not JSON ({error})"
-        raise InvalidInput(words, field="--payload", allowed="""JSON (a text is '"text"'), @FILE or -""") from None
+        raise InvalidInput(words, field="--payload", allowed="""JSON (a string is '"text"'), @FILE or -""") from None
 
 
 def _send(
@@ -196,14 +196,15 @@ def _as_json(target: ExecutionId, name: str, answer: Accepted | DuplicateSignal)
 async def _tell(client: AsyncClient, target: ExecutionId, name: str, answer: Accepted | DuplicateSignal) -> None:
     from flowfabric.models import DuplicateSignal  # noqa: PLC0415
 
+    done = name if name in ("approved", "rejected") else "signalled"
     if isinstance(answer, DuplicateSignal):
-        _output.say(f"{target} has it already: nothing changed")
+        _output.say(f"{target} has this signal already; nothing changed")
     elif answer.effect == _SATISFIED:
-        _output.say(f"{target} goes on")
+        _output.say(f"{done}; {target} resumes")
     elif answer.effect == _BUFFERED:
-        _output.say(f"{target} has it, for when it waits there")
+        _output.say(f"{done}; {target} gets it when it waits there")
     else:
-        _output.say(f"{target} has it and waits on")
+        _output.say(f"{done}; {target} still waits")
         if note := await _why_on(client, target, name, answer.match_detail):
             _output.note(_output.printable(note))
 
@@ -211,25 +212,25 @@ async def _tell(client: AsyncClient, target: ExecutionId, name: str, answer: Acc
 async def _why_on(client: AsyncClient, target: ExecutionId, name: str, detail: str) -> str:
     suspension = await client.engine.read_suspension(target)
     if suspension is None or suspension.closed_at is not None:
-        return ""  # somebody else was quick
+        return ""  # resumed meanwhile
     wanted = f"it waits for {_waiting.condition(suspension.resume_condition)}"
     match detail:
         case "matcher_failed":
-            return f"a signal {name} is not what it waits for: {wanted}"
+            return f"a signal {name} does not resume it: {wanted}"
         case "not_in_condition":
             return f"no signal there resumes it: {wanted}"
         case "duplicate_satisfier":
-            return f"it adds nothing to what was there: {wanted}"
+            return f"it counts once with the earlier signal: {wanted}"
         case _:
             return wanted
 
 
-# Refusals that people can act on
+# Refusals with a hint
 
 
 @contextlib.asynccontextmanager
 async def refused_as(engine: Engine, target: ExecutionId, key: str | None) -> AsyncIterator[None]:
-    """Say about a refusal what a person needs to know: the keys that exist, or how the execution stands."""
+    """Make a refusal helpful: name the keys that exist, or the state of the execution."""
     try:
         yield
     except InvalidInput as error:

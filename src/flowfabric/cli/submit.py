@@ -1,4 +1,4 @@
-"""`flowfabric submit`: hand a task its arguments, from the shell."""
+"""`flowfabric submit`: submit a task from the shell."""
 
 from __future__ import annotations
 
@@ -27,48 +27,51 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="[ARGUMENT]...",
-            help="VALUE or NAME=VALUE; JSON, or text where it is not JSON or a text is wanted.",
+            help="VALUE or NAME=VALUE, as JSON; anything else is taken as a string.",
             show_default=False,
         ),
     ] = None,
     lane: Annotated[
-        str | None, typer.Option("--lane", "-l", metavar="LANE", help="In this lane.", show_default=False)
+        str | None, typer.Option("--lane", "-l", metavar="LANE", help="Submit to this lane.", show_default=False)
     ] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", "-p", metavar="N", help="From 0 to 9000.", show_default=False)
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="Not before so much time has passed.", show_default=False),
+        typer.Option("--delay", metavar="DURATION", help="Start after this delay.", show_default=False),
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Not before then (ISO 8601).", show_default=False)
+        str | None, typer.Option("--at", metavar="TIME", help="Start at this time (ISO 8601).", show_default=False)
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option("--deadline", metavar="DURATION", help="Expire unless ended by then.", show_default=False),
+        typer.Option(
+            "--deadline", metavar="DURATION", help="Expire if it has not ended after this time.", show_default=False
+        ),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
             "--key",
             metavar="KEY",
-            help="Idempotency key: the same key again is the same execution.",
+            help="Idempotency key: submitting with the same key again returns the same execution.",
             show_default=False,
         ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="In this namespace.", show_default=False)
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="Submit to this namespace.", show_default=False),
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="With this tag.", show_default=False)
+        list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Add this tag.", show_default=False)
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end, as `flowfabric wait` does.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it ends, as `flowfabric wait` does.")] = False,
     timeout: Timeout = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Submit a task and print the execution's id. Wrong arguments are refused before anything is stored."""
+    """Submit a task and print the execution's id. Wrong arguments are refused and nothing is stored."""
     options: dict[str, Any] = {
         "lane": lane,
         "priority": priority,
@@ -80,7 +83,7 @@ def submit(
         "tags": dict(parse_pair(one, "--tag") for one in tag) if tag else None,
     }
     if timeout is not None and not wait:
-        raise InvalidInput("nothing is waited for", field="--timeout", allowed="together with --wait")
+        raise InvalidInput("given without --wait", field="--timeout", allowed="together with --wait")
     seconds = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
     loaded = load_app(app)
     if dsn is not None:
@@ -97,7 +100,7 @@ def submit(
                 else:
                     _output.say(run.execution_id)
                     if not run.is_new:
-                        _output.note("the key was known: this execution stood already")
+                        _output.note("this key was used before; showing the existing execution")
                 return 0
             if not json:
                 _output.note(run.execution_id)
@@ -119,7 +122,7 @@ def _task(app: App, name: str) -> Task[Any, Any]:
 
 
 def read_arguments(task: Task[Any, Any], texts: list[str]) -> dict[str, Any]:
-    """The arguments by name, as Python values of the types the task asks for."""
+    """The arguments by name, as values of the types that the task declares."""
     parameters = task.signature.parameters
     by_name = {one.name: one for one in parameters}
     open_places = [one for one in parameters if not one.is_keyword_only]
@@ -133,7 +136,7 @@ def read_arguments(task: Task[Any, Any], texts: list[str]) -> dict[str, Any]:
         else:
             hint = near(name, by_name) if equals else ""
             signature = ", ".join(f"{one.name}: {one.annotation}" for one in parameters) or "no arguments"
-            raise InvalidInput(f"{text!r} has no place", field=task.name, allowed=hint or signature)
+            raise InvalidInput(f"{text!r} fits no parameter", field=task.name, allowed=hint or signature)
         if parameter.name in given:
             raise InvalidInput("is given twice", field=parameter.name, allowed="once")
         open_places = [one for one in open_places if one is not parameter]
@@ -142,7 +145,7 @@ def read_arguments(task: Task[Any, Any], texts: list[str]) -> dict[str, Any]:
 
 
 def _value(parameter: Parameter, text: str) -> Any:
-    """The value a text stands for: as JSON if that fits, else as the text itself."""
+    """The value of an argument: JSON if that fits the parameter's type, else the text itself."""
     from flowfabric.contracts import CannotDecode  # noqa: PLC0415
 
     what = f"argument {parameter.name!r}"

@@ -1,4 +1,4 @@
-"""`flowfabric top`: what happens right now."""
+"""`flowfabric top`: a live view of lanes, rates, running and failed executions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _CLAIMS = ("acquired", "reclaimed")
 
 
 class Failed(Struct, frozen=True):
-    """One line of the failures."""
+    """A failed execution and its failure in one line."""
 
     execution: ExecutionInfo
     failure: str
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """One look: rates are per second since the look before."""
+    """The deployment at one moment. Rates are per second since the previous frame."""
 
     at: datetime
     target: str
@@ -51,12 +51,14 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, over one interval, and end.")] = False,
-    interval: Annotated[str, typer.Option("--interval", "-i", metavar="DURATION", help="Between two looks.")] = "1s",
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame, measured over one interval, and exit.")
+    ] = False,
+    interval: Annotated[str, typer.Option("--interval", "-i", metavar="DURATION", help="Refresh interval.")] = "1s",
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Watch lanes, rates, what runs and what failed. With --json one line per look."""
+    """Watch lanes, rates, running and failed executions. With --json one line per refresh."""
     pause = parse_duration(interval, "--interval").total_seconds()
     if not 0.1 <= pause <= 3600:
         raise InvalidInput(f"got {interval!r}", field="--interval", allowed="100ms to 1h")
@@ -67,7 +69,7 @@ def top(
         if once or json or not sys.stdout.isatty():
             while True:
                 await asyncio.sleep(pause)
-                frame = await watch.look()
+                frame = await watch.frame()
                 if json and once:
                     _output.document(frame)
                 elif json:
@@ -79,16 +81,16 @@ def top(
                 sys.stdout.flush()
         from rich.live import Live  # noqa: PLC0415
 
-        with Live(_picture(await watch.look()), console=_output.console(), screen=True, auto_refresh=False) as live:
+        with Live(_picture(await watch.frame()), console=_output.console(), screen=True, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(pause)
-                live.update(_picture(await watch.look()), refresh=True)
+                live.update(_picture(await watch.frame()), refresh=True)
 
     ask(dsn, work)
 
 
 class _Watch:
-    """Looks at the deployment again and again, and counts what happened in between."""
+    """Reads the deployment repeatedly and counts the events in between."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -99,7 +101,7 @@ class _Watch:
         self._cursor = (await self._engine.count_events()).cursor
         self._at = time.monotonic()
 
-    async def look(self) -> Frame:
+    async def frame(self) -> Frame:
         engine = self._engine
         counts, stats, running, failed = await asyncio.gather(
             engine.count_events(self._cursor),
@@ -203,4 +205,4 @@ def _picture(frame: Frame) -> Any:
         parts += [Text("\nRunning, newest first", style="bold"), _output.rich_table(*_running(frame))]
     if frame.failed:
         parts += [Text("\nFailed, newest first", style="bold"), _output.rich_table(*_failed(frame))]
-    return Group(*parts, Text("\nCtrl-C ends this.", style="dim"))
+    return Group(*parts, Text("\nPress Ctrl-C to end.", style="dim"))

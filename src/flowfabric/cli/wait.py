@@ -1,4 +1,4 @@
-"""`flowfabric wait`: until an execution has ended, and what came of it."""
+"""`flowfabric wait`: wait until an execution ends, and print its result."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from flowfabric.ids import ExecutionId
     from flowfabric.models import Outcome
 
+# How people say it.
+_ENDED = {State.CANCELLED: "was cancelled", State.SKIPPED: "was skipped"}
 Timeout = Annotated[
     str | None,
-    typer.Option("--timeout", metavar="DURATION", help="How long at most (30s, 5m); exit 3 then.", show_default=False),
+    typer.Option(
+        "--timeout", metavar="DURATION", help="Wait at most this long (30s, 5m), then exit with 3.", show_default=False
+    ),
 ]
 
 
 def wait(execution: Id, timeout: Timeout = None, app: AppOption = None, json: Json = False, dsn: Dsn = None) -> None:
-    """Wait until an execution has ended and print its result. Exit 1 unless it completed, 3 when it took too long."""
+    """Wait until an execution ends and print its result. Exits with 1 unless it completed, 3 on a timeout."""
     seconds = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
     codecs = None if app is None else load_app(app).codecs
 
@@ -43,7 +47,7 @@ def wait(execution: Id, timeout: Timeout = None, app: AppOption = None, json: Js
 async def until_ended(
     engine: Engine, target: ExecutionId, seconds: float | None, codecs: Codecs | None, *, as_json: bool
 ) -> int:
-    """Wait and say what came of it; answers the exit code."""
+    """Wait and print the result or the failure; returns the exit code."""
     from flowfabric.client.outcomes import Outcomes  # noqa: PLC0415
 
     outcomes = Outcomes(engine)
@@ -54,7 +58,7 @@ async def until_ended(
         if as_json:
             _output.document({"execution_id": target, "public_state": state, "is_ended": False})
         else:
-            _output.note(f"flowfabric: {target} has not ended in time; it is {state}")
+            _output.note(f"flowfabric: {target} did not end in time; it is {state}")
         return TIMEOUT
     finally:
         await outcomes.close()
@@ -68,7 +72,10 @@ async def until_ended(
             _output.say(_output.printable(value if isinstance(value, str) else _json.dumps(value, ensure_ascii=False)))
     else:
         why = _output.failure_line(outcome.failure_reason or outcome.cancellation_reason)
-        _output.note(f"flowfabric: {target} ended as {outcome.state}" + (f": {_output.printable(why)}" if why else ""))
+        _output.note(
+            f"flowfabric: {target} {_ENDED.get(outcome.state, outcome.state)}"
+            + (f": {_output.printable(why)}" if why else "")
+        )
     return 0 if outcome.state is State.COMPLETED else NO
 
 

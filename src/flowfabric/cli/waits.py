@@ -1,4 +1,4 @@
-"""`flowfabric waits`: what waits for somebody to signal it."""
+"""`flowfabric waits`: list waitpoints, or print the token of one."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ import typer
 
 from flowfabric.cli import _completion, _output, _waiting
 from flowfabric.cli._database import ask, resolve, unknown_lane
+from flowfabric.cli._filters import Lane
 from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli._pages import Cursor, Limit, up_to
 from flowfabric.cli.signals import refused_as
 from flowfabric.errors import InvalidInput, StateError
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import Wait
-
-_PAGE = 1000
+    from flowfabric.models import Page, Wait
 
 
 def waits(
-    lane: Annotated[
-        str | None,
-        typer.Option(
-            "--lane",
-            "-l",
-            metavar="LANE",
-            help="Only in this lane.",
-            autocompletion=_completion.lanes,
-            show_default=False,
-        ),
-    ] = None,
+    lane: Lane = None,
     namespace: Namespace = None,
     key: Annotated[
         str | None,
@@ -43,18 +33,15 @@ def waits(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="How many at most.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.", show_default=False),
-    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     token: Annotated[
         str | None,
         typer.Option(
             "--token",
             metavar="ID",
-            help="No list, but the token of this execution's waitpoint (--key, where it has several), and the same as"
-            " the text of a link. Nothing else prints tokens: whoever has one can signal.",
+            help="Print one waitpoint's token and callback link instead of the list (use --key if it has several)."
+            " Keep them secret: anyone who has one can signal.",
             autocompletion=_completion.waiting,
             show_default=False,
         ),
@@ -62,7 +49,7 @@ def waits(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List the waitpoints that can be signalled, the longest waiting first: what for, until when, and what then."""
+    """List the waitpoints that can be signalled, longest waiting first, with their deadlines."""
     if token is not None and (lane is not None or namespace is not None or cursor is not None):
         raise InvalidInput("given with a filter", field="--token", allowed="with --key alone")
 
@@ -70,27 +57,20 @@ def waits(
         if token is not None:
             await _reveal(engine, token, key, as_json=json)
             return
-        found: list[Wait] = []
-        rest = cursor
-        while True:
-            page = await engine.list_waits(
-                lane_id=lane,
-                namespace=namespace,
-                waitpoint_key=key,
-                cursor=rest,
-                limit=min(limit - len(found), _PAGE),
+
+        async def fetch(after: str | None, size: int) -> Page[Wait, str]:
+            return await engine.list_waits(
+                lane_id=lane, namespace=namespace, waitpoint_key=key, cursor=after, limit=size
             )
-            found += page.items
-            rest = page.next_cursor
-            if rest is None or len(found) >= limit:
-                break
+
+        found, rest = await up_to(limit, fetch, cursor)
         if json:
             _output.document({"items": found, "next_cursor": rest})
             return
         if found:
             _show(found)
         else:
-            _output.note((lane and await unknown_lane(engine, [lane])) or "nothing waits for a signal")
+            _output.note((lane and await unknown_lane(engine, [lane])) or "no execution waits for a signal")
         if rest is not None:
             _output.note(f"there is more: --limit, or --cursor {rest}")
 
@@ -141,4 +121,4 @@ async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: b
         _output.document(fields)
     else:
         _output.pairs((name.removesuffix("_id").replace("waitpoint_", ""), value) for name, value in fields.items())
-        _output.note("whoever has one of the two can signal: keep them out of logs and chats")
+        _output.note("anyone who has the token or the callback can signal: keep them out of logs and chats")

@@ -27,25 +27,25 @@ LaneWeights = Annotated[
         "--lane",
         "-l",
         metavar="LANE[=WEIGHT]",
-        help="Serve this lane, by its weight among others. Default: the lanes of the app's tasks.",
+        help="Serve this lane, with this weight among the others. Default: the lanes of the app's tasks.",
         show_default=False,
     ),
 ]
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="How many handlers run at once.")
+    int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="Run at most this many handlers at once.")
 ]
 Capabilities = Annotated[
     list[str] | None,
-    typer.Option("--capability", metavar="NAME", help="Something this worker can do.", show_default=False),
+    typer.Option("--capability", metavar="NAME", help="A capability this worker offers.", show_default=False),
 ]
 Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help="Run only this task of the app.", show_default=False),
 ]
 LogLevel = Annotated[
-    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; to standard error.")
+    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error. Logs go to standard error.")
 ]
-LogJson = Annotated[bool, typer.Option("--json", help="Log lines as JSON, for programs.")]
+LogJson = Annotated[bool, typer.Option("--json", help="Log as JSON, one object per line.")]
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -58,13 +58,17 @@ def worker(
     grace: Annotated[
         str,
         typer.Option(
-            "--grace", metavar="DURATION", help="How long running handlers may go on after the first signal to stop."
+            "--grace",
+            metavar="DURATION",
+            help="How long running handlers may take to finish after the first stop signal.",
         ),
     ] = "30s",
     lease: Annotated[
         str,
         typer.Option(
-            "--lease", metavar="DURATION", help="How long work stays with this worker when nothing is heard of it."
+            "--lease",
+            metavar="DURATION",
+            help="How long this worker keeps its executions if it stops responding; then others take over.",
         ),
     ] = "30s",
     processes: Annotated[
@@ -73,30 +77,39 @@ def worker(
             "--processes",
             metavar="N",
             min=1,
-            help="For tasks that run in processes. Default: one per core.",
+            help="Number of processes for tasks that run in processes. Default: one per core.",
             show_default=False,
         ),
     ] = None,
-    each: Annotated[bool, typer.Option("--ack-each", help="Report every execution in a call of its own.")] = False,
+    each: Annotated[
+        bool, typer.Option("--ack-each", help="Report every execution in its own call, not in batches.")
+    ] = False,
     duties: Annotated[
-        bool, typer.Option("--duties/--no-duties", help="Timers and schedules here too; somebody must run them.")
+        bool, typer.Option("--duties/--no-duties", help="Also run timers and schedules; at least one worker must.")
     ] = True,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when there is nothing left to do.")] = False,
     worker_id: Annotated[
         str | None,
-        typer.Option("--worker-id", metavar="NAME", help="The name in history. Default: app@host.", show_default=False),
+        typer.Option(
+            "--worker-id", metavar="NAME", help="Name shown in the history. Default: app@host.", show_default=False
+        ),
     ] = None,
     log_level: LogLevel = "info",
     json: LogJson = False,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True, help="Stop when this process is gone.")] = None,
+    parent: Annotated[
+        int | None, typer.Option("--parent", hidden=True, help="Stop when this process has exited.")
+    ] = None,
     of_environment: Annotated[
-        bool, typer.Option("--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN wins over the app's address.")
+        bool,
+        typer.Option(
+            "--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN takes precedence over the app's address."
+        ),
     ] = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run the tasks of an app until SIGTERM or Ctrl-C: what runs may end within --grace, the rest is given back.
+    """Run the tasks of an app until SIGTERM or Ctrl-C. Running handlers may finish within --grace.
 
-    A second signal stops at once.
+    Executions that do not finish in time are handed to other workers. A second signal stops immediately.
     """
     from flowfabric.worker import Worker  # noqa: PLC0415
 
@@ -135,7 +148,7 @@ async def _until_idle(made: Worker) -> None:
 
 
 def _follow(parent: int) -> None:
-    """A worker that was started by another program does not outlive it."""
+    """Stop this worker when the process that started it has exited."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -148,13 +161,13 @@ def weights(given: list[str]) -> dict[str, int]:
         name, equals, number = text.rpartition("=")
         lane, weight = (name, int(number)) if equals and number.isdecimal() and len(number) < 10 else (text, 1)
         if lane in found:
-            raise InvalidInput(f"{lane} is named twice", field="--lane", allowed="once")
+            raise InvalidInput(f"{lane} is given twice", field="--lane", allowed="once")
         found[lane] = weight
     return found
 
 
 def check_level(level: str) -> None:
-    """Refuse what is no level of logging."""
+    """Refuse an unknown log level."""
     if level.lower() not in _LEVELS:
         raise InvalidInput(f"got {level!r}", field="--log-level", allowed=", ".join(_LEVELS))
 

@@ -1,4 +1,4 @@
-"""Clients: submit work, look at it, wait for it, change it."""
+"""Clients: submit executions, read them, wait for them, change them."""
 
 from flowfabric.client.client import AsyncClient
 from flowfabric.client.flow_run import FlowRun

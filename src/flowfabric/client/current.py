@@ -1,4 +1,4 @@
-"""Which handler is running here: set by the worker, asked by whatever behaves differently inside a task."""
+"""The handler that is running here: set by the worker, read by code that behaves differently inside a task."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Addressed(Protocol):
-    """Whose database is known: an app."""
+    """An app, as far as its database goes."""
 
     @property
     def address(self) -> tuple[str | None, str | None]: ...
 
 
 class Host(Protocol):
-    """Who runs the handler: a worker."""
+    """The worker that runs the handler."""
 
     @property
     def app(self) -> Addressed: ...
@@ -44,26 +44,26 @@ class DurableScope(Protocol):
         submission: Submission,
         around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
     ) -> Run[Any]:
-        """Submit once, however often the handler is run again; `around` is the middleware, for what is new."""
+        """Submit once, even if the handler is re-run; `around` is the middleware for the first time."""
         ...
 
     async def outcome_of(self, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
-        """How another execution ended, waiting for it without holding a worker; `TimedOut` when that takes too long."""
+        """Wait for another execution to end without holding a worker; `TimedOut` if it takes too long."""
         ...
 
     async def end_of_flow(
         self, flow_id: FlowId, live: Callable[[], Awaitable[list[ExecutionId]]], timeout: timedelta | None = None
     ) -> None:
-        """Wait until none of a flow's members is `live`, without holding a worker; `TimedOut` when it lasts longer."""
+        """Wait until no member of a flow is `live`, without holding a worker; `TimedOut` if it takes too long."""
         ...
 
     async def flow_seed(self, name: str) -> UUID | None:
-        """What the ids of a flow submitted here come from, the same in every run of the handler; None inside a step."""
+        """The seed for the ids of a flow submitted here, the same in every run of the handler; None inside a step."""
         ...
 
 
 def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task that belongs to the process, also when a handler is the first to need it."""
+    """Start a task that belongs to the process, not to the handler that happens to start it."""
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, context=Context())
 
 
@@ -71,7 +71,7 @@ running: ContextVar[DurableScope | None] = ContextVar("flowfabric_running", defa
 
 
 def scope_of(app: Addressed) -> DurableScope | None:
-    """The handler that runs here, if its worker is on the database of this app, and this is the worker's loop.
+    """The handler that runs here, if its worker uses this app's database and this is the worker's loop.
 
     The loop is another one when a handler uses a sync client.
     """

@@ -1,4 +1,4 @@
-"""How a failure is written down and read again: the exception's type, its message, the traceback."""
+"""Failures as stored text: the exception's type, its message and the traceback."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flowfabric.state import State
 
 _MARK = "\n\nTraceback (most recent call last):\n"
 _MAX_TRACEBACK = 16 * 1024
-REDACTED = "redacted"  # the encoding of what was removed
+REDACTED = "redacted"  # the encoding of redacted payloads
 
 
 def type_name(error: BaseException) -> str:
-    """The exception's class as text; builtin ones without their module."""
+    """The name of the exception's class, with its module unless it is a builtin."""
     cls = type(error)
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def describe_failure(error: BaseException, skip: Callable[[str], bool] | None = None) -> str:
-    """The text that is stored: `type: message`, then the traceback, whose middle is cut when it is long.
+    """The stored text: `type: message`, then the traceback. The middle of a long traceback is cut.
 
-    `skip` says which files' frames to leave out: those of the runtime.
+    `skip` tells which files' frames to leave out: those of the runtime.
     """
     report = traceback.TracebackException.from_exception(error, capture_locals=False)
     if skip is not None:
@@ -42,7 +42,7 @@ def describe_failure(error: BaseException, skip: Callable[[str], bool] | None = 
 
 
 def parse_failure(reason: str | None) -> tuple[str | None, str, str | None]:
-    """Type, message and traceback back from the text; type and traceback are None when it was not an exception."""
+    """Type, message and traceback from the stored text; type and traceback are None if it was not an exception."""
     if not reason:
         return None, "", None
     head, mark, trace = reason.partition(_MARK)

@@ -1,4 +1,4 @@
-"""A handle on one flow: wait for its nodes, look at it, cancel it, revive it."""
+"""A handle on one flow: wait for its nodes, read it, cancel it, replay it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from flowfabric.policies import Duration, duration
 from flowfabric.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
     from flowfabric.client.submission import Submittable
     from flowfabric.engine.flow_reads import Member
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 _RACE = frozenset(("sibling_quorum_satisfied", "sibling_quorum_impossible"))
-_LOOKED_AT = 50  # members that are waited for at a time
+_WATCHED = 50  # members to wait for at a time
 
 
 class Named(Protocol[R_co]):
-    """A node of a flow that was built: what `flow.add` gives."""
+    """A node of a built flow, as `flow.add` returns it."""
 
     @property
     def name(self) -> str: ...
@@ -51,10 +52,10 @@ class Named(Protocol[R_co]):
 
 
 class FlowRun:
-    """One flow as it was submitted. Survives pickling; `client.flow(id)` makes one from an id.
+    """One submitted flow. It can be pickled; `client.flow(id)` makes one from an id.
 
-    `nodes` are the executions by the names of their nodes; `run["name"]` is a handle on one of them. Of a flow found by
-    its id they are known once `refresh` was called, which `result` does.
+    `nodes` maps the names of the nodes to their executions; `run["name"]` is a handle on one of them. For a flow made
+    from an id it is filled by `refresh`, which `result` calls.
     """
 
     __slots__ = ("_connector", "flow_id", "is_new", "nodes")
@@ -96,7 +97,7 @@ class FlowRun:
     @overload
     def __getitem__(self, node: Named[R]) -> Run[R]: ...
     def __getitem__(self, node: str | Named[Any]) -> Run[Any]:
-        """A handle on one node, by name or by what `flow.add` gave."""
+        """A handle on one node, by name or by the node that `flow.add` returned."""
         wanted = node if isinstance(node, str) else node.name
         if wanted not in self.nodes:
             raise NotFound(
@@ -107,7 +108,7 @@ class FlowRun:
     def _app(self) -> Connector:
         if self._connector is None:
             raise InvalidInput(
-                "this handle came from another process and it is not clear which app here it belongs to",
+                "this handle was unpickled, and it is not clear which app of this process it belongs to",
                 field="run",
                 allowed="client.flow(run)",
             )
@@ -117,12 +118,12 @@ class FlowRun:
         return await self._app().client()
 
     async def _members(self, *, results: bool = False) -> list[tuple[str, Member]]:
-        """Its members by name: those of this handle first, in its order, then the others as they were made."""
+        """Its members by name: first those in `nodes`, in that order, then the others in the order of creation."""
         engine = (await self._client()).engine
         members = await engine.list_flow_members(self.flow_id, results=results)
         if not members:
-            await engine.flow_progress(self.flow_id)  # a flow without members is one, too
-        # As this handle calls them; nodes that several tasks have added under the same name are numbered.
+            await engine.flow_progress(self.flow_id)  # NotFound, unless the flow exists without members
+        # Keep the names of this handle; number nodes that several tasks added under the same name.
         names = {execution_id: name for name, execution_id in self.nodes.items()}
         order = {execution_id: place for place, execution_id in enumerate(names)}
         taken = {names[member.execution_id] for member in members if member.execution_id in names}
@@ -141,40 +142,40 @@ class FlowRun:
         return found
 
     async def refresh(self) -> FlowRun:
-        """Learn of nodes that were added since."""
+        """Read the nodes again, including those added since."""
         await self._members()
         return self
 
     async def wait(self, timeout: Duration | None = None) -> None:
-        """Wait until every node has ended, those included that are added meanwhile. `TimedOut` when that takes longer.
+        """Wait until every node has ended, also those added meanwhile. `TimedOut` if that takes too long.
 
         Inside a task the wait is durable: it holds no worker.
         """
         span = None if timeout is None else duration(timeout, "timeout")
         if span is not None and span < timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="no time or more")
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
         if (scope := current.scope_of(self._app())) is not None:
             await scope.end_of_flow(self.flow_id, self.live, span)
             return
         client = await self._client()
         begun = time.monotonic()
-        live = await self.live()  # looked for once, however short the time is
+        live = await self.live()  # always checked once, even with a zero timeout
         try:
             async with asyncio.timeout(None if span is None else begun + span.total_seconds() - time.monotonic()):
                 while live:
-                    await asyncio.gather(*(client.outcomes.wait(one) for one in live[-_LOOKED_AT:]))
+                    await asyncio.gather(*(client.outcomes.wait(one) for one in live[-_WATCHED:]))
                     live = await self.live()
         except TimeoutError:
             raise TimedOut("flow", round((span or timedelta()).total_seconds() * 1000)) from None
 
     async def live(self) -> list[ExecutionId]:
-        """Members that have not ended, those made last at the end: mostly what the others lead to."""
+        """Members that have not ended, in the order of creation: the last ones mostly depend on the others."""
         return [member.execution_id for _, member in await self._members() if not member.state.is_terminal]
 
     async def result(self, timeout: Duration | None = None) -> dict[str, Any]:
-        """The results of its nodes by name, once all have ended. `FlowFailed` says which node failed, and why.
+        """Wait until all nodes have ended and return their results by name. `FlowFailed` names the failed nodes.
 
-        Nodes that lost a race, or were skipped because of one, are not in it.
+        Nodes that lost a race, or were skipped because of one, are left out.
         """
         while True:
             await self.wait(timeout)
@@ -214,25 +215,25 @@ class FlowRun:
         return results
 
     async def states(self) -> dict[str, State]:
-        """Where its nodes stand, by name."""
+        """The states of its nodes, by name."""
         return {name: member.state for name, member in await self._members()}
 
     async def get(self) -> FlowSnapshot:
-        """Its header and joins; `NotFound` when it is not stored."""
+        """Its header and joins; `NotFound` if it does not exist."""
         found = await (await self._client()).engine.describe_flow(self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
         return found
 
     async def graph(self) -> FlowGraph:
-        """Its nodes and edges, to be drawn: see `flowfabric.pictures`."""
+        """Its nodes and edges, for drawing: see `flowfabric.pictures`."""
         found = await (await self._client()).engine.read_flow_graph(self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
         return found
 
     async def summary(self) -> FlowSummary:
-        """How many nodes are in which state, and what that makes of the flow."""
+        """The number of nodes in each state, and the flow's own state."""
         engine = (await self._client()).engine
         await engine.project_flow_summary(self.flow_id)
         found = await engine.read_flow_summary(self.flow_id)
@@ -247,12 +248,12 @@ class FlowRun:
         policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
         wait: bool = True,
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
-        """Close it and cancel its nodes: all, those that do not run yet (`cancel_pending`), or none (`flow_only`)."""
+        """Close it and cancel its nodes: all, only those not running yet (`cancel_pending`), or none (`flow_only`)."""
         engine = (await self._client()).engine
         return await engine.cancel_flow(self.flow_id, policy=policy, reason=reason, wait=wait)
 
     async def replay(self, reason: str | None = None) -> list[str]:
-        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes.
+        """Run failed nodes again, and the nodes skipped because of them; returns their names.
 
         Nodes that lost a race, or were skipped because of one, stay as they are.
         """
@@ -269,7 +270,7 @@ class FlowRun:
 
 
 def named(member: Member | FlowNode) -> str:
-    """The name of a node; members that were added one by one go by their id."""
+    """The name of a node; its id if it was added without a name."""
     return member.name or str(member.execution_id)
 
 

@@ -1,7 +1,7 @@
-"""Waiting for executions to end: one watcher per process, however many wait.
+"""Waiting for executions to end: one watcher per client, for any number of waiters.
 
-The database tells a process that watches an execution when it ends. That is a hint: the watcher also looks by itself,
-soon after somebody begins to wait and then ever more rarely, for all of them in one call.
+The database notifies processes that watch an execution when it ends. A notification may get lost, so the watcher also
+polls: soon after a wait begins and then at growing intervals, for all waiting executions in one call.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from flowfabric.ids import ExecutionId
 from flowfabric.models import Outcome
 
 log = logging.getLogger("flowfabric.client")
-_FIRST_LOOK = 0.005
-_LAST_LOOK = 2.0
-_LAST_LOOK_UNTOLD = 0.5  # without notifications
-_ONE_LOOK = 1.0  # what the first look may take
+_FIRST_POLL = 0.005
+_MAX_POLL = 2.0
+_MAX_POLL_WITHOUT_NOTIFY = 0.5
+_FIRST_READ = 1.0  # what the first read may take, even with a shorter timeout
 _WATCHED_FOR = 60.0
 _CHUNK = 1000
 
 
 class Outcomes:
-    """Gives out how executions ended, once they have."""
+    """Resolves waiting futures when executions end."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class Outcomes:
         self._task: asyncio.Task[None] | None = None
 
     def future(self, execution_id: ExecutionId) -> asyncio.Future[Outcome]:
-        """A future that gets the outcome. Cancel it to stop waiting."""
+        """A future that receives the outcome. Cancel it to stop waiting."""
         waiter: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(execution_id, set()).add(waiter)
         waiter.add_done_callback(lambda done: self._left(execution_id, done))
@@ -52,9 +52,9 @@ class Outcomes:
         return waiter
 
     async def wait(self, execution_id: ExecutionId, timeout: float | None = None) -> Outcome:
-        """The outcome; `TimeoutError` when it has not come in time. It is looked for once, however short that is."""
+        """Wait for the outcome; `TimeoutError` if it takes too long. Always checks once, even with a zero timeout."""
         begun = time.monotonic()
-        async with asyncio.timeout(None if timeout is None else max(timeout, _ONE_LOOK)):
+        async with asyncio.timeout(None if timeout is None else max(timeout, _FIRST_READ)):
             known = (await self._engine.read_outcomes([execution_id])).get(execution_id)
         if known is not None:
             return known
@@ -72,26 +72,26 @@ class Outcomes:
                 self._new.discard(execution_id)
 
     async def _run(self) -> None:
-        with self._engine.ended_wakeups() as told:
-            pause = _FIRST_LOOK
+        with self._engine.ended_wakeups() as notified:
+            pause = _FIRST_POLL
             watched_until = 0.0
             loop = asyncio.get_running_loop()
             while self._waiting or self._given_up:
                 self._woken.clear()
-                if told is not None:
-                    told.clear()
+                if notified is not None:
+                    notified.clear()
                 try:
                     given_up, self._given_up = self._given_up - self._waiting.keys(), set()
-                    if told is not None:
+                    if notified is not None:
                         for chunk in _chunks(given_up):
                             await self._engine.unwatch(chunk)
                     fresh, self._new = self._new, set()
-                    if told is not None and loop.time() >= watched_until:
+                    if notified is not None and loop.time() >= watched_until:
                         fresh = set(self._waiting)
                         watched_until = loop.time() + _WATCHED_FOR / 2
                     if fresh:
-                        pause = _FIRST_LOOK
-                        if told is not None:
+                        pause = _FIRST_POLL
+                        if notified is not None:
                             for chunk in _chunks(fresh):
                                 await self._engine.watch(chunk, timedelta(seconds=_WATCHED_FOR))
                     for chunk in _chunks(self._waiting):
@@ -103,13 +103,13 @@ class Outcomes:
                     log.warning("waiting for results: %s", error, exc_info=not isinstance(error, FlowFabricError))
                     watched_until = 0.0
                     pause = max(pause, 0.5)
-                await asyncio.sleep(0)  # let those who got their answer leave
+                await asyncio.sleep(0)  # let the waiters that were just resolved leave
                 if self._waiting:
-                    await first_of(pause, self._woken, told)
-                    pause = min(pause * 4, _LAST_LOOK if told is not None else _LAST_LOOK_UNTOLD)
+                    await first_of(pause, self._woken, notified)
+                    pause = min(pause * 4, _MAX_POLL if notified is not None else _MAX_POLL_WITHOUT_NOTIFY)
 
     async def close(self) -> None:
-        """Stop; whoever still waits is told."""
+        """Stop; the remaining futures get a `TransportError`."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -118,7 +118,7 @@ class Outcomes:
             for waiter in list(waiters):
                 if not waiter.done():
                     waiter.set_exception(TransportError("transport", "the client was closed"))
-                    waiter.exception()  # seen, should nobody look any more
+                    waiter.exception()  # marks it as retrieved, in case nothing awaits it any more
 
 
 def _chunks(ids: Iterable[ExecutionId]) -> list[list[ExecutionId]]:

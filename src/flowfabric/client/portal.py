@@ -1,4 +1,4 @@
-"""A loop in a background thread, where programs without one run coroutines."""
+"""An event loop in a background thread, for programs that have none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """Runs coroutines on a loop of its own; the calling thread waits. Any number of threads may call."""
+    """Runs coroutines on its own loop while the calling thread waits. Any number of threads may call."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -27,12 +27,12 @@ class Portal:
         self._thread.start()
 
     def _run(self) -> None:
-        # At its end the runner stops what is left and closes what the loop holds, the app's client too.
+        # On exit the runner cancels the remaining tasks and closes what the loop holds, including the app's client.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._stopped.wait())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's answer, or its exception. An interrupted wait cancels it."""
+        """Run a coroutine; returns its result or raises its exception. An interrupt cancels it."""
         try:
             self._check_thread()
             with self._mutex:
@@ -65,7 +65,7 @@ class Portal:
             )
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an async generator, one by one."""
+        """Yield the items of an async generator."""
 
         async def following() -> list[T]:
             async for item in items:
@@ -80,7 +80,7 @@ class Portal:
                 self.call(cast("AsyncGenerator[T, None]", items).aclose())
 
     def close(self) -> None:
-        """Stop what is under way, then the loop. Closing again changes nothing."""
+        """Cancel running calls, then stop the loop. Closing again changes nothing."""
         self._check_thread()
         with self._mutex:
             if self._is_closed:

@@ -1,4 +1,4 @@
-"""A handle on one execution: wait for it, look at it, cancel it, run it again."""
+"""A handle on one execution: wait for it, read it, cancel it, run it again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from flowfabric.policies import Duration, duration
 from flowfabric.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient, Connector
+    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
 
 R_co = TypeVar("R_co", covariant=True)
-# Where a handle that was pickled finds its way back to a database: the apps of this process by key, the latest last.
+# The apps of this process by key, newest last: where an unpickled handle finds its database.
 connectors: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Run(Generic[R_co]):
-    """One execution of a task. Survives pickling; `client.run(id)` makes one from an id.
+    """One execution of a task. It can be pickled; `client.run(id)` makes one from an id.
 
-    `is_new` is False when it stood already: the idempotency key was known, or an earlier run of the same handler had
+    `is_new` is False if it existed already: the idempotency key was in use, or an earlier run of the same handler had
     submitted it.
     """
 
@@ -47,13 +48,13 @@ class Run(Generic[R_co]):
 
     @property
     def execution_id(self) -> ExecutionId:
-        if type(self._id) is tuple:  # spelt out when it is asked for: of many submitted at once few are
+        if type(self._id) is tuple:  # made on demand: few ids of a large batch are ever read
             self._id = ExecutionId.of(*self._id)
         return cast("ExecutionId", self._id)
 
     @property
     def id(self) -> str:
-        """The execution's id, as plain text: an argument or a result like any other."""
+        """The execution's id as plain text, which can be an argument or a result."""
         return str(self.execution_id)
 
     def __repr__(self) -> str:
@@ -76,16 +77,16 @@ class Run(Generic[R_co]):
     def _app(self) -> Connector:
         if self._connector is None:
             raise InvalidInput(
-                "this handle came from another process and it is not clear which app here it belongs to",
+                "this handle was unpickled, and it is not clear which app of this process it belongs to",
                 field="run",
                 allowed="client.run(run)",
             )
         return self._connector
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
+        """Wait for the task's result. `TaskFailed` if it did not succeed, `TimedOut` if it did not end in time.
 
-        Inside a task the wait is durable: it holds no worker, and is remembered.
+        Inside a task the wait is durable: it holds no worker, and its outcome is recorded.
         """
         outcome = await self.outcome(timeout)
         client = await self._client()
@@ -93,13 +94,13 @@ class Run(Generic[R_co]):
             info = await client.engine.read_execution_info(self.execution_id)
             self.kind = None if info is None else info.execution_kind
         value: Any = result_of(self.execution_id, outcome, client.result_type(self.kind), client.codecs)
-        return value  # type: ignore[no-any-return]  # as the task's annotation says, which is all there is to know
+        return value  # type: ignore[no-any-return]  # of the type that the task's annotation declares
 
     async def outcome(self, timeout: Duration | None = None) -> Outcome:
-        """How the execution ended, waiting until it has; never raises for how it ended."""
+        """Wait until the execution ends and return how; does not raise for a failure."""
         span = None if timeout is None else duration(timeout, "timeout")
         if span is not None and span < timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="no time or more")
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
         scope = current.scope_of(self._app())
         if scope is not None:
             return await scope.outcome_of(self.execution_id, span)
@@ -111,23 +112,23 @@ class Run(Generic[R_co]):
             raise TimedOut("result", round((seconds or 0) * 1000)) from None
 
     async def get(self) -> Execution:
-        """Everything stored about it but payload and result; `NotFound` when it is not stored."""
+        """Read everything about it except payload and result; `NotFound` if it does not exist."""
         return await (await self._client()).get(self.execution_id)
 
     async def state(self) -> State:
-        """Where it stands."""
+        """Its current state."""
         return (await self.get()).public_state
 
     async def steps(self) -> list[Step]:
-        """What its handler is remembered to have done."""
+        """The recorded steps of its handler."""
         return await (await self._client()).engine.read_steps([self.execution_id], all_generations=True)
 
     async def attempts(self) -> list[Attempt]:
-        """Every attempt at it, oldest first."""
+        """All its attempts, oldest first."""
         return await (await self._client()).engine.list_attempts(self.execution_id)
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """End it as cancelled, whatever it is doing. A handler that runs is stopped."""
+        """Cancel it, whatever it is doing. A running handler is stopped."""
         await (await self._client()).cancel(self.execution_id, reason)
 
     async def replay(self, reason: str | None = None) -> None:
@@ -148,7 +149,7 @@ class Run(Generic[R_co]):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send it a signal; `key` names the waitpoint where there are several."""
+        """Send it a signal; `key` names the waitpoint if it has several."""
         return await (await self._client()).signal(
             self.execution_id,
             key,
@@ -160,15 +161,15 @@ class Run(Generic[R_co]):
         )
 
     async def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `approved` as an operator; `by` is whoever decided."""
+        """Send it the signal `approved` as an operator; `by` names who decided."""
         return await (await self._client()).approve(self.execution_id, key, by=by)
 
     async def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `rejected` as an operator; `by` is whoever decided."""
+        """Send it the signal `rejected` as an operator; `by` names who decided."""
         return await (await self._client()).reject(self.execution_id, key, by=by)
 
     async def resume(self, delay: Duration = 0) -> None:
-        """Resume it whatever it waits for; its wait ends without a signal."""
+        """Resume it without a signal, whatever it waits for."""
         await (await self._client()).resume(self.execution_id, delay)
 
 
@@ -178,7 +179,7 @@ def _revive(execution_id: str, kind: str | None, is_new: bool, key: str | None, 
 
 
 def _find(name: str | None, kind: str | None) -> Connector | None:
-    """In another process: the latest app of that name that knows the task; none if several databases come of it."""
+    """In another process: the newest app of that name that has the task; None if candidates use several databases."""
     named: list[Connector] = [one for one in connectors.values() if one.name == name]
     knowing = [one for one in named if kind in one.tasks] or named
     return knowing[-1] if len({one.address for one in knowing}) == 1 else None

@@ -1,4 +1,4 @@
-"""One submission: a task, its arguments and its options, until it is a new execution."""
+"""One submission: a task with its arguments and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from flowfabric.contracts import Codecs, Signature
 from flowfabric.errors import InvalidInput
 from flowfabric.models import NewExecution
-from flowfabric.options import Options
+from flowfabric.options import OPTION_NAMES, Options, meant
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run
@@ -20,7 +20,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Submittable(Protocol[R_co]):
-    """What a submission needs to know of a task."""
+    """A task, as a submission sees it."""
 
     @property
     def name(self) -> str: ...
@@ -41,14 +41,14 @@ class Submittable(Protocol[R_co]):
 
 
 def check_task(value: Any) -> Submittable[Any]:
-    """The task that was given, which must be one."""
+    """Refuse anything that is not a task."""
     if not isinstance(getattr(value, "signature", None), Signature):
-        raise InvalidInput(f"got {type(value).__name__}", field="task", allowed="a task: what @app.task gave")
-    return value  # type: ignore[no-any-return]  # nothing else has a signature of ours
+        raise InvalidInput(f"got {type(value).__name__}", field="task", allowed="a task, as @app.task returns it")
+    return value  # type: ignore[no-any-return]  # only tasks have a Signature
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """What middleware sees and may replace on the way: which task, with which arguments and options."""
+    """A task with its arguments and options, as middleware sees it and may replace it."""
 
     task: Submittable[Any]
     args: tuple[Any, ...] = ()
@@ -61,11 +61,36 @@ class Submission(Struct, frozen=True, kw_only=True):
         return self.task.name
 
     def replace(self, **changes: Any) -> Submission:
-        """The same with other parts."""
+        """A copy with some parts changed."""
         return msgspec.structs.replace(self, **changes)
 
     def item(self, creator: str = "") -> NewExecution:
-        """The new execution; `InvalidInput` names the argument or the option that is wrong."""
+        """The new execution to create; `InvalidInput` names a wrong argument or option."""
         task = self.task
         payload, encoding = task.codecs.seal(task.signature.encode(self.args, self.kwargs))
         return self.options.item(task.name, payload, encoding, creator=creator)
+
+
+def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:
+    """A submission of a task. Keywords that are not parameters of the task are options."""
+    check_task(task)
+    if not kwargs:
+        return Submission(task=task, args=args, options=task.defaults)
+    arguments = {name: value for name, value in kwargs.items() if name in task.parameter_names}
+    given = {name: value for name, value in kwargs.items() if name not in arguments}
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise _no_keyword(task, name)
+    options = task.defaults.merged(Options.of(given)) if given else task.defaults
+    return Submission(task=task, args=args, kwargs=arguments, options=options)
+
+
+def _no_keyword(task: Submittable[Any], name: str) -> InvalidInput:
+    signature = task.signature
+    if name == signature.context_param or name in signature.data:
+        problem = f"is not an argument of {task.name}: the worker provides it"
+    else:
+        near = meant(name, task.parameter_names | OPTION_NAMES)
+        problem = f"is neither an argument of {task.name} nor an option" + (f"; {near}" if near else "")
+    names = ", ".join(parameter.name for parameter in signature.parameters)
+    return InvalidInput(problem, field=name, allowed=names or "no arguments")

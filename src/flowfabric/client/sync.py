@@ -12,7 +12,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
-from flowfabric.client.client import AsyncClient, Connector, Filters, Graph
+from flowfabric.client.client import AsyncClient, Filters
+from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
@@ -53,7 +54,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class SyncRun(Generic[R_co]):
-    """One execution of a task, as the sync client gives it. Pickled it becomes a `Run`, for `client.run(...)`."""
+    """One execution of a task, as the sync client returns it. Unpickled it is a `Run`, for `client.run(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -91,34 +92,34 @@ class SyncRun(Generic[R_co]):
         return self.run.__reduce__()
 
     def result(self, timeout: Duration | None = None) -> R_co:
-        """The task's result. `TaskFailed` when it ended otherwise, `TimedOut` when it has not ended in time.
+        """Wait for the task's result. `TaskFailed` if it did not succeed, `TimedOut` if it did not end in time.
 
-        Inside a task the wait is durable: it holds no worker, and is remembered.
+        Inside a task the wait is durable: it holds no worker, and its outcome is recorded.
         """
         return self._portal.call(self.run.result(timeout))
 
     def outcome(self, timeout: Duration | None = None) -> Outcome:
-        """How the execution ended, waiting until it has; never raises for how it ended."""
+        """Wait until the execution ends and return how; does not raise for a failure."""
         return self._portal.call(self.run.outcome(timeout))
 
     def get(self) -> Execution:
-        """Everything stored about it but payload and result; `NotFound` when it is not stored."""
+        """Read everything about it except payload and result; `NotFound` if it does not exist."""
         return self._portal.call(self.run.get())
 
     def state(self) -> State:
-        """Where it stands."""
+        """Its current state."""
         return self._portal.call(self.run.state())
 
     def steps(self) -> list[Step]:
-        """What its handler is remembered to have done."""
+        """The recorded steps of its handler."""
         return self._portal.call(self.run.steps())
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt at it, oldest first."""
+        """All its attempts, oldest first."""
         return self._portal.call(self.run.attempts())
 
     def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """End it as cancelled, whatever it is doing. A handler that runs is stopped."""
+        """Cancel it, whatever it is doing. A running handler is stopped."""
         self._portal.call(self.run.cancel(reason))
 
     def replay(self, reason: str | None = None) -> None:
@@ -139,7 +140,7 @@ class SyncRun(Generic[R_co]):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send it a signal; `key` names the waitpoint where there are several."""
+        """Send it a signal; `key` names the waitpoint if it has several."""
         return self._portal.call(
             self.run.signal(
                 key,
@@ -152,20 +153,20 @@ class SyncRun(Generic[R_co]):
         )
 
     def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `approved` as an operator; `by` is whoever decided."""
+        """Send it the signal `approved` as an operator; `by` names who decided."""
         return self._portal.call(self.run.approve(key, by=by))
 
     def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `rejected` as an operator; `by` is whoever decided."""
+        """Send it the signal `rejected` as an operator; `by` names who decided."""
         return self._portal.call(self.run.reject(key, by=by))
 
     def resume(self, delay: Duration = 0) -> None:
-        """Resume it whatever it waits for; its wait ends without a signal."""
+        """Resume it without a signal, whatever it waits for."""
         self._portal.call(self.run.resume(delay))
 
 
 class SyncFlowRun:
-    """One flow, as the sync client gives it. Pickled it becomes a `FlowRun`, for `client.flow(...)`."""
+    """One flow, as the sync client returns it. Unpickled it is a `FlowRun`, for `client.flow(...)`."""
 
     __slots__ = ("_portal", "run")
 
@@ -196,7 +197,7 @@ class SyncFlowRun:
     @overload
     def __getitem__(self, node: Named[R]) -> SyncRun[R]: ...
     def __getitem__(self, node: str | Named[Any]) -> SyncRun[Any]:
-        """A handle on one node, by name or by what `flow.add` gave."""
+        """A handle on one node, by name or by the node that `flow.add` returned."""
         return SyncRun(self._portal, self.run[node])
 
     def __repr__(self) -> str:
@@ -212,41 +213,41 @@ class SyncFlowRun:
         return self.run.__reduce__()
 
     def refresh(self) -> SyncFlowRun:
-        """Learn of nodes that were added since."""
+        """Read the nodes again, including those added since."""
         return SyncFlowRun(self._portal, self._portal.call(self.run.refresh()))
 
     def wait(self, timeout: Duration | None = None) -> None:
-        """Wait until every node has ended, those included that are added meanwhile. `TimedOut` when that takes longer.
+        """Wait until every node has ended, also those added meanwhile. `TimedOut` if that takes too long.
 
         Inside a task the wait is durable: it holds no worker.
         """
         self._portal.call(self.run.wait(timeout))
 
     def live(self) -> list[ExecutionId]:
-        """Members that have not ended, those made last at the end: mostly what the others lead to."""
+        """Members that have not ended, in the order of creation: the last ones mostly depend on the others."""
         return self._portal.call(self.run.live())
 
     def result(self, timeout: Duration | None = None) -> dict[str, Any]:
-        """The results of its nodes by name, once all have ended. `FlowFailed` says which node failed, and why.
+        """Wait until all nodes have ended and return their results by name. `FlowFailed` names the failed nodes.
 
-        Nodes that lost a race, or were skipped because of one, are not in it.
+        Nodes that lost a race, or were skipped because of one, are left out.
         """
         return self._portal.call(self.run.result(timeout))
 
     def states(self) -> dict[str, State]:
-        """Where its nodes stand, by name."""
+        """The states of its nodes, by name."""
         return self._portal.call(self.run.states())
 
     def get(self) -> FlowSnapshot:
-        """Its header and joins; `NotFound` when it is not stored."""
+        """Its header and joins; `NotFound` if it does not exist."""
         return self._portal.call(self.run.get())
 
     def graph(self) -> FlowGraph:
-        """Its nodes and edges, to be drawn: see `flowfabric.pictures`."""
+        """Its nodes and edges, for drawing: see `flowfabric.pictures`."""
         return self._portal.call(self.run.graph())
 
     def summary(self) -> FlowSummary:
-        """How many nodes are in which state, and what that makes of the flow."""
+        """The number of nodes in each state, and the flow's own state."""
         return self._portal.call(self.run.summary())
 
     def cancel(
@@ -256,11 +257,11 @@ class SyncFlowRun:
         policy: CancellationPolicy | str = CancellationPolicy.CANCEL_ALL,
         wait: bool = True,
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
-        """Close it and cancel its nodes: all, those that do not run yet (`cancel_pending`), or none (`flow_only`)."""
+        """Close it and cancel its nodes: all, only those not running yet (`cancel_pending`), or none (`flow_only`)."""
         return self._portal.call(self.run.cancel(reason, policy=policy, wait=wait))
 
     def replay(self, reason: str | None = None) -> list[str]:
-        """Run what did not succeed again, and what was skipped because of it; answers the names of those nodes.
+        """Run failed nodes again, and the nodes skipped because of them; returns their names.
 
         Nodes that lost a race, or were skipped because of one, stay as they are.
         """
@@ -270,8 +271,8 @@ class SyncFlowRun:
 class Client:
     """Everything a program that is not a worker does: `with ff.Client(app) as client: ...`.
 
-    Any number of threads may use one; an interrupted call is cancelled. After a fork, open another. Close it when it is
-    no longer needed: until then it keeps its thread and its connections.
+    Any number of threads may share one. An interrupted call is cancelled. After a fork, open another. It keeps a thread
+    and connections until it is closed.
     """
 
     def __init__(self, app: Connector) -> None:
@@ -283,7 +284,7 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Stop what is under way and close the connections. Closing again changes nothing."""
+        """Cancel running calls and close the connections. Closing again changes nothing."""
         self._portal.close()
 
     def __enter__(self) -> Self:
@@ -297,7 +298,7 @@ class Client:
     def run(
         self, execution_id: str | ExecutionId | Run[Any] | SyncRun[Any], *, kind: str | None = None
     ) -> SyncRun[Any]:
-        """A handle from an id (or from a handle of another process or client)."""
+        """A handle on an execution from its id (or from a handle of another process or client)."""
         known = execution_id.run if isinstance(execution_id, SyncRun) else execution_id
         return SyncRun(self._portal, self._client.run(known, kind=kind))
 
@@ -306,6 +307,10 @@ class Client:
         known = flow_id.run if isinstance(flow_id, SyncFlowRun) else flow_id
         return SyncFlowRun(self._portal, self._client.flow(known))
 
+    def get(self, execution_id: str | ExecutionId) -> Execution:
+        """Read everything about an execution except payload and result; `NotFound` if it does not exist."""
+        return self._portal.call(self._client.get(execution_id))
+
     @overload
     def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> SyncRun[R]: ...
 
@@ -313,8 +318,14 @@ class Client:
     def submit(self, task: str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
 
     def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]:
-        """Submit a task, by object or by name. Keywords that are options and no parameters of the task are options."""
+        """Submit a task, by object or by name. Keywords that are not parameters of the task are options."""
         return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
+
+    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
+        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
+        return SyncFlowRun(
+            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
+        )
 
     @overload
     def submit_many(
@@ -331,60 +342,16 @@ class Client:
     ) -> list[SyncRun[Any]]:
         """Submit a task once per item of `arguments`, up to a thousand to a call.
 
-        A tuple is the arguments of one submission, anything else its one argument; what `task.submission(...)` gives is
-        taken as it is, with options of its own. A wrong argument anywhere fails before anything is stored.
+        A tuple holds the arguments of one submission, anything else is its only argument; items made with
+        `task.submission(...)` are used unchanged, with their own options. If any argument is wrong, nothing is stored.
 
-        With a middleware around submissions they go one by one, and one that it refuses ends it: those before are
-        stored and their handles lost. A `RateLimit` had better be one with `wait=True`.
+        With a middleware around submissions they are sent one by one. If it refuses one, those before are stored and
+        their handles lost: use `RateLimit(wait=True)` here.
         """
         return [
             SyncRun(self._portal, run)
             for run in self._portal.call(self._client.submit_many(task, arguments, **options))
         ]
-
-    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
-        """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
-        return SyncFlowRun(
-            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
-        )
-
-    def flows(
-        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
-    ) -> Page[FlowInfo, str]:
-        """One page of flows, newest first; `name` is what `app.flow` was given."""
-        return self._portal.call(self._client.flows(namespace=namespace, name=name, limit=limit, cursor=cursor))
-
-    def get(self, execution_id: str | ExecutionId) -> Execution:
-        """Everything stored about an execution but payload and result; `NotFound` when it is not stored."""
-        return self._portal.call(self._client.get(execution_id))
-
-    def find(
-        self,
-        *,
-        states: Collection[State | str] | None = None,
-        lane: str | None = None,
-        kind: str | None = None,
-        namespace: str | None = None,
-        tag: tuple[str, str] | None = None,
-        created_from: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int = 50,
-        cursor: Place | None = None,
-    ) -> Page[ExecutionInfo, Place]:
-        """One page of executions, newest first. A page may be short of `limit` although `next_cursor` is set."""
-        return self._portal.call(
-            self._client.find(
-                states=states,
-                lane=lane,
-                kind=kind,
-                namespace=namespace,
-                tag=tag,
-                created_from=created_from,
-                created_before=created_before,
-                limit=limit,
-                cursor=cursor,
-            )
-        )
 
     def waits(
         self,
@@ -395,7 +362,7 @@ class Client:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Wait, str]:
-        """The waitpoints that can be signalled, of all executions, the longest waiting first."""
+        """One page of the waitpoints that can be signalled, of all executions, longest waiting first."""
         return self._portal.call(
             self._client.waits(lane=lane, namespace=namespace, key=key, limit=limit, cursor=cursor)
         )
@@ -415,7 +382,7 @@ class Client:
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send an execution a signal; `key` names the waitpoint where there are several."""
+        """Send a signal to an execution; `key` names the waitpoint if it has several."""
         return self._portal.call(
             self._client.signal(
                 execution_id,
@@ -431,17 +398,17 @@ class Client:
     def approve(
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `approved` as an operator; `by` is whoever decided."""
+        """Send an execution the signal `approved` as an operator; `by` names who decided."""
         return self._portal.call(self._client.approve(execution_id, key, by=by))
 
     def reject(
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `rejected` as an operator; `by` is whoever decided."""
+        """Send an execution the signal `rejected` as an operator; `by` names who decided."""
         return self._portal.call(self._client.reject(execution_id, key, by=by))
 
     def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
-        """Resume a suspended execution whatever it waits for; its wait ends without a signal."""
+        """Resume a suspended execution without a signal, whatever it waits for."""
         self._portal.call(self._client.resume(execution_id, delay))
 
     def receive(
@@ -454,9 +421,9 @@ class Client:
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Received:
-        """Take a callback that came over the web: `callback` is the text of the link, `body` what was sent (JSON).
+        """Handle a web callback: `callback` is the text of the link, `body` the request's body (JSON).
 
-        Never raises for what the sender did wrong: `Received` has the HTTP status and a body to answer with.
+        Never raises for errors of the sender: `Received` has the HTTP status and body of the response.
         """
         return self._portal.call(
             self._client.receive(
@@ -470,8 +437,42 @@ class Client:
         )
 
     def look(self, callback: str) -> PendingWaitpoint | None:
-        """What a callback's link is for: the waitpoint it signals, or None when it is not (or no longer) good."""
+        """The waitpoint that a callback's link signals, or None if the link is invalid or has expired."""
         return self._portal.call(self._client.look(callback))
+
+    def flows(
+        self, *, namespace: str | None = None, name: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[FlowInfo, str]:
+        """One page of flows, newest first; `name` is what `app.flow` was given."""
+        return self._portal.call(self._client.flows(namespace=namespace, name=name, limit=limit, cursor=cursor))
+
+    def find(
+        self,
+        *,
+        states: Collection[State | str] | None = None,
+        lane: str | None = None,
+        kind: str | None = None,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int = 50,
+        cursor: Place | None = None,
+    ) -> Page[ExecutionInfo, Place]:
+        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set."""
+        return self._portal.call(
+            self._client.find(
+                states=states,
+                lane=lane,
+                kind=kind,
+                namespace=namespace,
+                tag=tag,
+                created_from=created_from,
+                created_before=created_before,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
 
     def all(self, **filters: Unpack[Filters]) -> Iterator[ExecutionInfo]:
         """Every execution that `find` would page through."""
@@ -480,11 +481,11 @@ class Client:
     def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
-        """What ended without success, newest first."""
+        """Executions that failed or expired, newest first."""
         return self._portal.call(self._client.failures(limit=limit, cursor=cursor, **filters))
 
     def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
-        """End an execution as cancelled, whatever it is doing. Cancelling it again changes nothing."""
+        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing."""
         self._portal.call(self._client.cancel(execution_id, reason))
 
     def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
@@ -492,38 +493,38 @@ class Client:
         self._portal.call(self._client.replay(execution_id, reason=reason))
 
     def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
-        """Another rank for an execution that waits."""
+        """Change the priority of a claimable execution."""
         self._portal.call(self._client.change_priority(execution_id, priority))
 
     def delete(self, execution_id: str | ExecutionId) -> None:
-        """Forget an ended execution now."""
+        """Delete an ended execution now."""
         self._portal.call(self._client.delete(execution_id))
 
     def redact(self, execution_id: str | ExecutionId) -> None:
-        """Remove what an ended execution carried; its history stays."""
+        """Remove payloads, results and failure messages of an ended execution; its history stays."""
         self._portal.call(self._client.redact(execution_id))
 
     def cancel_all(
         self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
     ) -> int:
-        """Cancel everything the filters match that has not ended; answers how many.
+        """Cancel all executions that match the filters and have not ended; returns how many.
 
-        Goes chunk by chunk and calls `progress` after each with how many it is so far.
+        Works in chunks and calls `progress` after each with the number so far.
         """
         return self._portal.call(self._client.cancel_all(reason, progress=progress, **filters))
 
     def replay_all(
         self, reason: str | None = None, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
     ) -> int:
-        """Replay everything the filters match that failed or expired; answers how many. As `cancel_all` goes."""
+        """Replay all executions that match the filters and failed or expired; returns how many. See `cancel_all`."""
         return self._portal.call(self._client.replay_all(reason, progress=progress, **filters))
 
     def lanes(self) -> list[LaneStats]:
-        """How every lane stands."""
+        """State and counts of every lane."""
         return self._portal.call(self._client.lanes())
 
     def set_lane_state(self, lane: str, state: LaneState | str) -> LaneState:
-        """Pause, drain, disable or open a lane; answers the state before."""
+        """Pause, drain, disable or open a lane; returns the previous state."""
         return self._portal.call(self._client.set_lane_state(lane, state))
 
     def schedules(self) -> list[Schedule]:
@@ -531,13 +532,13 @@ class Client:
         return self._portal.call(self._client.schedules())
 
     def pause_schedule(self, name: str) -> None:
-        """Let a schedule fire no more until it is resumed."""
+        """Pause a schedule until it is resumed."""
         self._portal.call(self._client.pause_schedule(name))
 
     def resume_schedule(self, name: str) -> None:
-        """Let a paused schedule fire again, catching up as it is set to."""
+        """Resume a schedule. It catches up on missed times as its catch-up setting says."""
         self._portal.call(self._client.resume_schedule(name))
 
     def delete_schedule(self, name: str) -> None:
-        """Forget a schedule. What it has created stays."""
+        """Delete a schedule. Executions it has created stay."""
         self._portal.call(self._client.delete_schedule(name))

@@ -1,7 +1,7 @@
-"""Middleware: code of yours around submitting, around running, and around every engine call.
+"""Middleware: your code around submissions, handlers and engine calls.
 
-Ships with tracing, metrics, logging, a rate limiter and a circuit breaker. A middleware sees this process alone and
-must never be what correctness across processes rests on.
+Ships with tracing, metrics, logging, a rate limiter and a circuit breaker. A middleware sees only this process, so
+correctness across processes must not depend on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a middleware is, what its hooks are given, and how several become one call.
+"""The middleware class, the objects its hooks receive, and chains of several middlewares.
 
-The first of a list is the outermost: it sees the call first and the answer last. A hook that is not overridden is left
-out when the chain is built, so it costs nothing. What the hooks are given is described by small protocols: the things
-themselves belong to the layers above.
+The first of a list is the outermost: it sees the call first and the result last. A hook that is not overridden is left
+out when the chain is built, so it costs nothing. The hooks' arguments are described by small protocols, because their
+classes belong to layers above.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flowfabric.ids import ExecutionId
 Hook = Literal["submit", "execute", "call"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
-# Operations that only give back what this process holds: they do not ask the database, and must work without it.
+# Operations that only release resources of this process. They do not need the database and must work without it.
 LOCAL: Final = frozenset({"close", "shutdown_prepare"})
 
 
 class Options(Protocol):
-    """The options of one submission, those of its task included."""
+    """The options of one submission, including those of its task."""
 
     @property
     def tags(self) -> Mapping[str, str] | None: ...
@@ -32,7 +32,7 @@ class Options(Protocol):
 
 
 class Submission(Protocol):
-    """What is about to be submitted. It cannot be changed: pass on what `replace` gives."""
+    """A submission on its way. It is immutable: pass on a copy made with `replace`."""
 
     @property
     def kind(self) -> str: ...
@@ -47,7 +47,7 @@ class Submission(Protocol):
 
 
 class Run(Protocol):
-    """What was submitted; not `is_new` when it stood already."""
+    """A submitted execution; `is_new` is False if it existed already."""
 
     @property
     def execution_id(self) -> ExecutionId: ...
@@ -56,7 +56,7 @@ class Run(Protocol):
 
 
 class Running(Protocol):
-    """One attempt under way: the context its handler is given."""
+    """A running attempt: the context that its handler receives."""
 
     @property
     def execution_id(self) -> ExecutionId: ...
@@ -75,26 +75,26 @@ class Running(Protocol):
 
 
 class Middleware:
-    """Around submitting, around running, around every engine call. Override what you need; the others cost nothing.
+    """Hooks around submissions, handlers and engine calls. Override the ones you need; the others cost nothing.
 
-    A hook awaits `proceed` once, or not at all to refuse, or again to try again, and answers what its caller gets.
+    A hook awaits `proceed` once, not at all to refuse, or again to retry; its caller gets what the hook returns.
     """
 
     async def submit(self, submission: Submission, proceed: Callable[[Submission], Awaitable[Run]]) -> Run:
-        """Around one submission, before its arguments are encoded."""
+        """Runs around one submission, before its arguments are encoded."""
         return await proceed(submission)
 
     async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        """Around the handler of one attempt. A task that waits and is resumed passes here once more."""
+        """Runs around the handler of one attempt, and again when a task resumes after a wait."""
         return await proceed()
 
     async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        """Around one operation of the `Engine`; `method` is its name."""
+        """Runs around one operation of the `Engine`; `method` is its name."""
         return await proceed()
 
 
 def check_middlewares(value: Iterable[Middleware], field: str = "middleware") -> tuple[Middleware, ...]:
-    """The middlewares of a list, which must be nothing else."""
+    """Check that the list contains only middlewares."""
     allowed = "a list of Middleware objects, the outermost first"
     if isinstance(value, Middleware) or not isinstance(value, Iterable):
         raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
@@ -107,9 +107,9 @@ def check_middlewares(value: Iterable[Middleware], field: str = "middleware") ->
 
 
 def overriding(middlewares: Iterable[Middleware], hook: Hook) -> list[Middleware]:
-    """Those that do something in this hook."""
+    """The middlewares that override this hook."""
     default = getattr(Middleware, hook)
-    # The bound method is asked, not the class: an object may also decline a hook of its class.
+    # Check the object, not its class: an object may also decline a hook of its class.
     return [each for each in middlewares if getattr(getattr(each, hook), "__func__", None) is not default]
 
 
@@ -121,20 +121,20 @@ Proceed = Callable[[], Awaitable[Any]]
 def chain_submit(
     middlewares: Sequence[Middleware], final: Callable[[_S], Awaitable[_R]]
 ) -> Callable[[_S], Awaitable[_R]]:
-    """`final` inside the `submit` hooks; `final` itself where there are none. Build once, call often."""
+    """`final` inside the `submit` hooks; `final` itself if there are none. Build once, call often."""
     for each in reversed(overriding(middlewares, "submit") if middlewares else ()):
         final = _around_submit(each, final)
     return final
 
 
 def _around_submit(middleware: Middleware, proceed: Callable[[_S], Awaitable[_R]]) -> Callable[[_S], Awaitable[_R]]:
-    # A hook passes on what it was given or what that one's `replace` gave, and answers what it was answered.
+    # The protocols cannot express it: a hook passes on a submission of the same type and returns the same type of run.
     around = cast("Callable[[_S, Callable[[_S], Awaitable[_R]]], Awaitable[_R]]", middleware.submit)
     return lambda submission: around(submission, proceed)
 
 
 def chain_execute(middlewares: Sequence[Middleware], task: Running, final: Proceed) -> Proceed:
-    """`final` inside the `execute` hooks for one attempt; `final` itself where there are none."""
+    """`final` inside the `execute` hooks for one attempt; `final` itself if there are none."""
     for each in reversed(overriding(middlewares, "execute") if middlewares else ()):
         final = _around_execute(each, task, final)
     return final
@@ -145,7 +145,7 @@ def _around_execute(middleware: Middleware, task: Running, proceed: Proceed) -> 
 
 
 def chain_call(middlewares: Sequence[Middleware], method: str, final: Proceed) -> Proceed:
-    """`final` inside the `call` hooks of all of these, which must override it."""
+    """`final` inside the `call` hooks of these middlewares, all of which must override it."""
     for each in reversed(middlewares):
         final = _around_call(each, method, final)
     return final
@@ -156,17 +156,17 @@ def _around_call(middleware: Middleware, method: str, proceed: Proceed) -> Proce
 
 
 def is_resumed(task: Running) -> bool:
-    """Whether the attempt has waited and now goes on, its handler run from the top, where the context tells."""
+    """Whether the attempt resumes after a wait, with its handler run from the top; False if the context cannot tell."""
     return bool(getattr(task, "is_resumed", False))
 
 
 def is_parked(task: Running | None) -> bool:
-    """Whether the handler is being stopped because all it does is wait, where the context tells."""
+    """Whether the handler is stopped because it only waits; False if the context cannot tell."""
     return bool(getattr(task, "is_parked", False))
 
 
 def outcome_of(error: BaseException | None, task: Running | None = None) -> OutcomeWord:
-    """How a hook's `proceed` ended, in one word; `task` where it was a handler."""
+    """How a hook's `proceed` ended, in one word; `task` is the attempt if it was a handler."""
     match error:
         case None:
             return "ok"
@@ -183,11 +183,11 @@ def outcome_of(error: BaseException | None, task: Running | None = None) -> Outc
 
 
 def type_name(error: BaseException) -> str:
-    """The class of an error, as telemetry names it. Its text may quote what a user sent and is never shown."""
+    """The class of an error, for telemetry. Its message may quote user data and is never shown."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def missing(name: str, library: str, extra: str) -> ImportError:
-    """What to say when the library behind a middleware is not there."""
+    """The error for a middleware whose library is not installed."""
     return ImportError(f"{name} needs {library}; install it with: pip install flowfabric[{extra}]", name=extra)

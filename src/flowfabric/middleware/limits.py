@@ -1,7 +1,6 @@
-"""Protect the database, and what handlers call, from this process: a rate limiter and a circuit breaker.
+"""A rate limiter and a circuit breaker, to protect the database and the services that handlers call.
 
-Both know this process alone. What must hold across processes belongs to budgets and quotas in the database. Neither
-ever stands in the way of closing the engine.
+Both see only this process; limits across processes belong into the database. Neither keeps the engine from closing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from flowfabric.middleware.base import LOCAL, Middleware, Run, Submission
 
 SOURCE: Final = "flowfabric.middleware"
 _PRUNE_FROM: Final = 1024
-# What a worker says about work it holds. Refused, the work would have been done in vain.
+# A worker's reports about executions it holds. If they were refused, the work would be lost.
 _RENEWALS: Final = frozenset({"renew", "renew_many"})
 _HOLDING: Final = frozenset(
     {
@@ -30,22 +29,23 @@ _HOLDING: Final = frozenset(
         *("settle_wait", "observe_signals"),
     }
 )
-_ROUNDING: Final = 1e-6  # tokens; who waits exactly as long as told must find one. It is owed, so it never adds up.
+# Tokens: after waiting exactly `retry_after` there must be one. The bucket owes the rest, so it never adds up.
+_ROUNDING: Final = 1e-6
 
 
 class RateLimited(Contention):
-    """The limit of this process is used up; `retry_after` says when it is not. Nothing was sent."""
+    """The limit of this process is reached; try again after `retry_after`. Nothing was sent."""
 
     def __init__(self, what: str, per_second: float, retry_after: float, key: Hashable = None) -> None:
         self.per_second = per_second
         self.retry_after = timedelta(seconds=retry_after)
         self.key = key
-        # The key stays out of the text: it may be whatever a caller identifies itself by.
+        # The key stays out of the message: it may identify a user.
         super().__init__("rate_limit_exceeded", f"{what} is over the limit of {per_second:g} per second")
 
 
 class CircuitOpen(TransportError):
-    """Not even asked: the calls before failed. `retry_after` says when the next one is tried."""
+    """The call was not sent, because earlier calls failed. The next one is tried after `retry_after`."""
 
     source: Final = SOURCE
 
@@ -56,7 +56,7 @@ class CircuitOpen(TransportError):
 
 
 class Bucket:
-    """Tokens that come in at a rate and are kept for one second at most. Full at the start; any thread may take."""
+    """A token bucket that holds the tokens of one second. Full at the start; thread-safe."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self.per_second = per_second
@@ -67,7 +67,7 @@ class Bucket:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def take(self) -> float:
-        """Take a token: 0, or the seconds until there is one."""
+        """Take a token and return 0, or return the seconds until there is one."""
         with self._lock:
             self._count()
             if self._tokens < 1 - _ROUNDING:
@@ -81,7 +81,7 @@ class Bucket:
         self._counted_at = now
 
     async def wait(self, sleep: Callable[[float], Awaitable[Any]]) -> None:
-        """Take a token as soon as there is one, in the order of arrival. Giving up costs nobody a token."""
+        """Take a token as soon as there is one, in the order of arrival. A cancelled wait takes none."""
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
@@ -92,22 +92,22 @@ class Bucket:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new bucket would be the same."""
+        """Whether it is full and unused, as a new bucket would be."""
         with self._lock:
             self._count()
             return self._tokens >= self.per_second and not any(queue.locked() for queue in self._queues.values())
 
 
 class RateLimit(Middleware):
-    """At most so many per second, engine calls or submissions, in this process.
+    """Limits engine calls or submissions of this process to a number per second.
 
-    `per_second` is a number: one bucket for all, or with `key` one for each key. Or it names the keys with their rates;
-    what has another key, or none, shares the bucket `default`, and is not limited where there is no default. Without
-    `key` a call's key is its method, a submission's its kind. A bucket holds what comes in one second; a rate below 1
-    counts as 1. Beyond it `RateLimited` is raised, or with `wait` the caller waits its turn.
+    `per_second` is a number, for one bucket or with `key` for one bucket per key; or a mapping of keys to rates. With a
+    mapping, other keys share the bucket `default`, and are not limited without a default. Without `key`, the key of a
+    call is its method, the key of a submission its kind. A bucket holds the tokens of one second; a rate below 1 counts
+    as 1. Above the limit `RateLimited` is raised, or with `wait` the caller waits its turn.
 
-    What is said about work that is held (its result, its failure, its steps) is never refused: it waits its turn. The
-    renewal of a lease passes at once.
+    Reports about executions that a worker holds (results, failures, steps) are never refused: they wait their turn.
+    Renewals of leases always pass immediately.
     """
 
     @overload
@@ -152,7 +152,7 @@ class RateLimit(Middleware):
         self._clock = clock
         self._sleep = sleep
         self._making = threading.Lock()
-        self._each: float | None = None  # the rate of a key that has no bucket yet; None: there will be none
+        self._each: float | None = None  # the rate of keys that have no bucket yet; None: they get none
         self._default: Bucket | None = None
         self._buckets: dict[Hashable, Bucket] = {}
         self._prune_at = _PRUNE_FROM
@@ -165,7 +165,7 @@ class RateLimit(Middleware):
             self._default = self._bucket(per_second, "per_second")
         else:
             self._each = _rate(per_second, "per_second")
-        # The hook that is not wanted is declined, see `overriding`.
+        # Decline the other hook, see `overriding`.
         match on:
             case "call":
                 self.submit = super().submit  # type: ignore[method-assign]
@@ -199,7 +199,7 @@ class RateLimit(Middleware):
             return bucket
         with self._making:
             if len(self._buckets) >= self._prune_at:
-                # Keys may be anything, a tenant or a user: those at rest are forgotten.
+                # There may be many keys, one per tenant or user: drop the idle ones.
                 self._buckets = {name: each for name, each in self._buckets.items() if not each.is_idle}
                 self._prune_at = max(_PRUNE_FROM, 2 * len(self._buckets))
             return self._buckets.setdefault(key, Bucket(self._each, self._clock))
@@ -215,11 +215,11 @@ def _rate(value: object, field: str) -> float:
 
 
 class CircuitBreaker(Middleware):
-    """Stops asking a database that does not answer.
+    """Stops sending calls to a database that does not respond.
 
     After `failures` transport errors in a row engine calls are refused for `open_for`, as `CircuitOpen`. Then one call
     is tried while the others are still refused: a transport error opens the circuit again, anything else closes it. A
-    call that was under way when the circuit changed has no say in it.
+    call that was running when the circuit changed does not count.
     """
 
     def __init__(
@@ -240,11 +240,11 @@ class CircuitBreaker(Middleware):
         self._failed = 0
         self._opened_at: float | None = None
         self._trying = False
-        self._era = 0  # grows with every change of state; an answer counts only in the era of its question
+        self._era = 0  # grows with every change of state; a result counts only in the era of its call
 
     @property
     def state(self) -> Literal["closed", "open", "trial"]:
-        """`trial` while one call is tried."""
+        """The state of the circuit; `trial` while one call is tried."""
         if self._opened_at is None:
             return "closed"
         return "trial" if self._trying else "open"
@@ -259,12 +259,12 @@ class CircuitBreaker(Middleware):
             self._failure(era)
             raise
         except Exception:
-            self._answered(era)
+            self._responded(era)
             raise
         except BaseException:
             self._abandoned(era)
             raise
-        self._answered(era)
+        self._responded(era)
         return answer
 
     def _admit(self, method: str) -> int:
@@ -286,7 +286,7 @@ class CircuitBreaker(Middleware):
             if self._trying or self._failed >= self._limit:
                 self._change(self._clock())
 
-    def _answered(self, era: int) -> None:
+    def _responded(self, era: int) -> None:
         with self._lock:
             if era != self._era:
                 return
@@ -295,7 +295,7 @@ class CircuitBreaker(Middleware):
                 self._change(None)
 
     def _abandoned(self, era: int) -> None:
-        """A cancelled call says nothing; a cancelled trial leaves the trial to the next call."""
+        """A cancelled call does not count; after a cancelled trial the next call is tried."""
         with self._lock:
             if era == self._era and self._trying:
                 self._change(self._opened_at)

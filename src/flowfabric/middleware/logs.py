@@ -1,6 +1,6 @@
-"""A line in the log when a handler starts and ends, and a formatter that writes lines as JSON.
+"""Logs the start and end of handlers, and a formatter that writes log lines as JSON.
 
-Lines name ids, kinds, outcomes and the class of an error, never arguments, results or the text of an error.
+Lines contain ids, kinds, outcomes and the class of an error, never arguments, results or error messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHO: Final = "%(kind)r, execution %(execution_id)s, attempt %(attempt)d"
 
 
 class Logging(Middleware):
-    """Logs the start and the end of every handler at `level`, a failure as an error, a submission for debugging."""
+    """Logs the start and end of every handler at `level`, failures at error level, submissions at debug level."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Logging(Middleware):
             raise
         finally:
             seconds = round(self._clock() - begun, 6)
-            with contextlib.suppress(ValueError):  # a handler that is thrown away ends in a context of nobody's
+            with contextlib.suppress(ValueError):  # a coroutine that is garbage-collected ends in another context
                 _running.reset(token)
             self._ended({**about, "seconds": seconds, "outcome": outcome_of(failure, task)}, failure)
             failure = None  # a kept error would keep its frames, and they this one
@@ -83,8 +83,8 @@ class Logging(Middleware):
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, then the fields of the record.
 
-    A line that is logged inside a handler, by any logger, also carries execution_id, attempt, kind and lane when
-    `Logging` is among the middlewares. Fields that are not text, numbers or truth values are written as text.
+    A line that is logged inside a handler, by any logger, also has execution_id, attempt, kind and lane if
+    `Logging` is among the middlewares. Fields that are not strings, numbers or booleans are written as strings.
     """
 
     def format(self, record: logging.LogRecord) -> str:

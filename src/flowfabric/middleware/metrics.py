@@ -43,7 +43,7 @@ BUCKETS: Final = (
 
 
 class Metric(NamedTuple):
-    """One name and what it measures."""
+    """A metric: its type, labels and help text."""
 
     type: Literal["counter", "histogram"]
     labels: tuple[str, ...]
@@ -56,11 +56,15 @@ EXECUTION_SECONDS: Final = "flowfabric_execution_seconds"
 QUEUE_SECONDS: Final = "flowfabric_queue_seconds"
 CALL_SECONDS: Final = "flowfabric_call_seconds"
 METRICS: Final[Mapping[str, Metric]] = {
-    SUBMITTED: Metric("counter", ("kind",), "Executions that were submitted; one that stood already is not counted."),
-    EXECUTIONS: Metric("counter", ("kind", "outcome"), "Runs of a handler, by how they ended."),
+    SUBMITTED: Metric("counter", ("kind",), "Executions submitted, without those that existed already."),
+    EXECUTIONS: Metric("counter", ("kind", "outcome"), "Runs of a handler, by outcome."),
     EXECUTION_SECONDS: Metric("histogram", ("kind",), "How long a handler ran."),
-    QUEUE_SECONDS: Metric("histogram", ("kind",), "From creation to the first start, a wanted delay included."),
-    CALL_SECONDS: Metric("histogram", ("method", "outcome"), "How long an engine call took, its waiting included."),
+    QUEUE_SECONDS: Metric(
+        "histogram", ("kind",), "Time from creation to the first start, including a requested delay."
+    ),
+    CALL_SECONDS: Metric(
+        "histogram", ("method", "outcome"), "How long an engine call took, including waiting for a connection."
+    ),
 }
 
 _CATEGORIES: Final = frozenset(
@@ -77,17 +81,17 @@ def category(error: BaseException | None) -> str:
 
 
 class MetricsSink(Protocol):
-    """Where measurements go. Called on the event loop, so it must not block."""
+    """Receives the measurements. It is called on the event loop, so it must not block."""
 
     def count(self, name: str, labels: Mapping[str, str]) -> None:
-        """One more."""
+        """Increment a counter."""
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
-        """It took so long."""
+        """Record a duration."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """All observations of one series. `buckets` counts those that took at most so many seconds."""
+    """All observations of one series. `buckets` counts those that took at most that many seconds."""
 
     count: int
     seconds: float
@@ -96,7 +100,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """What a `MemorySink` has seen, by series: `flowfabric_executions_total{kind="send",outcome="ok"}`."""
+    """The totals of a `MemorySink`, by series: `flowfabric_executions_total{kind="send",outcome="ok"}`."""
 
     counts: dict[str, int]
     timings: dict[str, Timing]
@@ -112,7 +116,7 @@ class _Times:
 
 
 class MemorySink:
-    """Keeps totals in this process; its size depends on the number of series alone."""
+    """Keeps totals in this process; its size depends only on the number of series."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,13 +162,13 @@ def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
-# Two apps of one process may report to the same registry, which holds every name once.
+# Several apps of one process may share a registry, which accepts every name once.
 _registered: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
 _registering = threading.Lock()
 
 
 class PrometheusSink:
-    """Reports to a registry of `prometheus_client`, by default the process's own; serving it is up to the program."""
+    """Reports to a registry of `prometheus_client`, by default the global one. Serving it is up to the program."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         try:
@@ -194,7 +198,7 @@ class PrometheusSink:
 
 
 class Metrics(Middleware):
-    """Measures submissions, executions and engine calls; `sink` is where to, in memory unless given."""
+    """Measures submissions, executions and engine calls. `sink` receives the measurements; default: a `MemorySink`."""
 
     def __init__(
         self,
@@ -216,9 +220,9 @@ class Metrics(Middleware):
 
     async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
         kind = task.kind
-        # Later runs have waited for other things: a retry's backoff, a signal.
+        # Later runs waited for something else, such as a retry's backoff or a signal.
         if task.attempt_index == 0 and not is_resumed(task):
-            # Two clocks are compared, so the difference may come out below zero.
+            # The clocks of two machines: the difference may be negative.
             self._observe(QUEUE_SECONDS, max((self._now() - task.created_at).total_seconds(), 0.0), kind=kind)
         outcome: OutcomeWord = "ok"
         begun = self._clock()

@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry around submissions, executions and engine calls.
+"""OpenTelemetry spans around submissions, executions and engine calls.
 
-The context of the submitter travels with the execution as two tags, in the W3C form, so the spans of a worker join
-the trace that asked for the work, days later or on another machine. Spans carry ids and the class of an error, never
-arguments, results or the text of an error. Exporting them is up to the program.
+The submitter's context travels with the execution as two tags in W3C format, so that a worker's spans join the trace of
+the submitter, even days later or on another machine. Spans contain ids and the class of an error, never arguments,
+results or error messages. Exporting them is up to the program.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TAGS: Final[Mapping[str, str]] = {"traceparent": "trace.parent", "tracestate": "
 
 
 class Tracing(Middleware):
-    """One span per submission, run of a handler and engine call.
+    """One span per submission, per run of a handler and per engine call.
 
-    A run's span is a child of its submission's; with `link` it starts a trace of its own that points there, which suits
-    work that is submitted by the thousand. `calls=False` leaves the engine calls out: an idle worker makes many.
+    A run's span is a child of its submission's span. With `link` it starts its own trace with a link to the submission,
+    which suits batches of thousands. `calls=False` leaves out engine calls: an idle worker makes many.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Tracing(Middleware):
             self._context.inject(carrier)
             if carrier:
                 options = submission.options
-                # Tags that were handed on from another execution carry that one's context: all of it must go.
+                # Tags copied from another execution contain its context: remove all of it.
                 tags = {key: value for key, value in (options.tags or {}).items() if key not in TAGS.values()}
                 tags.update((TAGS[header], value) for header, value in carrier.items())
                 submission = submission.replace(options=options.replace(tags=tags))
@@ -101,7 +101,7 @@ class Tracing(Middleware):
             kind=kind,
             attributes={"flowfabric.method" if what == "call" else "flowfabric.kind": name, **attributes},
             links=links,
-            # The library would record the text of the error, too.
+            # The library would record the error's message, too.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:

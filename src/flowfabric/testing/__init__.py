@@ -1,12 +1,12 @@
-"""For tests of your own tasks: a database per test, a worker in the test's process, a movable clock, crashes.
+"""Test your own tasks: a database per test, a worker in the test's process, a clock you can move, crashes.
 
-The fixtures `flowfabric_dsn` and `flowfabric_kit` come with the pytest plugin that is installed with the package.
+The package installs a pytest plugin with the fixtures `flowfabric_dsn` and `flowfabric_kit`.
 """
 
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.errors import CrashChangedResult, Nondeterministic, NotFinished, NotReached
-from flowfabric.testing.faults import Crash, Point
-from flowfabric.testing.kit import Crashed, CrashReport, Kit
+from flowfabric.testing.faults import Crash, Crashed, CrashReport, Point
+from flowfabric.testing.kit import Kit
 from flowfabric.testing.server import Server
 
 __all__ = [

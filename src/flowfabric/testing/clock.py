@@ -1,4 +1,4 @@
-"""The movable clock: the database's, which is the only one there is."""
+"""The movable clock: the clock of the test's database, which decides about time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flowfabric.errors import InvalidInput
 if TYPE_CHECKING:
     from flowfabric.testing.worker import KitWorker
 
-# What can make somebody go on. Lapsed leases belong to crashes, retention to housekeeping.
+# Timers that executions wait for. Lapsed leases belong to crashes, retention to housekeeping.
 _WAITED_FOR = tuple(
     kind.value for kind in (TimerKind.DELAY, TimerKind.ATTEMPT, TimerKind.DEADLINE, TimerKind.SUSPENSION)
 )
 
 
 class Clock:
-    """The clock of the test's database. It runs on by itself, and forward only."""
+    """The clock of the test's database. It keeps running, and moves only forward."""
 
     def __init__(self, dsn: str, workers: Callable[[], Iterable[KitWorker]]) -> None:
         self._dsn = dsn
         self._workers = workers
 
     async def now(self) -> datetime:
-        """What it says."""
+        """The current time of the clock."""
         return (await read_clock(self._dsn))[0]
 
     async def advance(
@@ -40,29 +40,29 @@ class Clock:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Set it forward. What came due meanwhile is done by the next `run_all` or `run_inline`.
+        """Move it forward. The next `run_all` or `run_inline` handles timers that came due meanwhile.
 
-        A handler that is running keeps its lease, as it would if the time had really passed; its sleeps end when they
-        are due, and an attempt timeout or deadline that is over ends it.
+        A running handler keeps its lease, as it would if the time had really passed. Its sleeps end when they are due,
+        and an attempt timeout or deadline that has passed stops it.
         """
         span = (by or timedelta()) + timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
         if span < timedelta():
-            raise InvalidInput(f"got {span}", field="by", allowed="no time or more: the clock never goes back")
+            raise InvalidInput(f"got {span}", field="by", allowed="zero or more: the clock never moves back")
         workers = list(self._workers())
         await move_clock(self._dsn, span, [one.handle for worker in workers for one in list(worker.held.values())])
         for worker in workers:
             worker.clock_moved(span)
 
     async def advance_to(self, time: datetime) -> None:
-        """Set it forward to a time, which must have an offset and not be over."""
+        """Move it forward to a time in the future, which must have an offset."""
         if time.tzinfo is None:
             raise InvalidInput(f"got {time}", field="time", allowed="a time with an offset from UTC")
         await self.advance(time - await self.now())
 
     async def advance_to_next(self) -> timedelta | None:
-        """Set it forward to when something is due that an execution waits for; answers by how much.
+        """Move it forward to the next timer that an execution waits for; returns by how much.
 
-        That is the end of a sleep, a retry, a delayed start, a timeout or a deadline; None when there is none.
+        That is the end of a sleep, a retry, a delayed start, a timeout or a deadline; None if there is none.
         """
         now, due = await read_clock(self._dsn, _WAITED_FOR)
         if due is None:

@@ -1,19 +1,19 @@
-"""What the kit raises when a test has found something: all of them are assertions."""
+"""Errors that the kit raises when a test has found a problem; all are assertion errors."""
 
 from __future__ import annotations
 
 
 class NotFinished(AssertionError):
-    """There is nothing left to do, and the execution has not ended. The message says what it waits for."""
+    """Nothing is left to do, but the execution has not ended. The message says what it waits for."""
 
 
 class NotReached(AssertionError):
-    """A crash that was asked for did not happen: no such step was done."""
+    """A requested crash did not happen, because the step was never reached."""
 
 
 class Nondeterministic(AssertionError):
-    """A handler that was run again with what is remembered did something else than before."""
+    """A handler that was re-run with its recorded steps behaved differently."""
 
 
 class CrashChangedResult(AssertionError):
-    """A run with a crash in it did not end as the run without."""
+    """A run with a crash had another result than the run without."""

@@ -1,11 +1,11 @@
-"""What a test has asked for: crashes at steps, forced replays; and what was seen of steps meanwhile."""
+"""The faults that a test requests, crashes at steps and forced replays, and the steps seen so far."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,11 +14,12 @@ from flowfabric.errors import InvalidInput
 from flowfabric.ids import ExecutionId
 from flowfabric.testing.errors import Nondeterministic, NotReached
 
+R = TypeVar("R")
 _ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) (?:\{fp:\d+\}:)?[0-9a-f-]{36}$")
 
 
 class Point(NamedTuple):
-    """A step as a crash is aimed at it. `n` counts the uses of its name in one execution, from 0."""
+    """A step at which a crash can happen. `n` counts the uses of its name in one execution, from 0."""
 
     task: str
     step: str
@@ -29,7 +30,7 @@ class Point(NamedTuple):
 
 
 class Crash:
-    """One crash that was asked for. `happened` is how often it has come about."""
+    """A requested crash. `happened` counts how often it has happened."""
 
     def __init__(
         self, when: Literal["before", "after"], step: str, n: int | None, task: str | None, times: int
@@ -56,6 +57,25 @@ class Crash:
         return f"a crash {self.when} step {self.step!r}" + ("" if self.n is None else f" (use {self.n})")
 
 
+class Crashed(Struct, Generic[R], frozen=True):
+    """A run with a crash: the step after which the worker crashed, and the result."""
+
+    point: Point
+    result: R
+
+
+class CrashReport(Struct, Generic[R], frozen=True):
+    """The report of `crash_everywhere`: the result without a crash, and one run per step with a crash."""
+
+    result: R
+    crashes: Sequence[Crashed[R]]
+
+    @property
+    def runs(self) -> int:
+        """How often the task was run in total."""
+        return 1 + len(self.crashes)
+
+
 class End(Struct, frozen=True):
     """How a handler ended."""
 
@@ -66,11 +86,11 @@ class End(Struct, frozen=True):
         if self == other:
             return True
         if self.raised is not None and other.raised is not None:
-            # A remembered exception whose class cannot be made again is told in words.
+            # A recorded exception whose class cannot be rebuilt becomes a StepFailed.
             return "StepFailed" in (self.raised, other.raised)
         if self.encoded is None or other.encoded is None or self.raised or other.raised:
             return False
-        # The order of keys is no difference.
+        # Ignore the order of keys.
         return bool(msgspec.json.decode(self.encoded) == msgspec.json.decode(other.encoded))
 
     def __str__(self) -> str:
@@ -81,7 +101,7 @@ class End(Struct, frozen=True):
 
 
 class Faults:
-    """The plan of a kit, which its workers follow."""
+    """The requested faults of a kit, which its workers apply."""
 
     def __init__(self) -> None:
         self.crashes: list[Crash] = []
@@ -110,7 +130,7 @@ class Faults:
             names = dict.fromkeys(point.step for _, point in self.recorded[seen:])
             raise NotReached(
                 f"{crash} happened {crash.happened} of {times} times;"
-                f" the steps that were done: {', '.join(map(repr, names)) or 'none'}"
+                f" the recorded steps: {', '.join(map(repr, names)) or 'none'}"
             )
 
     @contextmanager
@@ -122,7 +142,7 @@ class Faults:
             self.replays = before
 
     def point(self, execution_id: ExecutionId, task: str, name: str, n: int) -> Point:
-        """The point of a step. What concerns another execution is recorded under its id, which no test can know."""
+        """The point of a step. The name of a step about another execution ends with its id, which no test knows."""
         found = _ABOUT_ANOTHER.match(name)
         if found is None:
             return Point(task, name, n)
@@ -130,6 +150,8 @@ class Faults:
         return Point(task, found[1], numbers.setdefault((name, n), len(numbers)))
 
     def strikes(self, when: Literal["before", "after"], point: Point) -> bool:
-        """Whether the worker dies here."""
-        struck = [crash.strikes(when, point) for crash in self.crashes]  # every one of them counts
+        """Whether the worker crashes here."""
+        struck = [
+            crash.strikes(when, point) for crash in self.crashes
+        ]  # not any(...) directly: each crash counts its hits
         return any(struck)

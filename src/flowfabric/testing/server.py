@@ -1,4 +1,4 @@
-"""The server behind the tests: started once per run and shared by its processes, or one of the user's own."""
+"""The server of the tests: started once per test run and shared by its processes, or a server that the user names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowfabric._postgres.scratch import Databases
 from flowfabric.client.portal import Portal
 from flowfabric.errors import ConnectionFailed
 
-# Nothing in it is meant to outlive the tests.
+# Fast and not durable: the data is thrown away after the tests.
 _SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -24,7 +24,7 @@ _SETTINGS = {
 
 
 class Server:
-    """Gives out databases of one server. `place` is where an embedded one keeps its data; `dsn` names another."""
+    """Provides databases on one server: the embedded one, with its data in `place`, or the one that `dsn` names."""
 
     def __init__(self, place: Path, dsn: str | None = None) -> None:
         self._embedded: Any = None
@@ -32,7 +32,7 @@ class Server:
         self._dropping: asyncio.Task[None] | None = None
         if dsn is None:
             self._embedded = _start(place)
-        # In a thread of its own: a fixture may be asked for while the test's event loop runs.
+        # In its own thread: a fixture may be used while the test's event loop runs.
         self._portal = Portal()
         try:
             self._databases = self._portal.call(
@@ -45,7 +45,7 @@ class Server:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The DSN of a fresh, migrated database, dropped afterwards whoever is still connected."""
+        """The DSN of a fresh, migrated database, which is dropped afterwards even if clients are still connected."""
         dsn = self._portal.call(self._take())
         try:
             yield dsn
@@ -53,7 +53,7 @@ class Server:
             self._portal.call(self._give_back(dsn))
 
     async def _take(self) -> str:
-        # While one test runs, the database of the next is made and that of the one before is dropped.
+        # While a test runs, the next database is created and the previous one dropped.
         ready = self._next or asyncio.create_task(self._databases.create())
         self._next = None
         dsn = await ready
@@ -75,7 +75,7 @@ class Server:
             await self._databases.close()
 
     def close(self) -> None:
-        """Disconnect. An embedded server stops when the last process of the run has left it."""
+        """Disconnect. The embedded server stops when the last process of the test run has left."""
         try:
             self._portal.call(self._finish())
         finally:

@@ -1,6 +1,6 @@
-"""A worker that can die as a killed process does, run handlers again at every step, and say when it has nothing to do.
+"""A worker that can crash like a killed process, re-run handlers at every step, and report when it is idle.
 
-Everything else is the real worker's.
+Everything else is the real worker.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.testing")
 _POLL = timedelta(milliseconds=10)
-_LOOK = 0.002  # seconds between two looks at whether something has come about
-_LAST_WORDS = 2.0  # seconds that handlers get to notice that they were cut off
+_POLL_SECONDS = 0.002  # between two checks of a condition
+_CRASH_GRACE = 2.0  # seconds that handlers get to notice that they were cut off
 _SETTLE = 1.0  # seconds that the tasks of a handler get to wait or end before it is run again
 
 
@@ -57,13 +57,13 @@ class _KitHandlers(Handlers):
         worker = self._worker
         assert isinstance(worker, KitWorker)
         if worker.dead.is_set():
-            worker.left_behind += [one.handle for one in claimed]  # the answer came to nobody
+            worker.left_behind += [one.handle for one in claimed]  # claimed while it crashed
         else:
             super().begin(claimed, asked)
 
 
 class KitWorker(Worker):
-    """A worker of the kit's. Duties are left to the kit, which runs them when it wants to."""
+    """A worker of the kit, which runs the duties itself."""
 
     _claims_class = _KitClaims
     _handlers_class = _KitHandlers
@@ -71,7 +71,7 @@ class KitWorker(Worker):
     def __init__(self, app: App, faults: Faults, *, lanes: Collection[str], capabilities: Collection[str]) -> None:
         super().__init__(app, lanes=sorted(lanes), capabilities=capabilities, poll=_POLL, duties=False)
         self.dead = asyncio.Event()
-        self.left_behind: list[Handle] = []  # what it held when it died
+        self.left_behind: list[Handle] = []  # held when it crashed
         self.begun = 0
         self.asked = 0
         self.found_nothing = 0  # the number of the last claim that did
@@ -84,7 +84,7 @@ class KitWorker(Worker):
     # Idleness
 
     async def settled(self) -> None:
-        """Wait until nothing runs, everything is reported, and a claim after that has found nothing; or until death."""
+        """Wait until nothing runs, everything is reported and a later claim found nothing; or until it crashes."""
         asked: int | None = None
         while not self.dead.is_set():
             if self._running:
@@ -93,13 +93,13 @@ class KitWorker(Worker):
                 await self.reports.flushed()
                 asked = self.asked
                 if self.engine.listener is not None:
-                    self.engine.listener.wake("work")  # look at once
+                    self.engine.listener.wake("work")  # claim now
             elif self.found_nothing > asked:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def clock_moved(self, by: timedelta) -> None:
-        """The database's clock was set forward: so is what handlers think it says, and sleeps that are over end."""
+        """Apply a move of the database's clock: handlers see the new time, and sleeps that are due end."""
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()
@@ -132,15 +132,15 @@ class KitWorker(Worker):
         if self._faults.replays:
             await self.run_again(running)
 
-    # Death
+    # Crash
 
     async def _die(self, where: str) -> None:
-        """End as a killed process: from here on nothing reaches the database, and no lease is renewed."""
+        """Stop like a killed process: nothing more reaches the database, and no lease is renewed."""
         log.info("the worker is killed %s", where)
         self.left_behind = [one.handle for one in self.held.values()]
         self.held.clear()
-        self.grace = _LAST_WORDS
-        self.engine._database._pool._closing = True  # what is under way may still arrive, nothing else is sent
+        self.grace = _CRASH_GRACE
+        self.engine._database._pool._closing = True  # calls already sent may still arrive
         for one in list(self._running):
             one.stop("the worker was killed")
         self.dead.set()
@@ -149,14 +149,14 @@ class KitWorker(Worker):
     async def close(self) -> None:
         if self.dead.is_set():
             await asyncio.sleep(0)
-            self.reports.close()  # nobody takes them any more
+            self.reports.close()  # they are lost
             self.handlers.kill_processes()
         await super().close()
 
     # Forced replay
 
     async def run_again(self, running: Running) -> None:
-        """Stop the handler here and let it be run from the top. Returns never: it is cancelled."""
+        """Stop the handler here and let it run again from the top. Never returns: the handler is cancelled."""
         if running not in self._rerun_at:
             self._rerun_at[running] = set()
             current.background(self._release_when_all_wait(running), "flowfabric forced replay")
@@ -167,11 +167,11 @@ class KitWorker(Worker):
     async def _release_when_all_wait(self, running: Running) -> None:
         until = time.monotonic() + _SETTLE
         gates = self._rerun_at[running]
-        # What goes on beside it comes to an end first: a function cut off in the middle would be run again.
+        # Let concurrent steps finish first: a function that is cut off in the middle would run again.
         while running.task.signature.is_async and time.monotonic() < until:
             if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates}):
                 break
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
         del self._rerun_at[running]
         if running.is_cancelled or running.is_parked:
             return
@@ -181,27 +181,27 @@ class KitWorker(Worker):
             self.handlers.lost(running, error)
             return
         except FlowFabricError as error:
-            log.warning("execution %s could not be run again: %s", running.claimed.execution_id, error)
+            log.warning("execution %s could not be re-run: %s", running.claimed.execution_id, error)
         running.is_parked = True
         self.handlers.let_go(running)
-        running.stop("it is run again from the top")
+        running.stop("it runs again from the top")
 
     def _run_of(self, running: Running) -> tuple[ExecutionId, int]:
         claimed = running.claimed
         return claimed.execution_id, claimed.retry_count + claimed.replay_count
 
     def _check_second_run(self, running: Running, name: str, n: int) -> None:
-        """Nothing is new to a handler that is run once more after its end."""
+        """A handler that is re-run after its end must not take new steps."""
         if self._run_of(running) in self._faults.first_ends:
-            self._refuse(running, f"does {_use(name, n)}, which it had not done when it ended before")
+            self._refuse(running, f"takes {_use(name, n)}, which it did not take before")
 
     def _refuse(self, running: Running, what: str) -> None:
-        message = f"{running.task.name}, run again with what is remembered, {what}"
+        message = f"{running.task.name}, re-run with its recorded steps, {what}"
         self._faults.trouble.append(Nondeterministic(message))
         raise Reject(message)
 
     async def twice(self, running: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the handler to its end, then once more with all its steps answered from memory; it must end the same."""
+        """Run the handler to its end, then once more with all its steps recorded; it must end the same way."""
         error: Exception | None = None
         value: Any = None
         try:
@@ -214,7 +214,7 @@ class KitWorker(Worker):
                 raise error
             return value
         if error is None and (left_out := _left_out(running)):
-            self._refuse(running, f"ends without {', '.join(_use(*one) for one in left_out)}, which it did before")
+            self._refuse(running, f"ends without {', '.join(_use(*one) for one in left_out)}, which it took before")
         key = self._run_of(running)
         first = self._faults.first_ends.get(key)
         if first is None:
@@ -228,7 +228,7 @@ class KitWorker(Worker):
 
 
 class _RunTwice(Middleware):
-    """Innermost: around the handler alone."""
+    """The innermost middleware: around the handler only."""
 
     def __init__(self, worker: KitWorker) -> None:
         self._worker = worker
@@ -240,7 +240,7 @@ class _RunTwice(Middleware):
 
 
 def _left_out(running: Running) -> list[tuple[str, int]]:
-    """The steps that are remembered and were not asked for, by name and use."""
+    """The recorded steps that the handler did not reach, by name and use."""
     memory = running.loaded_memory
     return [] if memory is None or running.task.steps == "lenient" else memory.not_reached()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.app import Task
-from flowfabric.client import current, passing
+from flowfabric.client import current, node_arguments
 from flowfabric.contexts import Context
 from flowfabric.contracts import Codecs
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
@@ -85,7 +85,7 @@ class Handlers:
         try:
             data = self._codecs.open(claimed.input_payload, claimed.payload_encoding)
             if claimed.inputs is not None:
-                data = passing.fill(data, claimed.inputs, self._codecs)
+                data = node_arguments.fill(data, claimed.inputs, self._codecs)
             kwargs = signature.decode(data)
             if signature.data:
                 kwargs.update({name: self.shared[cls] for name, cls in signature.data.items()})

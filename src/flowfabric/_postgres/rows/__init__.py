@@ -20,7 +20,7 @@ from flowfabric._postgres.rows.waits import (
     suspension,
     suspension_details,
     wait,
-    wait_state,
+    wait_result,
 )
 
 __all__ = [
@@ -53,5 +53,5 @@ __all__ = [
     "suspension",
     "suspension_details",
     "wait",
-    "wait_state",
+    "wait_result",
 ]

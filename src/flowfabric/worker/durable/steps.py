@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.client import current
 from flowfabric.contracts import CannotDecode, ValueType
-from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
 from flowfabric.models import NewStep, Step
 from flowfabric.policies import Duration, Exponential, RetryPolicy, duration

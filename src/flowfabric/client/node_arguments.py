@@ -1,9 +1,9 @@
-"""Arguments that are results of other nodes of a flow: how they are written down, and filled in when the node starts.
+"""Arguments that are results of other nodes of a flow: how they are stored, and filled in when the node starts.
 
-A payload with such arguments is `{"given": {name: value}, "wanted": {name: place}}`. A place says where a value comes
-from: `["value", v]`, `["node", uuid]`, `["list", places]`, `["dict", {key: place}]`, `["first", uuids]` or
+A payload with such arguments is `{"given": {name: value}, "wanted": {name: place}}`. A place tells where a value
+comes from: `["value", v]`, `["node", uuid]`, `["list", places]`, `["dict", {key: place}]`, `["first", uuids]` or
 `["all", uuids]`.
-What did not succeed is left out of lists and dicts, and is null where a single value is wanted.
+Results of nodes that did not succeed are left out of lists and dicts, and are null as single values.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def write(given: Mapping[str, msgspec.Raw], wanted: Mapping[str, Any]) -> bytes:
 
 
 def fill(data: bytes, inputs: Mapping[UUID, Passed], codecs: Codecs) -> bytes:
-    """The arguments of the call as one JSON object, with what upstreams passed in its place."""
+    """The arguments of the call as one JSON object, with the results of upstream nodes filled in."""
     try:
         stored = msgspec.json.decode(data, type=Stored)
     except msgspec.MsgspecError:
-        raise CannotDecode("not the arguments of a node", what="arguments") from None
+        raise CannotDecode("these are not the arguments of a node", what="arguments") from None
     arguments: dict[str, Any] = dict(stored.given)
     for name, place in stored.wanted.items():
         value = _value(place, inputs, codecs)
@@ -76,12 +76,12 @@ def _uuid(text: Any) -> UUID:
 
 
 def _unknown() -> CannotDecode:
-    return CannotDecode("names a place that is not known", what="arguments")
+    return CannotDecode("refers to an unknown place", what="arguments")
 
 
 def _result(passed: Passed | None, codecs: Codecs) -> Any:
     if passed is None:
         return _ABSENT
     if passed.state is not State.COMPLETED:
-        raise CannotDecode("the result of a node before this one is gone: that node was replayed", what="arguments")
+        raise CannotDecode("the result of an upstream node is gone, because that node was replayed", what="arguments")
     return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding))

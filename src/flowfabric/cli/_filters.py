@@ -1,0 +1,154 @@
+"""Which executions: the filter options of the commands that list or change many, and the filter they make."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _completion
+from flowfabric.cli._options import Namespace, parse_moment, parse_pair
+from flowfabric.cli._pages import PAGE
+from flowfabric.state import State
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+    from flowfabric.engine.reads import Place
+    from flowfabric.models import ExecutionInfo, Page
+
+States = Annotated[
+    list[State] | None,
+    typer.Option(
+        "--state",
+        "-s",
+        metavar="STATE",
+        help="Only executions in this state.",
+        autocompletion=_completion.states,
+        show_default=False,
+    ),
+]
+_LANE = typer.Option(
+    "--lane", "-l", metavar="LANE", help="Only this lane.", autocompletion=_completion.lanes, show_default=False
+)
+Lane = Annotated[str | None, _LANE]
+Lanes = Annotated[list[str] | None, _LANE]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", "-k", metavar="KIND", help="Only this kind: the name of a task.", show_default=False),
+]
+Tag = Annotated[
+    str | None,
+    typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Only executions with this tag.", show_default=False),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Created at or after this time (2024-05-01T12:00:00Z), or this long ago (90s, 15m).",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Created before this time, or this long ago.", show_default=False),
+]
+_OPTIONS = {
+    "state": States,
+    "lane": Lanes,
+    "kind": Kinds,
+    "namespace": Namespace,
+    "tag": Tag,
+    "since": Since,
+    "until": Until,
+}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The executions that match every argument, which are those of `Engine.find_executions`."""
+
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        state: list[State] | None,
+        lane: list[str] | None,
+        kind: list[str] | None,
+        namespace: str | None,
+        tag: str | None,
+        since: str | None,
+        until: str | None,
+    ) -> Filter:
+        """The filter that the options ask for."""
+        given: dict[str, Any] = {
+            "states": state or None,
+            "lane_ids": lane or None,
+            "kinds": kind or None,
+            "namespace": namespace,
+            "tag": None if tag is None else parse_pair(tag, "--tag"),
+            "created_from": None if since is None else parse_moment(since, "--since"),
+            "created_before": None if until is None else parse_moment(until, "--until"),
+        }
+        return cls({name: value for name, value in given.items() if value is not None})
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments)
+
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes it names."""
+        return list(self.arguments.get("lane_ids", ()))
+
+    def replace(self, **arguments: Any) -> Filter:
+        """The same with other arguments."""
+        return Filter({**self.arguments, **arguments})
+
+    def or_states(self, states: Collection[State]) -> Filter:
+        """The same, in these states if it names none."""
+        return self if "states" in self.arguments else self.replace(states=list(states))
+
+    async def page(self, engine: Engine, cursor: Place | None, size: int) -> Page[ExecutionInfo, Place]:
+        """One page, newest first. It may be shorter than `size`, or empty, and still have a next one."""
+        return await engine.find_executions(**self.arguments, cursor=cursor, limit=size)
+
+    async def pages(
+        self, engine: Engine, *, cursor: Place | None = None, size: int = PAGE
+    ) -> AsyncIterator[Page[ExecutionInfo, Place]]:
+        """Every page, newest first; some may be empty."""
+        while True:
+            page = await self.page(engine, cursor, size)
+            yield page
+            if page.next_cursor is None:
+                return
+            cursor = page.next_cursor
+
+
+def filtered(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `wanted` by the filter options; the command receives the `Filter` they make."""
+    own = inspect.signature(command, eval_str=True)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    before: list[inspect.Parameter] = []
+    after: list[inspect.Parameter] = []
+    for parameter in own.parameters.values():
+        if parameter.name != "wanted":
+            (after if parameter.kind is inspect.Parameter.KEYWORD_ONLY else before).append(parameter)
+
+    def run(*args: Any, **given: Any) -> None:
+        chosen = {name: given.pop(name, None) for name in _OPTIONS}
+        command(*args, wanted=Filter.of(**chosen), **given)
+
+    functools.update_wrapper(run, command)
+    shown = own.replace(parameters=[*before, *options, *after])
+    run.__signature__ = shown  # type: ignore[attr-defined]  # typer reads it instead of the parameters of `run`
+    run.__annotations__ = {one.name: one.annotation for one in shown.parameters.values()}
+    return run

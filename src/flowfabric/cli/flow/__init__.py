@@ -1,0 +1,21 @@
+"""`flowfabric flow`: draw, list, export, wait for, cancel, replay and delete flows."""
+
+from __future__ import annotations
+
+import typer
+
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli.flow import cancel, delete, export, ls, replay, show, wait
+
+app = typer.Typer(help="Draw, list, export, wait for, cancel, replay and delete flows.", invoke_without_command=True)
+
+
+@app.callback()
+def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+    """Draw, list, export, wait for, cancel, replay and delete flows. Without a command: ls."""
+    if ctx.invoked_subcommand is None:
+        ls.ls(json=json, dsn=dsn)
+
+
+for _command in (ls.ls, show.show, export.export, wait.wait, cancel.cancel, replay.replay, delete.delete):
+    app.command()(_command)

@@ -1,0 +1,44 @@
+"""`flowfabric show`: everything about one execution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowfabric.cli import _output
+from flowfabric.cli._database import ask
+from flowfabric.cli._loading import AppOption, load_app
+from flowfabric.cli._options import Dsn, Id, Json
+from flowfabric.cli.show._document import as_json
+from flowfabric.cli.show._page import page
+from flowfabric.cli.show._seen import read
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+
+
+def show(
+    execution: Id,
+    payloads: Annotated[
+        bool,
+        typer.Option("--payload/--no-payload", help="Include input, step results, payloads of signals and the result."),
+    ] = True,
+    timeline: Annotated[
+        bool, typer.Option("--timeline/--no-timeline", help="Include the timeline (as far back as the event log goes).")
+    ] = True,
+    app: AppOption = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Show one execution: state, what it waits for, attempts, steps, signals, failure, result and timeline."""
+    codecs = None if app is None else load_app(app).codecs
+
+    async def work(engine: Engine) -> None:
+        seen = await read(engine, execution, payloads=payloads, timeline=timeline, all_signals=json, codecs=codecs)
+        if json:
+            _output.document(as_json(seen))
+        else:
+            page(seen)
+
+    ask(dsn, work)

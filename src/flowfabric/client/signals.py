@@ -1,0 +1,135 @@
+"""Signals: list waitpoints, signal, approve, reject, resume, and receive web callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from flowfabric.bridges.callbacks import Received, receive
+from flowfabric.client.base import ClientBase
+from flowfabric.errors import InvalidInput
+from flowfabric.ids import ExecutionId
+from flowfabric.models import Accepted, DuplicateSignal, Page, PendingWaitpoint, Wait
+from flowfabric.policies import Duration, duration
+from flowfabric.signals import encode_payload, parse_callback
+
+
+class Signalling(ClientBase):
+    """Signals executions that wait."""
+
+    async def waits(
+        self,
+        *,
+        lane: str | None = None,
+        namespace: str | None = None,
+        key: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Wait, str]:
+        """One page of the waitpoints that can be signalled, of all executions, longest waiting first."""
+        return await self.engine.list_waits(
+            lane_id=lane, namespace=namespace, waitpoint_key=key, limit=limit, cursor=cursor
+        )
+
+    async def waitpoints_of(self, execution_id: str | ExecutionId) -> list[PendingWaitpoint]:
+        """The waitpoints of an execution that can be signalled now."""
+        found: list[PendingWaitpoint] = []
+        after: UUID | None = None
+        while True:
+            page = await self.engine.list_pending_waitpoints(ExecutionId.parse(execution_id), after=after, limit=1000)
+            found += page.items
+            after = page.next_cursor
+            if after is None:
+                return found
+
+    async def signal(
+        self,
+        execution_id: str | ExecutionId,
+        key: str | None = None,
+        name: str = "signal",
+        payload: Any = None,
+        *,
+        source_type: str = "client",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Accepted | DuplicateSignal:
+        """Send a signal to an execution; `key` names the waitpoint if it has several."""
+        target = ExecutionId.parse(execution_id)
+        data, encoding = encode_payload(payload, self.codecs)
+        return await self.engine.signal_execution(
+            target,
+            key,
+            signal_name=name,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=data,
+            payload_encoding=encoding,
+            idempotency_key=idempotency_key,
+        )
+
+    async def approve(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `approved` as an operator; `by` names who decided."""
+        return await self._decide(ExecutionId.parse(execution_id), key, "approved", by)
+
+    async def reject(
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+    ) -> Accepted | DuplicateSignal:
+        """Send an execution the signal `rejected` as an operator; `by` names who decided."""
+        return await self._decide(ExecutionId.parse(execution_id), key, "rejected", by)
+
+    async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
+        return await self.engine.signal_execution(
+            target,
+            key,
+            signal_name=name,
+            signal_category="approval",
+            source_type="operator",
+            source_identity=by,
+            idempotency_key=f"approval:{name}:{by}",
+            target_scope="execution",
+        )
+
+    async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
+        """Resume a suspended execution without a signal, whatever it waits for."""
+        await self.engine.resume_execution(ExecutionId.parse(execution_id), "operator", duration(delay, "delay"))
+
+    async def receive(
+        self,
+        callback: str,
+        body: bytes = b"",
+        *,
+        name: str = "callback",
+        source_type: str = "callback",
+        source_identity: str = "",
+        idempotency_key: str | None = None,
+    ) -> Received:
+        """Handle a web callback: `callback` is the text of the link, `body` the request's body (JSON).
+
+        Never raises for errors of the sender: `Received` has the HTTP status and body of the response.
+        """
+        return await receive(
+            self.engine,
+            callback,
+            body,
+            name=name,
+            source_type=source_type,
+            source_identity=source_identity,
+            idempotency_key=idempotency_key,
+            codecs=self.codecs,
+        )
+
+    async def look(self, callback: str) -> PendingWaitpoint | None:
+        """The waitpoint that a callback's link signals, or None if the link is invalid or has expired."""
+        try:
+            parsed = parse_callback(callback)
+        except InvalidInput:
+            return None
+        if await self.engine.probe_waitpoint(parsed.execution_id, parsed.waitpoint_id, parsed.token) != "ok":
+            return None
+        kids = await self.engine.list_waitpoint_hmac_kids()
+        if parsed.token.kid not in (kids.current_kid, *(one.kid for one in kids.verifying)):
+            return None
+        found = await self.waitpoints_of(parsed.execution_id)
+        return next((one for one in found if one.waitpoint_id == parsed.waitpoint_id), None)
