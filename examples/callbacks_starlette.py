@@ -26,7 +26,7 @@ async def show(request: Request) -> Response:
     client = await app.client()
     asked = await client.look(request.path_params["callback"])
     if asked is None:
-        return HTMLResponse("This link is not good, or no longer.", 404)
+        return HTMLResponse("This link is invalid or has expired.", 404)
     buttons = "".join(f'<button formaction="?answer={name}">{name}</button>' for name in ("approved", "rejected"))
     return HTMLResponse(f'<form method="post">{asked.waitpoint_key}: {buttons}</form>')
 
