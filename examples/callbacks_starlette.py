@@ -48,7 +48,7 @@ async def main() -> None:
     ):
         run = await refund.submit(42)
         link = await mailbox.get()
-        print("GET:", (await browser.get(link)).status_code)  # a mail program that looks at links decides nothing
+        print("GET:", (await browser.get(link)).status_code)  # a mail program that opens links decides nothing
         print("POST:", (await browser.post(link, params={"answer": "approved"})).json()["outcome"])
         print(await run.result())
         print("GET afterwards:", (await browser.get(link)).status_code)

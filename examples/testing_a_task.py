@@ -1,4 +1,4 @@
-"""Tests of a task: days pass in no time, a worker dies after every step, and the handler has to do the same again.
+"""Test a task: days pass in no time, a worker dies after every step, and the handler must do the same again.
 
 Run it with pytest, or as a program.
 """
