@@ -16,7 +16,7 @@ NONCE_BYTES = 12
 
 
 class AesGcm:
-    """A codec that encrypts and authenticates with one key. The key's id is part of the codec name stored with the data."""
+    """A codec that encrypts and authenticates with one key. Its name, stored with the data, has the key's id."""
 
     def __init__(self, key_id: str, key: bytes) -> None:
         self.name = f"aes-gcm-{key_id}"
