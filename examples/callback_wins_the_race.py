@@ -1,4 +1,4 @@
-"""A payment service calls back before the task waits for it. The signal is kept, and the wait is over at once."""
+"""A payment service calls back before the task waits for it. The signal is kept, and the wait returns at once."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ class Payment(msgspec.Struct):
 
 
 async def request_payment(cents: int, callback: str) -> None:
-    """Stands for a service that is quick: it has called back before its answer is here."""
+    """A quick service: it calls back before its own response has arrived."""
     client = await app.client()
     received = await client.receive(callback, msgspec.json.encode(Payment("p-17", cents)))
     print("called back:", received.status, received.outcome)
@@ -23,10 +23,10 @@ async def request_payment(cents: int, callback: str) -> None:
 
 @app.task
 async def buy(ctx: ff.Context, cents: int) -> str:
-    paid = await ctx.waitpoint("payment")  # first the place where the answer can arrive ...
-    await ctx.step("request payment", request_payment, cents, paid.callback)  # ... then the question
+    paid = await ctx.waitpoint("payment")  # first make the waitpoint that receives the answer ...
+    await ctx.step("request payment", request_payment, cents, paid.callback)  # ... then ask
     signal = await paid.wait(payload=Payment, timeout="5 minutes")
-    print("goes on", "after a wait" if ctx.is_resumed else "without a wait")
+    print("continues", "after a wait" if ctx.is_resumed else "without a wait")
     return f"{signal.payload.cents} cents, reference {signal.payload.reference}"
 
 

@@ -26,7 +26,7 @@ async def buy(ctx: ff.Context, cents: int) -> str:
 
 
 @functools.cache
-def flowfabric_client() -> ff.Client:  # one per process, opened by its first request
+def flowfabric_client() -> ff.Client:  # one per process, opened by the first request
     return ff.Client(app)
 
 
@@ -43,7 +43,7 @@ urlpatterns = [path("callbacks/<str:callback>", receive)]
 
 def call_back(link: str) -> None:
     service = Service(enforce_csrf_checks=True)
-    for _ in range(2):  # the service repeats itself, as services do
+    for _ in range(2):  # services repeat their calls
         answer = service.post(link, {"reference": "p-17"}, "application/json", headers={"Idempotency-Key": "p-17"})
         print("POST:", answer.status_code, answer.json()["outcome"])
     flowfabric_client().close()

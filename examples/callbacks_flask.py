@@ -34,7 +34,7 @@ def make_web(client: ff.Client) -> Flask:
 def call_back(link: str) -> None:
     with ff.Client(app) as client:
         service = make_web(client).test_client()
-        for _ in range(2):  # the service repeats itself, as services do
+        for _ in range(2):  # services repeat their calls
             answer = service.post(link, json={"reference": "p-17"}, headers={"Idempotency-Key": "p-17"})
             print("POST:", answer.status_code, answer.get_json()["outcome"])
 

@@ -26,7 +26,7 @@ async def show(request: Request) -> Response:
     client = await app.client()
     asked = await client.look(request.path_params["callback"])
     if asked is None:
-        return HTMLResponse("This link is not good, or no longer.", 404)
+        return HTMLResponse("This link is invalid or has expired.", 404)
     buttons = "".join(f'<button formaction="?answer={name}">{name}</button>' for name in ("approved", "rejected"))
     return HTMLResponse(f'<form method="post">{asked.waitpoint_key}: {buttons}</form>')
 
@@ -48,7 +48,7 @@ async def main() -> None:
     ):
         run = await refund.submit(42)
         link = await mailbox.get()
-        print("GET:", (await browser.get(link)).status_code)  # a mail program that looks at links decides nothing
+        print("GET:", (await browser.get(link)).status_code)  # a mail program that opens links decides nothing
         print("POST:", (await browser.post(link, params={"answer": "approved"})).json()["outcome"])
         print(await run.result())
         print("GET afterwards:", (await browser.get(link)).status_code)

@@ -1,4 +1,4 @@
-"""A task submits others and waits for them. It holds no worker meanwhile: one slot is enough for all of them."""
+"""A task submits others and waits for them. It occupies no worker meanwhile: one slot is enough for all of them."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def count(ctx: ff.Context, words: str) -> int:
 
 @app.task
 async def total(chapters: list[str]) -> int:
-    runs = [await count.submit(chapter) for chapter in chapters]  # once each, also if this task is run again
+    runs = [await count.submit(chapter) for chapter in chapters]  # once each, even if the handler re-runs
     return sum(await asyncio.gather(*(run.result() for run in runs)))
 
 

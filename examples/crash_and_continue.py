@@ -1,9 +1,9 @@
 """Kill a worker in the middle of a task and watch another one continue it. `make demo` runs this.
 
-An order is fulfilled in steps. The worker process that does it is killed with SIGKILL during the third step, and nobody
-cleans up after it. When its lease has lapsed, a second worker process takes over: the task runs again from the top,
-finished steps are answered from the database, and the interrupted one is done again. Before the parcel leaves, the
-order waits for a person, here the demo itself, without holding a worker.
+A worker process fulfils an order in steps. The demo kills it with SIGKILL during the third step, so it cannot clean up.
+When its lease has expired, a second worker process takes over: the handler runs again from the top, finished steps
+return their stored result, and the interrupted step runs again. Before the parcel leaves, the order waits for a person,
+here the demo itself, without occupying a worker.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rich.table import Table
 
 import flowfabric as ff
 
-STEP = 0.5  # seconds that a step takes
-LEASE = "2s"  # so that the demo is short; 30 seconds are usual
+STEP = 0.5  # seconds per step
+LEASE = "2s"  # keeps the demo short; the default is 30 seconds
 KILLED_IN = "print label"
 PATIENCE = 60  # seconds until the demo gives up
 
@@ -53,7 +53,7 @@ async def notify(order: int, parcel: str) -> None:
 
 
 async def work(step: str) -> None:
-    print(step, flush=True)  # the demo reads along, to show which process began which step
+    print(step, flush=True)  # the demo reads this to show which process started which step
     await asyncio.sleep(STEP)
 
 
@@ -80,7 +80,7 @@ async def fulfil(ctx: ff.Context, order: int) -> str:
 
 
 class Demo:
-    """Starts workers, reads what they say, and shows it with the seconds since the order was submitted."""
+    """Starts workers, reads their output, and prints it with the seconds since the order was submitted."""
 
     def __init__(self, console: Console, lane: str) -> None:
         self.console = console
@@ -111,7 +111,7 @@ class Demo:
             return await self.report(run)
 
     async def approve(self, run: ff.Run[str]) -> None:
-        """What a person does with `flowfabric approve`, once the order waits for it."""
+        """Approve the order once it waits, as a person does with `flowfabric approve`."""
         while await run.state() is not ff.State.SUSPENDED:
             await asyncio.sleep(0.05)
         self.say("the order waits for an approval, and no worker holds it")
@@ -120,7 +120,7 @@ class Demo:
 
     @contextlib.asynccontextmanager
     async def worker(self, name: str) -> AsyncIterator[Process]:
-        """A process as `flowfabric worker crash_and_continue:app` starts it."""
+        """Start a process as `flowfabric worker crash_and_continue:app` does."""
         command = ("-m", "flowfabric.cli", "worker", f"{Path(__file__).stem}:app")
         options = ("--lane", self.lane, "--lease", LEASE, "--log-level", "warning")
         place = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -147,7 +147,7 @@ class Demo:
                 self.reached.set()
 
     async def report(self, run: ff.Run[str]) -> bool:
-        """What is stored, beside what the workers said; True if all is well."""
+        """Print the stored steps beside the output of the workers; return True if both agree."""
         created_at = (await run.get()).created_at
         processes = {a.attempt_index: a.worker_instance_id.split("/")[1] for a in await run.attempts()}
         table = Table(title="What the database remembers of the order", title_justify="left")

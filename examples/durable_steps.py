@@ -1,4 +1,4 @@
-"""A task fails in its last step and is retried: the steps that were done are not done again."""
+"""A task fails in its last step and is retried: finished steps do not run again."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def write(topic: str) -> str:
     return f"all about {topic}"
 
 
-def draw(topic: str) -> bytes:  # a plain function runs in a thread
+def draw(topic: str) -> bytes:  # a synchronous function runs in a thread
     print("drawing", topic)
     return b"<svg/>"
 

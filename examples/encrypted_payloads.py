@@ -1,7 +1,7 @@
 """Everything the app stores is encrypted: arguments, results and steps. Keys can be changed at any time.
 
 `PAYLOAD_KEYS` lists the keys as `id:base64`, separated by commas. The first one writes, the others still read:
-to change keys put a new one in front, and drop an old one when nothing written with it is kept any more.
+to change keys put a new one in front, and drop an old one when no data written with it is left.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ NONCE_BYTES = 12
 
 
 class AesGcm:
-    """A codec that encrypts and authenticates with one key. The key's id is part of the name kept beside the data."""
+    """A codec that encrypts and authenticates with one key. Its name, stored with the data, has the key's id."""
 
     def __init__(self, key_id: str, key: bytes) -> None:
         self.name = f"aes-gcm-{key_id}"
@@ -32,7 +32,7 @@ class AesGcm:
 
 def codecs_from_environment() -> list[AesGcm]:
     listed = os.environ.get("PAYLOAD_KEYS")
-    if not listed:  # good for a demonstration: nobody can read the data once this process has ended
+    if not listed:  # only for a demonstration: the key is lost when this process ends
         return [AesGcm("demo", AESGCM.generate_key(bit_length=256))]
     pairs = (entry.split(":", 1) for entry in listed.split(","))
     return [AesGcm(key_id, base64.b64decode(key)) for key_id, key in pairs]

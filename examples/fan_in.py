@@ -1,4 +1,4 @@
-"""A release goes on when three subsystems have reported. Each has a token for its own waitpoint and for no other."""
+"""A release continues when three subsystems have reported. Each has a token for its own waitpoint and for no other."""
 
 import asyncio
 

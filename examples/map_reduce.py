@@ -1,4 +1,4 @@
-"""Count words by map and reduce. How many parts there are is found out inside the flow, which then grows."""
+"""Count words by map and reduce. A task inside the flow finds out how many parts there are, and extends the flow."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ async def split(ctx: ff.Context, text: str) -> int:
     flow = ctx.flow()  # the flow this task is a node of
     parts = flow.map(count, text.splitlines())
     flow.add(merge, parts)
-    await flow.submit()  # once, also if this task is run again
+    await flow.submit()  # once, even if the handler re-runs
     return len(parts)
 
 

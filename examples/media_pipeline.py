@@ -42,7 +42,7 @@ def pipeline(file: str) -> ff.Flow:
     source = flow.add(probe, file)
     renditions = [flow.add(encode, file, height, source, name=f"encode {height}p") for height in (480, 720, 1080)]
     flow.add(package, renditions)
-    flow.add(index, file, flow.add(subtitles, file, source))  # a branch of its own: it may fail alone
+    flow.add(index, file, flow.add(subtitles, file, source))  # a separate branch: it may fail alone
     return flow
 
 
@@ -57,7 +57,7 @@ async def main() -> None:
         for line in pictures.to_text(await run.graph()):
             print(pictures.plain(line))
 
-        print("again:", *await run.replay())  # what failed, and what was skipped because of it; nothing else
+        print("again:", *await run.replay())  # the failed node and the one skipped because of it, nothing else
         print((await run.result(timeout=30))["index"])
 
 

@@ -5,7 +5,7 @@ import asyncio
 import flowfabric as ff
 
 app = ff.App()
-SECONDS = {"small": 0.05, "medium": 0.1, "large": 60.0, "huge": 90.0}  # that a model thinks
+SECONDS = {"small": 0.05, "medium": 0.1, "large": 60.0, "huge": 90.0}  # thinking time of each model
 
 
 @app.task

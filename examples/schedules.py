@@ -1,4 +1,4 @@
-"""Tasks that are submitted again and again: by a cron expression in a time zone, and every second."""
+"""Schedules submit tasks again and again: by a cron expression in a time zone, and every second."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ app.schedule(beat, every="1 second")
 
 
 async def main() -> None:
-    async with ff.Worker(app):  # stores the schedules of the app when it starts
+    async with ff.Worker(app):  # stores the app's schedules when it starts
         client = await app.client()
         for schedule in await client.schedules():
             print(schedule.name, schedule.timing, "next at", schedule.next_at)
@@ -31,7 +31,7 @@ async def main() -> None:
         for _ in range(2):
             print("beat of", await beats.get())
 
-        for schedule in await client.schedules():  # they are stored, and would go on with the next worker
+        for schedule in await client.schedules():  # they are stored: the next worker would fire them too
             await client.delete_schedule(schedule.name)
 
 

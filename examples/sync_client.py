@@ -6,7 +6,7 @@ app = ff.App()
 
 
 @app.task
-def divide(dividend: int, divisor: int) -> float:  # a plain function: the worker runs it in a thread
+def divide(dividend: int, divisor: int) -> float:  # the worker runs a synchronous function in a thread
     return dividend / divisor
 
 

@@ -1,4 +1,4 @@
-"""Tests of a task: days pass in no time, a worker dies after every step, and the handler has to do the same again.
+"""Test a task: days pass in no time, a worker dies after every step, and the handler must do the same again.
 
 Run it with pytest, or as a program.
 """
@@ -69,7 +69,7 @@ async def test_nothing_is_left_to_chance(flowfabric_kit: Kit) -> None:
         await flowfabric_kit.run_inline(welcome, "Ada")
 
 
-def test_a_plain_function_may_test_too(flowfabric_kit: Kit) -> None:
+def test_a_synchronous_test_works_too(flowfabric_kit: Kit) -> None:
     assert flowfabric_kit.wait(flowfabric_kit.run_inline(welcome, "Ada")) == "Ada was reminded"
 
 

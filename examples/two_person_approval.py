@@ -1,4 +1,4 @@
-"""A deployment waits for two people. It holds no worker while they think, and one person does not count twice."""
+"""A deployment waits for two people. It occupies no worker while they think, and one person does not count twice."""
 
 import asyncio
 

@@ -63,10 +63,11 @@ def test_the_readme_begins_with_the_first_example_in_full() -> None:
 
 def test_the_pages_with_code_are_found() -> None:
     assert {name(page) for page in WITH_CODE} >= {
+        "docs/concepts/events.md",
         "docs/concepts/executions.md",
         "docs/concepts/flows.md",
-        "docs/concepts/suspension.md",
         "docs/concepts/tasks.md",
+        "docs/concepts/waits.md",
         "docs/guides/flows.md",
         "docs/guides/operate.md",
         "docs/guides/retries.md",

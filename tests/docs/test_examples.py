@@ -18,7 +18,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = ROOT / "examples" / "crash_and_continue.py"
 SAYS = {
     "callback_wins_the_race.py": [
-        r"\Acalled back: 202 accepted\ngoes on without a wait\n990 cents, reference p-17\n\Z"
+        r"\Acalled back: 202 accepted\ncontinues without a wait\n990 cents, reference p-17\n\Z"
     ],
     "callbacks_django.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
     "callbacks_flask.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
