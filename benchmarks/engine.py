@@ -17,10 +17,10 @@ from rich.console import Console
 import flowfabric as ff
 from benchmarks.harness import Sample, Sizes, check_all_done
 from benchmarks.jobs import payload
+from benchmarks.product import migrate_database
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from flowfabric._duties import ALL, TimerDuty
-from flowfabric.engine.service import migrate_database
 
 _BATCH = 100
 _FILL_BATCH = 500

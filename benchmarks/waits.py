@@ -22,12 +22,10 @@ from benchmarks import tasks
 from benchmarks.engine import DrainWithStored
 from benchmarks.harness import Sample, Sizes
 from benchmarks.processes import Board, WorkerProcess
+from benchmarks.product import Fresh, NewWaitpoint, Suspended, UsePending, migrate_database, mint_uuid
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import stop_all
-from flowfabric.engine.service import migrate_database
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Fresh, NewWaitpoint, Suspended, UsePending
 
 _CONNECTIONS = 8
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
@@ -132,7 +130,7 @@ class Resume:
         return took[samples // 10 :]
 
     async def _signals(self, dsn: str, worker: WorkerProcess, board: Board, samples: int) -> list[float]:
-        app = tasks._connected(dsn)
+        app = tasks.connected(dsn)
         try:
             runs = await tasks.waits.submit_many(list(range(samples)))
             worker.go()
