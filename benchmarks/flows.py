@@ -107,12 +107,12 @@ class FlowsPerSecond:
 
     @property
     def series(self) -> Sequence[str]:
-        return (self.inner.name, f"{self.inner.name}.flows", "one")
+        return (self.inner.name, f"{self.inner.name}.flows")
 
     async def run(self) -> Sample:
         sample = await self.inner.run()
         rate = sample.figures[self.inner.name]
-        return Sample(dict(zip(self.series, (rate, rate / 10, 1.0), strict=True)), sample.stolen)
+        return Sample(dict(zip(self.series, (rate, rate / 10), strict=True)), sample.stolen)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ class SubmittingContestant(WorkerContestant, Protocol):
 class WorkersDrain:
     """Jobs per second, and what a job costs: processor time of the workers, log written, commits, dead rows, bytes.
 
-    The log and the dead rows are those of fill and drain together, the commits those of the drain.
+    The log and the dead rows are those of fill and drain together, the commits those of the drain. The bytes are what
+    the tables have grown by when a vacuum has given back what it can.
     """
 
     server: Server
@@ -323,12 +324,12 @@ class Watcher:
         await self._connection.execute("vacuum", timeout=120)
 
     async def counters(self) -> _Counters:
-        """Updates and deletes each leave a dead row, whether it has been cleared away since or not."""
+        """Dead rows are those left for a vacuum; what a page's next reader has cleared away by itself is not."""
         await self.ask("select pg_stat_force_next_flush() is null")
         row = await self._connection.fetchrow(
             "select pg_current_wal_lsn() - '0/0'::pg_lsn as wal_bytes,"
             " (select xact_commit from pg_stat_database where datname = current_database()) as commits,"
-            " (select coalesce(sum(n_tup_upd + n_tup_del), 0) from pg_stat_user_tables) as dead_rows,"
+            " (select coalesce(sum(n_dead_tup), 0) from pg_stat_user_tables) as dead_rows,"
             " (select coalesce(sum(pg_total_relation_size(relid)), 0) from pg_stat_user_tables) as stored_bytes"
         )
         counters = _Counters(
