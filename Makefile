@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
+RESUME ?=
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -46,11 +47,11 @@ types: $(BIN)/.dev
 imports: $(BIN)/.dev
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
-bench: $(BIN)/.bench ## measure against the raw floor and peers, write build/bench.json (BENCH=prefix selects)
-	$(BIN)/python -m benchmarks --select "$(BENCH)" --out build/bench.json
+bench: $(BIN)/.bench ## measure against the raw floor and peers, write build/bench.json (BENCH=prefix or table, RESUME=1)
+	$(BIN)/python -m benchmarks --select "$(BENCH)" --out build/bench.json $(if $(RESUME),--resume)
 
 bench-quick: $(BIN)/.bench ## the same with smaller sizes
-	$(BIN)/python -m benchmarks --quick --select "$(BENCH)" --out build/bench.json
+	$(BIN)/python -m benchmarks --quick --select "$(BENCH)" --out build/bench.json $(if $(RESUME),--resume)
 
 bench-layouts: $(BIN)/.bench ## compare the candidate storage layouts (long)
 	$(BIN)/python -m benchmarks.layouts
