@@ -29,6 +29,7 @@ _LOCK_LATEST = """
     order by lease_acquired_at desc limit 200 for update skip locked
 """
 _STILL_SECONDS = 1.0
+_ENOUGH = 10_000  # so that the worker is in the middle of them
 _SOME = 500  # results that wait: the worker has not stopped claiming yet
 
 
@@ -49,7 +50,7 @@ class Crash:
     async def _killed(self, is_blocked: bool = False) -> int:
         dsn = await self.server.create_database("bench_task_crash")
         contestant = tasks.Tasks(dsn, self.sizes, tasks.noop)
-        jobs = self.sizes.jobs
+        jobs = max(self.sizes.jobs, _ENOUGH)
         try:
             await contestant.prepare()
             async with (
@@ -58,7 +59,7 @@ class Crash:
             ):
                 await contestant.fill(jobs)
                 worker.go()
-                await _until(worker, board, random.randint(jobs // 10, jobs // 2))
+                await _until(worker, board, random.randint(jobs // 10, jobs // 4))
                 if is_blocked:
                     await _block(dsn, worker, board)
                 else:
