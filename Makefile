@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
 JOBS   ?= 2
+RESUME ?=
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -50,11 +51,11 @@ types: $(BIN)/.dev
 imports: $(BIN)/.dev
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
-bench: $(BIN)/.bench ## measure against the raw floor and peers, write build/bench.json (BENCH=prefix selects)
-	$(BIN)/python -m benchmarks --select "$(BENCH)" --out build/bench.json
+bench: $(BIN)/.bench ## measure against the raw floor and peers, write build/bench.json (BENCH=prefix or table, RESUME=1)
+	$(BIN)/python -m benchmarks --select "$(BENCH)" --out build/bench.json $(if $(RESUME),--resume)
 
 bench-quick: $(BIN)/.bench ## the same with smaller sizes
-	$(BIN)/python -m benchmarks --quick --select "$(BENCH)" --out build/bench.json
+	$(BIN)/python -m benchmarks --quick --select "$(BENCH)" --out build/bench.json $(if $(RESUME),--resume)
 
 bench-layouts: $(BIN)/.bench ## compare the candidate storage layouts (long)
 	$(BIN)/python -m benchmarks.layouts

@@ -1,23 +1,29 @@
 """`python -m benchmarks`: every selected metric in one table and one file.
 
 --quick            smaller sizes, which the table states; targets are judged without it
---select PREFIX    only the metrics whose names begin so, and the trials they need
---out FILE         where the numbers go
+--select PREFIX    only the metrics whose names begin so, and the trials they need; `table` is the table of README.md
+--out FILE         where the numbers go, as they come; the single samples go beside it (`.samples.jsonl`)
+--resume           take up the samples of a run that was cut, of the same commit with the same sizes
 --dsn DSN          a running server (superuser) instead of one of our own
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 
 from benchmarks import flows, tasks
-from benchmarks.engine import DrainPinned, DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs
+from benchmarks.contestants import settings_of
+from benchmarks.crash import Crash
+from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
 from benchmarks.floor import Floor, RawCreateMany, RawVerbs
 from benchmarks.harness import (
     FULL,
@@ -31,27 +37,49 @@ from benchmarks.harness import (
     table,
     write_json,
 )
+from benchmarks.metrics import NOTES, Metric
 from benchmarks.peers.absurd import AbsurdSteps
+from benchmarks.peers.awa import Awa
 from benchmarks.peers.dbos import DbosSteps
 from benchmarks.peers.pgqueuer import Pgqueuer
-from benchmarks.peers.pgqueuer import batch_submitters as pgqueuer_submitters
 from benchmarks.peers.procrastinate import Procrastinate
 from benchmarks.raw_tasks import RawTasks, Way
 from benchmarks.server import Server, running_server
 from benchmarks.stolen import load
+from benchmarks.sustained import Sustained
+from benchmarks.table import cells, write_markdown
 from benchmarks.waits import DrainBesideSuspended, RawCommit, RawCommits, Resume, Signals
-from benchmarks.workers import IdleLatency, SubmitMany, WorkersDrain
+from benchmarks.workers import IdleLatency, SubmitMany, SubmitOne, SubmittingContestant, WorkersDrain
+
+Made = Callable[[str], SubmittingContestant]
 
 
 def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
     """Who takes turns with whom."""
     return [
+        *engine_groups(server, sizes, console),
+        *task_groups(server, sizes),
+        Group([Resume(server, sizes), RawCommit(server, sizes)], sizes.repetitions),
+        Group([Signals(server, sizes), RawCommits(server, sizes)], sizes.repetitions),
+        Group(
+            [
+                DrainBesideSuspended(server, sizes, 0, "wait.drain_empty"),
+                DrainBesideSuspended(server, sizes, sizes.stored, "wait.drain_suspended"),
+            ],
+            sizes.repetitions,
+        ),
+        *flow_groups(server, sizes),
+        *long_groups(server, sizes),
+    ]
+
+
+def engine_groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
+    """The engine's calls beside bare SQL."""
+    return [
         Group(
             [
                 Drain(server, "engine", lambda dsn: EngineQueue(dsn, sizes), sizes.jobs),
                 Drain(server, "floor", lambda dsn: Floor(dsn, sizes), sizes.jobs),
-                WorkersDrain(server, "pgqueuer.drain", lambda dsn: Pgqueuer(dsn, sizes), sizes.jobs),
-                WorkersDrain(server, "procrastinate.drain", lambda dsn: Procrastinate(dsn, sizes), sizes.slow_jobs),
             ],
             sizes.repetitions,
         ),
@@ -65,20 +93,72 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             sizes.repetitions,
         ),
         Group(
-            [DrainPinned(server, sizes, False, console), DrainPinned(server, sizes, True, console)],
+            [FlowPinned(server, sizes, False, console), FlowPinned(server, sizes, True, console)],
             sizes.long_repetitions,
         ),
-        *task_groups(server, sizes),
-        Group([Resume(server, sizes), RawCommit(server, sizes)], sizes.repetitions),
-        Group([Signals(server, sizes), RawCommits(server, sizes)], sizes.repetitions),
+    ]
+
+
+def contestants(sizes: Sizes) -> dict[str, Made]:
+    """Those with whole workers, by the prefix of their series."""
+    return {
+        "task": tasks.noops(sizes),
+        "raw": raw(sizes, "drain"),
+        "pgqueuer": lambda dsn: Pgqueuer(dsn, sizes),
+        "awa": lambda dsn: Awa(dsn, sizes),
+        "procrastinate": lambda dsn: Procrastinate(dsn, sizes),
+    }
+
+
+def raw(sizes: Sizes, way: Way) -> Callable[[str], RawTasks]:
+    return lambda dsn: RawTasks(dsn, sizes, way)
+
+
+def task_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Whole workers: every contestant's is a process, or two, of its own."""
+    made = contestants(sizes)
+
+    def jobs(name: str) -> int:
+        return sizes.slow_jobs if name == "procrastinate" else sizes.jobs
+
+    return [
+        *(
+            Group(
+                [WorkersDrain(server, f"{name}.drain{n}", one, jobs(name), n) for name, one in made.items()],
+                sizes.repetitions,
+            )
+            for n in (1, 2)
+        ),
         Group(
             [
-                DrainBesideSuspended(server, sizes, 0, "wait.drain_empty"),
-                DrainBesideSuspended(server, sizes, sizes.stored, "wait.drain_suspended"),
+                WorkersDrain(server, "task.steps", tasks.five_steps(sizes), sizes.step_runs),
+                WorkersDrain(server, "absurd.steps", AbsurdSteps, sizes.slow_step_runs),
+                WorkersDrain(server, "absurd.steps_threads", lambda dsn: AbsurdSteps(dsn, 4), sizes.slow_step_runs),
+                WorkersDrain(server, "dbos.steps", DbosSteps, sizes.slow_step_runs),
+                WorkersDrain(server, "raw.steps_shared", raw(sizes, "shared"), sizes.step_runs),
+                WorkersDrain(server, "raw.steps_alone", raw(sizes, "alone"), sizes.slow_step_runs),
             ],
             sizes.repetitions,
         ),
-        *flow_groups(server, sizes),
+        Group(
+            [
+                IdleLatency(server, f"{name}.latency", one, sizes.waits)
+                for name, one in (made | {"raw": raw(sizes, "wake")}).items()
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [
+                SubmitMany(server, f"{name}.submit_many", one, jobs(name), sizes.connections)
+                for name, one in made.items()
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [SubmitOne(server, f"{name}.submit_one", one, sizes.single_calls) for name, one in made.items()],
+            sizes.repetitions,
+        ),
+        Group([Crash(server, sizes)], sizes.long_repetitions),
     ]
 
 
@@ -104,51 +184,24 @@ def flow_groups(server: Server, sizes: Sizes) -> list[Group]:
     ]
 
 
-def task_groups(server: Server, sizes: Sizes) -> list[Group]:
-    """The same for whole workers: every contestant's is a process, or two, of its own."""
-
-    def pgqueuer(dsn: str) -> Pgqueuer:
-        return Pgqueuer(dsn, sizes)
-
-    def raw(way: Way) -> Callable[[str], RawTasks]:
-        return lambda dsn: RawTasks(dsn, sizes, way)
-
+def long_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Minutes of load at a steady pace, plain and beside a held transaction."""
+    ours, *peers = [(name, one) for name, one in contestants(sizes).items() if name in ("task", "pgqueuer", "awa")]
+    seconds = sizes.held_seconds
     return [
-        *(
-            Group(
-                [
-                    WorkersDrain(server, f"task.drain{n}", tasks.noops(sizes), sizes.jobs, n),
-                    WorkersDrain(server, f"pgqueuer.drain{n}", pgqueuer, sizes.jobs, n),
-                ],
-                sizes.repetitions,
-            )
-            for n in (1, 2)
+        Group(
+            [
+                Sustained(server, f"{name}.sustained", one, sizes, sizes.sustained_seconds)
+                for name, one in (ours, *peers)
+            ],
+            sizes.long_repetitions,
         ),
         Group(
             [
-                WorkersDrain(server, "task.steps", tasks.five_steps(sizes), sizes.step_runs),
-                WorkersDrain(server, "absurd.steps", AbsurdSteps, sizes.slow_step_runs),
-                WorkersDrain(server, "absurd.steps_threads", lambda dsn: AbsurdSteps(dsn, 4), sizes.slow_step_runs),
-                WorkersDrain(server, "dbos.steps", DbosSteps, sizes.slow_step_runs),
-                WorkersDrain(server, "raw.steps_shared", raw("shared"), sizes.step_runs),
-                WorkersDrain(server, "raw.steps_alone", raw("alone"), sizes.slow_step_runs),
+                Sustained(server, f"{ours[0]}.unheld", ours[1], sizes, seconds),
+                *(Sustained(server, f"{name}.held", one, sizes, seconds, held=True) for name, one in (ours, *peers)),
             ],
-            sizes.repetitions,
-        ),
-        Group(
-            [
-                IdleLatency(server, "task.latency", tasks.noops(sizes), sizes.waits),
-                IdleLatency(server, "raw.latency", raw("wake"), sizes.waits),
-                IdleLatency(server, "pgqueuer.latency", pgqueuer, sizes.waits),
-            ],
-            sizes.repetitions,
-        ),
-        Group(
-            [
-                SubmitMany(server, "task.submit_many", lambda dsn: tasks.batch_submitters(dsn, sizes), sizes.jobs),
-                SubmitMany(server, "pgqueuer.submit_many", lambda dsn: pgqueuer_submitters(dsn, sizes), sizes.jobs),
-            ],
-            sizes.repetitions,
+            sizes.long_repetitions,
         ),
     ]
 
@@ -157,30 +210,90 @@ async def bench(server: Server, options: argparse.Namespace) -> None:
     started = time.monotonic()
     console = Console(width=140)
     sizes = QUICK if options.quick else FULL
-    metrics = selected(options.select)
-    if not metrics:
+    is_table = "table".startswith(options.select)
+    metrics = [] if options.select == "table" else selected(options.select)
+    shown = cells() if is_table else {}
+    if not metrics and not shown:
         raise SystemExit(f"no metric begins with {options.select!r}")
-    wanted = {series for metric in metrics for series in (metric.ours, metric.theirs)}
-    settings = ", ".join(f"{name} {value}" for name, value in (await server.settings()).items())
-    console.print(settings, highlight=False)
-    load_before = load()
-    results = Results()
-    for group in groups(server, sizes, console):
-        await run_group(group.wanting(wanted), results, console)
-    wall_seconds = time.monotonic() - started
-    caption = (
-        f"{'quick' if options.quick else 'full'} sizes: {sizes}; wall time {wall_seconds:.0f} s; {load_before} before"
+    wanted = {series for metric in metrics for series in (metric.ours, metric.theirs) if series} | set(shown.values())
+    server_settings = await server.settings()
+    settings = ", ".join(f"{name} {value}" for name, value in server_settings.items())
+    for line in (f"server: {settings}", *(f"{name}: {said}" for name, said in settings_of().items()), load()):
+        console.print(line, highlight=False)
+    results = Results(
+        options.out.with_suffix(".samples.jsonl"),
+        {"commit": _commit(), "sizes": asdict(sizes), "server": server_settings["server_version"]},
     )
-    console.print(table(results, metrics, caption))
-    write_json(results, metrics, wall_seconds, options.out)
-    console.print(f"numbers in {options.out}", highlight=False)
+    if options.resume:
+        results.resume()
+    else:
+        results.begin()
+
+    def keep() -> None:
+        about = {
+            "bench.quick": float(options.quick),
+            f"bench.wall_seconds.{options.select or 'all'}": time.monotonic() - started,
+            "bench.wall_seconds": time.monotonic() - started,
+        }
+        write_json(results, metrics, shown, about, options.out)
+        if is_table:
+            write_markdown(results, _about(server_settings, sizes, results, options), options.table)
+
+    for group in groups(server, sizes, console):
+        await run_group(group.wanting(wanted), results, console, keep)
+    keep()
+    wall = time.monotonic() - started
+    caption = f"{'quick' if options.quick else 'full'} sizes: {sizes}; wall time {wall:.0f} s; {load()} after"
+    if metrics:
+        console.print(table(results, metrics, caption))
+    for note in _notes(metrics):
+        console.print(note, highlight=False)
+    if is_table:
+        console.print(options.table.read_text(), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"table in {options.table}", highlight=False)
+    console.print(f"numbers in {options.out}; wall time {wall:.0f} s", highlight=False)
+
+
+def _notes(metrics: list[Metric]) -> list[str]:
+    return [note for prefix, note in NOTES.items() if any(metric.name.startswith(prefix) for metric in metrics)]
+
+
+def _about(server: dict[str, str], sizes: Sizes, results: Results, options: argparse.Namespace) -> list[str]:
+    """What stands below the table."""
+    stolen = results.most_stolen(*cells().values())
+    quick = " **Quick sizes: not for publication.**" if options.quick else ""
+    return [
+        f"{date.today().isoformat()}, PostgreSQL {server['server_version']}, fsync {server['fsync']},"
+        f" synchronous_commit {server['synchronous_commit']}, shared_buffers {server['shared_buffers']}, Unix socket;"
+        f" {load()}; {sizes.jobs:,} no-op jobs of {sizes.payload_bytes} bytes ({sizes.slow_jobs:,} for procrastinate),"
+        f" {sizes.step_runs:,} runs of 5 steps ({sizes.slow_step_runs:,} for absurd and DBOS), medians of"
+        f" {sizes.repetitions} in turns, at most {stolen:.1%} of the time stolen by the host.{quick}",
+        "",
+        "WAL is that of fill and drain. Dead rows are those left at the end for a vacuum. Bytes stored is the growth of"
+        " all tables and indexes, after a vacuum. awa deletes finished jobs within seconds, the others keep them or a"
+        " log of them. The raw loop's steps share the commits of a hundred jobs.",
+        "",
+        *(f"- {name}: {said}" for name, said in settings_of().items()),
+    ]
+
+
+def _commit() -> str:
+    """Of the working tree; an uncommitted change is another one."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changes = subprocess.run(["git", "diff", "HEAD"], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{head}+{len(changes)}" if changes else head
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="flowfabric beside a floor and its peers")
     parser.add_argument("--quick", action="store_true", help="smaller sizes; targets are judged without it")
-    parser.add_argument("--select", default="", metavar="PREFIX", help="only metrics whose names begin so")
+    parser.add_argument("--select", default="", metavar="PREFIX", help="only metrics whose names begin so; or `table`")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--table", type=Path, default=Path("build/bench-table.md"))
+    parser.add_argument("--resume", action="store_true", help="take up the samples of a run that was cut")
     parser.add_argument("--dsn", help="a running server, as superuser; databases named bench_* are made and dropped")
     options = parser.parse_args()
     with running_server(options.dsn) as server:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar
 
 import asyncpg
 from rich.console import Console
 
 import flowfabric as ff
 from benchmarks.harness import Sample, Sizes, check_all_done
+from benchmarks.held import held_transaction
 from benchmarks.jobs import payload
+from benchmarks.product import migrate_database
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
-from flowfabric._duties import ALL, TimerDuty
-from flowfabric.engine.service import migrate_database
 
 _BATCH = 100
 _FILL_BATCH = 500
+_BACKLOG = 5_000
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _COUNT_DONE = "select count(*) from flowfabric.execution where state = 'completed' and creator = ''"
 
@@ -170,9 +169,6 @@ class EngineVerbs:
 class DrainWithStored:
     """A drain beside `stored` finished executions; the database is kept over the repetitions."""
 
-    filler: ClassVar[str] = _STORED
-    with_duties: ClassVar[bool] = False
-
     server: Server
     sizes: Sizes
     stored: int
@@ -187,34 +183,48 @@ class DrainWithStored:
         queue = self._queue or await self._prepare()
         await self.server.settle()
         await queue.fill(self.sizes.jobs)
-        async with contextlib.AsyncExitStack() as beside:
-            if self.with_duties:
-                # The timers. The audit, which looks at one partition every 45 s, would fall into one drain in fifty.
-                timers = [duty for duty in ALL if issubclass(duty, TimerDuty)]
-                await beside.enter_async_context(ff.Duties(queue.engine, timers))
-            with Stolen() as stolen:
-                seconds = await queue.drain()
+        with Stolen() as stolen:
+            seconds = await queue.drain()
         return Sample({self.name: self.sizes.jobs / seconds}, stolen.share)
 
     async def _prepare(self) -> EngineQueue:
-        dsn = await self.server.create_database(f"bench_{self.name.replace('.', '_')}")
+        dsn = await self.server.create_database(self._database)
         queue = EngineQueue(dsn, self.sizes)
         await queue.prepare()
         await queue.fill(_BATCH)
         await queue.drain()
-        connection = await asyncpg.connect(dsn, timeout=60)
-        body = payload(self.sizes.payload_bytes)
-        for start in range(0, self.stored, 50_000):
-            await connection.execute(self.filler, min(50_000, self.stored - start), body)
-        await connection.execute("vacuum analyze")
-        await connection.close()
+        await store(dsn, _STORED, self.stored, self.sizes)
         self._queue = queue
         return queue
 
+    @property
+    def _database(self) -> str:
+        return f"bench_{self.name.replace('.', '_')}"
+
+    async def close(self) -> None:
+        if self._queue is not None:
+            await self._queue.close()
+        await self.server.drop_database(self._database)
+
+
+async def store(dsn: str, filler: str, count: int, sizes: Sizes) -> None:
+    """Put that many executions into the tables with the statement `filler`."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        body = payload(sizes.payload_bytes)
+        for start in range(0, count, 50_000):
+            await connection.execute(filler, min(50_000, count - start), body, timeout=300)
+        await connection.execute("vacuum analyze", timeout=600)
+    finally:
+        await connection.close()
+
 
 @dataclass(frozen=True)
-class DrainPinned:
-    """A long drain, plain or while an old transaction keeps every dead row alive."""
+class FlowPinned:
+    """Jobs submitted and run for minutes at full speed, plain or beside a transaction held from before the first.
+
+    One connection keeps a backlog, the others claim and complete. What is counted is the last quarter of the time.
+    """
 
     server: Server
     sizes: Sizes
@@ -229,31 +239,56 @@ class DrainPinned:
     async def run(self) -> Sample:
         database = f"bench_engine_{'pinned' if self.pinned else 'plain'}"
         dsn = await self.server.create_database(database)
-        queue = EngineQueue(dsn, self.sizes)
-        holder: asyncpg.Connection | None = None
+        queue = EngineQueue(dsn, replace(self.sizes, connections=self.sizes.connections + 1))
         try:
             await queue.prepare()
             await self.server.settle()
-            begun = time.monotonic()
-            if self.pinned:
-                holder = await asyncpg.connect(dsn)
-                await holder.execute("begin isolation level repeatable read")
-                await holder.fetchval("select pg_current_xact_id()::text || count(*) from flowfabric.execution")
-            await queue.fill(self.sizes.pinned_jobs)
-            if self.pinned:
-                await asyncio.sleep(max(0.0, self.sizes.held_seconds - (time.monotonic() - begun)))
-            with Stolen() as stolen:
-                seconds = await queue.drain()
-            if holder is not None:
-                await self._tell(dsn)
+            async with held_transaction(dsn, self.pinned):
+                with Stolen() as stolen:
+                    rate, p99 = await self._flow(queue)
+                if self.pinned:
+                    await self._tell(dsn)
         finally:
-            if holder is not None:
-                await holder.close()
             await queue.close()
             await self.server.drop_database(database)
-        p99 = statistics.quantiles(queue.claims, n=100)[98]
-        drain, claim = self.series
-        return Sample({drain: self.sizes.pinned_jobs / seconds, claim: p99 * 1000}, stolen.share)
+        return Sample(dict(zip(self.series, (rate, p99 * 1000), strict=True)), stolen.share)
+
+    async def _flow(self, queue: EngineQueue) -> tuple[float, float]:
+        began = time.perf_counter()
+        until = began + self.sizes.held_seconds
+        late = until - self.sizes.held_seconds / 4
+        submitted = done = done_late = 0
+        claims: list[float] = []
+        item = ff.NewExecution(execution_kind="noop", input_payload=payload(self.sizes.payload_bytes))
+
+        async def submit() -> None:
+            nonlocal submitted
+            while time.perf_counter() < until:
+                if submitted - done >= _BACKLOG:
+                    await asyncio.sleep(0.002)
+                    continue
+                await queue.engine.create_many([item] * _FILL_BATCH)
+                submitted += _FILL_BATCH
+
+        async def work() -> None:
+            nonlocal done, done_late
+            while (begun := time.perf_counter()) < until:
+                claimed = await queue.engine.claim_many(limit=_BATCH, **_WORKER)
+                if begun >= late:
+                    claims.append(time.perf_counter() - begun)
+                if not claimed:
+                    await asyncio.sleep(0.001)
+                    continue
+                for verdict in await queue.engine.complete_many([one.handle for one in claimed]):
+                    if isinstance(verdict, ff.FlowFabricError):
+                        raise verdict
+                done += len(claimed)
+                if begun >= late:
+                    done_late += len(claimed)
+
+        await asyncio.gather(submit(), *(work() for _ in range(self.sizes.connections)))
+        self.console.print(f"{done:,} jobs in {time.perf_counter() - began:.0f} s", highlight=False)
+        return done_late / (time.perf_counter() - late), statistics.quantiles(claims, n=100)[98]
 
     async def _tell(self, dsn: str) -> None:
         """Dead rows, and how the claim's scan gets past them."""

@@ -17,12 +17,10 @@ import asyncpg
 import flowfabric as ff
 from benchmarks import tasks
 from benchmarks.harness import Sample, Sizes
+from benchmarks.product import FlowCancelled, NewEdge, NewNode, crc16, migrate_database, mint_uuid
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import WorkersDrain
-from flowfabric.engine.service import migrate_database
-from flowfabric.graph import FlowCancelled, NewEdge, NewNode
-from flowfabric.ids import crc16, mint_uuid
 
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _REFERENCE_CANCEL_MS = 186.04
@@ -72,9 +70,9 @@ class Graphs(tasks.Tasks):
         self._shape = shape
 
     async def fill(self, jobs: int) -> None:
-        async with tasks._connected(self._dsn) as app:
+        async with tasks.connected(self._dsn) as app:
             engine = (await app.client()).engine
-            payload = b'{"body":"' + tasks._body(self._sizes).encode() + b'"}'
+            payload = b'{"body":"' + tasks.body_of(self._sizes).encode() + b'"}'
             nodes = graph(self._nodes, self._shape(self._nodes), payload)
             for _ in range(jobs // self._nodes):
                 await engine.submit_flow(nodes, flow_kind="bench")
@@ -109,12 +107,12 @@ class FlowsPerSecond:
 
     @property
     def series(self) -> Sequence[str]:
-        return (self.inner.name, f"{self.inner.name}.flows", "one")
+        return (self.inner.name, f"{self.inner.name}.flows")
 
     async def run(self) -> Sample:
         sample = await self.inner.run()
         rate = sample.figures[self.inner.name]
-        return Sample(dict(zip(self.series, (rate, rate / 10, 1.0), strict=True)), sample.stolen)
+        return Sample(dict(zip(self.series, (rate, rate / 10), strict=True)), sample.stolen)
 
 
 @dataclass(frozen=True)

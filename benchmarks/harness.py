@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.table import Table
@@ -33,18 +35,21 @@ class Sizes:
     single_calls: int = 3_000
     step_runs: int = 2_000
     slow_step_runs: int = 300
-    waits: int = 300
+    waits: int = 500
     flows: int = 2_000
     fans: int = 20
     graph_nodes: int = 10_000
     cancels: int = 30
+    kills: int = 5
     payload_bytes: int = 200
     connections: int = 2
     stored: int = 1_000_000
-    pinned_jobs: int = 200_000
     held_seconds: int = 120
+    sustained_seconds: int = 180
+    sustained_per_second: int = 2_000
+    sustained_batch: int = 20
     repetitions: int = 5
-    long_repetitions: int = 5
+    long_repetitions: int = 3  # of what takes more than half a minute
 
     def __str__(self) -> str:
         return (
@@ -52,26 +57,29 @@ class Sizes:
             f"{self.connections} connections, {self.single_calls:,} single calls, {self.stored:,} stored, "
             f"{self.step_runs:,} runs of 5 steps ({self.slow_step_runs:,} for slow peers), {self.waits:,} waits, "
             f"{self.flows:,} flows of 10 nodes, {self.fans} of 1,002, {self.graph_nodes:,} nodes in a call, "
-            f"{self.cancels} cancelled flows of 1,000, "
-            f"{self.pinned_jobs:,} jobs in {self.held_seconds} s of held transaction, "
-            f"medians of {self.repetitions} ({self.long_repetitions} where it takes long)"
+            f"{self.cancels} cancelled flows of 1,000, {self.kills} kills, "
+            f"{self.sustained_per_second:,} submissions/s in calls of {self.sustained_batch} "
+            f"for {self.sustained_seconds} s, {self.held_seconds} s of held transaction under load, "
+            f"medians of {self.repetitions} ({self.long_repetitions} where a repetition takes more than 30 s)"
         )
 
 
 FULL = Sizes()
 QUICK = Sizes(
+    jobs=10_000,
     slow_jobs=300,
-    single_calls=1_000,
+    single_calls=500,
     step_runs=1_000,
     slow_step_runs=100,
     waits=100,
     flows=500,
     fans=5,
     cancels=10,
+    kills=2,
     stored=50_000,
-    pinned_jobs=20_000,
     held_seconds=10,
-    repetitions=3,
+    sustained_seconds=10,
+    repetitions=1,
     long_repetitions=1,
 )
 
@@ -111,6 +119,12 @@ class Trial(Protocol):
         """What a run measures."""
 
     async def run(self) -> Sample: ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    async def close(self) -> None:
+        """Drop what a trial keeps over its repetitions."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +170,39 @@ class Group:
 
 @dataclass
 class Results:
+    """The samples by series. Every sample is also a line of `log`, so that a run that was cut can be resumed."""
+
+    log: Path
+    run: Mapping[str, object]  # what must be the same for a sample of an earlier run to count
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
+        self._keep(sample)
+        line = {**self.run, "stolen": sample.stolen, "figures": dict(sample.figures)}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def begin(self) -> None:
+        """Forget earlier runs."""
+        self.log.unlink(missing_ok=True)
+
+    def resume(self) -> None:
+        """Take the samples of the run that was cut, if it measured the same commit with the same sizes."""
+        if not self.log.exists():
+            return
+        for line in self.log.read_text().splitlines():
+            found = json.loads(line)
+            if all(found.get(name) == value for name, value in self.run.items()):
+                self._keep(Sample(found["figures"], found["stolen"]))
+
+    def _keep(self, sample: Sample) -> None:
         for name in sample.figures:
             self.samples.setdefault(name, []).append(sample)
+
+    def count(self, series: Sequence[str]) -> int:
+        """How many samples there are of a trial."""
+        return min((len(self.samples.get(name, ())) for name in series), default=0)
 
     def has(self, series: str) -> bool:
         return series in self.samples
@@ -168,25 +210,49 @@ class Results:
     def median(self, series: str) -> float:
         return statistics.median(sample.figures[series] for sample in self.samples[series])
 
-    def most_stolen(self, *series: str) -> float:
-        return max((sample.stolen for name in series for sample in self.samples.get(name, ())), default=0.0)
+    def most_stolen(self, *series: str | None) -> float:
+        return max((sample.stolen for name in series if name for sample in self.samples.get(name, ())), default=0.0)
 
 
-async def run_group(group: Group, results: Results, console: Console) -> None:
-    """Every trial `repetitions` times, in turns. A disturbed run is repeated, at most twice in a row."""
+async def run_group(group: Group, results: Results, console: Console, sampled: Callable[[], None]) -> None:
+    """Run every trial `repetitions` times, in turns, and call `sampled` after each.
+
+    A run that the host disturbed is repeated, at most twice in a row. A trial that fails is told and left out, so
+    that the others still have their figures.
+    """
+    began = time.monotonic()
+    failed: set[int] = set()
     for repetition in range(1, group.repetitions + 1):
-        for trial in group.trials:
-            tries = [await trial.run()]
-            while tries[-1].stolen > STOLEN_LIMIT and len(tries) < 3:
-                _tell(console, f"{repetition}, again", tries[-1])
-                tries.append(await trial.run())
-            best = min(tries, key=lambda sample: sample.stolen)
-            results.add(best)
-            _tell(console, f"{repetition}", best)
+        for number, trial in enumerate(group.trials):
+            if number in failed or results.count(trial.series) >= repetition:
+                continue
+            try:
+                await _run_trial(trial, f"{repetition}", results, console)
+            except Exception:
+                failed.add(number)
+                console.print(f"[bold red]failed: {', '.join(trial.series)}")
+                console.print(traceback.format_exc(), highlight=False, markup=False)
+            sampled()
+    for trial in group.trials:
+        if isinstance(trial, Closing):
+            await trial.close()
+    if group.trials:
+        names = " and ".join(trial.series[0] for trial in group.trials)
+        console.print(f"{time.monotonic() - began:.0f} s for {names}", highlight=False)
+
+
+async def _run_trial(trial: Trial, repetition: str, results: Results, console: Console) -> None:
+    tries = [await trial.run()]
+    while tries[-1].stolen > STOLEN_LIMIT and len(tries) < 3:
+        _tell(console, f"{repetition}, again", tries[-1])
+        tries.append(await trial.run())
+    best = min(tries, key=lambda sample: sample.stolen)
+    results.add(best)
+    _tell(console, repetition, best)
 
 
 def _tell(console: Console, repetition: str, sample: Sample) -> None:
-    figures = "  ".join(f"{name} {_number(value)}" for name, value in sample.figures.items())
+    figures = "  ".join(f"{name} {number(value)}" for name, value in sample.figures.items())
     console.print(f"repetition {repetition}: {figures}  stolen {sample.stolen:.1%}", highlight=False)
 
 
@@ -206,9 +272,9 @@ def table(results: Results, metrics: Sequence[Metric], caption: str) -> Table:
         shown.add_row(
             metric.name,
             _shown(results, metric.ours),
-            _shown(results, metric.theirs),
+            "" if metric.theirs is None else _shown(results, metric.theirs),
             metric.unit,
-            "" if ratio is None else f"{ratio:.2f}",
+            "" if ratio is None or metric.theirs is None else f"{ratio:.2f}",
             "" if target is None else f"{target.bound} {target.value:g}",
             verdict,
             f"{results.most_stolen(metric.ours, metric.theirs):.1%}",
@@ -216,20 +282,44 @@ def table(results: Results, metrics: Sequence[Metric], caption: str) -> Table:
     return shown
 
 
-def write_json(results: Results, metrics: Sequence[Metric], wall_seconds: float, path: Path) -> None:
-    """A flat object: each metric's ratio under its name, its two figures under `.ours` and `.theirs`."""
-    numbers: dict[str, float] = {}
+def write_json(
+    results: Results, metrics: Sequence[Metric], cells: Mapping[str, str], about: Mapping[str, float], path: Path
+) -> None:
+    """Write a flat object: each metric's ratio under its name, its two figures under `.ours` and `.theirs`.
+
+    `cells` are further series by the names they get. Lines of earlier runs with other prefixes stay, unless the sizes
+    were others (`about` says which).
+    """
+    numbers = _earlier(path, about)
+    numbers = {name: value for name, value in numbers.items() if not _is_ours(name, metrics, cells)}
     for metric in metrics:
         ratio = _ratio(results, metric)
         if ratio is not None:
             numbers[metric.name] = ratio
-        if results.has(metric.ours):
-            numbers[f"{metric.name}.ours"] = results.median(metric.ours)
-        if results.has(metric.theirs):
-            numbers[f"{metric.name}.theirs"] = results.median(metric.theirs)
-    numbers["bench.wall_seconds"] = wall_seconds
+        for suffix, series in (("ours", metric.ours), ("theirs", metric.theirs)):
+            if series is not None and results.has(series):
+                numbers[f"{metric.name}.{suffix}"] = results.median(series)
+    for name, series in cells.items():
+        if results.has(series):
+            numbers[name] = results.median(series)
+    numbers.update(about)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({name: round(value, 4) for name, value in numbers.items()}, indent=2) + "\n")
+    written = path.with_suffix(".new")
+    written.write_text(json.dumps({name: round(value, 4) for name, value in numbers.items()}, indent=2) + "\n")
+    written.replace(path)
+
+
+def _earlier(path: Path, about: Mapping[str, float]) -> dict[str, float]:
+    try:
+        found: dict[str, float] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if found.get("bench.quick") == about["bench.quick"] else {}
+
+
+def _is_ours(name: str, metrics: Sequence[Metric], cells: Mapping[str, str]) -> bool:
+    known = {metric.name for metric in metrics}
+    return name in cells or name in known or name.removesuffix(".ours").removesuffix(".theirs") in known
 
 
 def selected(prefix: str) -> list[Metric]:
@@ -237,16 +327,22 @@ def selected(prefix: str) -> list[Metric]:
 
 
 def _ratio(results: Results, metric: Metric) -> float | None:
-    if not (results.has(metric.ours) and results.has(metric.theirs)):
+    """Our figure over theirs; our figure itself where there is no other."""
+    if not results.has(metric.ours):
         return None
-    return results.median(metric.ours) / results.median(metric.theirs)
+    if metric.theirs is None:
+        return results.median(metric.ours)
+    if not results.has(metric.theirs):
+        return None
+    theirs = results.median(metric.theirs)
+    return results.median(metric.ours) / theirs if theirs else None
 
 
 def _shown(results: Results, series: str) -> str:
-    return _number(results.median(series)) if results.has(series) else "-"
+    return number(results.median(series)) if results.has(series) else "-"
 
 
-def _number(value: float) -> str:
-    if value >= 100:
+def number(value: float) -> str:
+    if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"

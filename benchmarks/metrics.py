@@ -1,7 +1,7 @@
 """What `make bench` shows: each metric compares two series and may have a target.
 
 A series is a figure that some trial measures again in every repetition (`floor.drain`, in jobs per second).
-A metric is the median of our series over the median of the other one.
+A metric is the median of our series over the median of the other one; without another one, the median itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Target:
 class Metric:
     name: str
     ours: str
-    theirs: str
+    theirs: str | None
     unit: str
     target: Target | None = None
 
@@ -36,10 +36,16 @@ def _at_most(value: float) -> Target:
     return Target("at most", value)
 
 
+_PEERS = ("pgqueuer", "awa")
+
+
+def _beside(name: str, ours: str, word: str, theirs: str, unit: str, **targets: Target) -> list[Metric]:
+    """The same figure beside every peer: `NAME.WORD_pgqueuer` and so on."""
+    return [Metric(f"{name}.{word}_{p}", ours, theirs.format(p), unit, targets.get(p)) for p in _PEERS]
+
+
 METRICS = (
     Metric("engine.drain.of_floor", "engine.drain", "floor.drain", "jobs/s", _at_least(0.35)),
-    Metric("engine.drain.of_pgqueuer", "engine.drain", "pgqueuer.drain", "jobs/s", _at_least(1.3)),
-    Metric("engine.drain.of_procrastinate", "engine.drain", "procrastinate.drain", "jobs/s"),
     Metric("engine.create_many.of_raw", "engine.create_many", "raw.create_many", "rows/s", _at_least(0.5)),
     Metric("engine.create_one.of_raw", "engine.create_one", "raw.create_one", "calls/s", _at_least(0.5)),
     Metric("engine.claim_one.of_raw", "engine.claim_one", "raw.claim_one", "calls/s", _at_least(0.4)),
@@ -53,19 +59,29 @@ METRICS = (
         "ms",
         _at_most(3.0),
     ),
-    Metric("task.drain1.of_pgqueuer", "task.drain1", "pgqueuer.drain1", "jobs/s", _at_least(1.2)),
-    Metric("task.drain2.of_pgqueuer", "task.drain2", "pgqueuer.drain2", "jobs/s", _at_least(1.2)),
-    Metric("task.drain1.cpu_of_pgqueuer", "task.drain1.cpu", "pgqueuer.drain1.cpu", "µs of worker CPU/job"),
-    Metric("task.drain1.wal_of_pgqueuer", "task.drain1.wal", "pgqueuer.drain1.wal", "bytes of WAL/job"),
-    Metric("task.drain1.commits_of_pgqueuer", "task.drain1.commits", "pgqueuer.drain1.commits", "commits/job"),
+    Metric("task.drain1.of_raw", "task.drain1", "raw.drain1", "jobs/s"),
+    *_beside("task.drain1", "task.drain1", "of", "{}.drain1", "jobs/s", pgqueuer=_at_least(1.2)),
+    *_beside("task.drain2", "task.drain2", "of", "{}.drain2", "jobs/s", pgqueuer=_at_least(1.2)),
+    *_beside("task.cpu", "task.drain1.cpu", "over", "{}.drain1.cpu", "µs of worker CPU/job"),
+    *_beside("task.commits", "task.drain1.commits", "over", "{}.drain1.commits", "commits/job"),
+    *_beside("task.wal", "task.drain1.wal", "over", "{}.drain1.wal", "bytes of WAL/job, fill + drain"),
+    *_beside("task.dead", "task.drain1.dead", "over", "{}.drain1.dead", "dead rows/job"),
+    *_beside("task.stored", "task.drain1.stored", "over", "{}.drain1.stored", "bytes stored/job"),
     Metric("task.steps.of_absurd", "task.steps", "absurd.steps", "runs/s", _at_least(8.0)),
     Metric("task.steps.of_absurd_threads", "task.steps", "absurd.steps_threads", "runs/s"),
     Metric("task.steps.of_dbos", "task.steps", "dbos.steps", "runs/s", _at_least(20.0)),
     Metric("task.steps.of_raw_shared", "task.steps", "raw.steps_shared", "runs/s"),
     Metric("task.steps.of_raw_alone", "task.steps", "raw.steps_alone", "runs/s"),
     Metric("task.latency.over_raw", "task.latency", "raw.latency", "ms", _at_most(2.0)),
-    Metric("task.latency.over_pgqueuer", "task.latency", "pgqueuer.latency", "ms"),
-    Metric("task.submit_many.of_pgqueuer", "task.submit_many", "pgqueuer.submit_many", "jobs/s", _at_least(1.3)),
+    *_beside("task.latency", "task.latency", "over", "{}.latency", "ms"),
+    Metric("task.latency_p99.over_raw", "task.latency.p99", "raw.latency.p99", "ms"),
+    *_beside("task.latency_p99", "task.latency.p99", "over", "{}.latency.p99", "ms"),
+    Metric("task.submit_one.of_raw", "task.submit_one", "raw.submit_one", "jobs/s"),
+    *_beside("task.submit_one", "task.submit_one", "of", "{}.submit_one", "jobs/s"),
+    *_beside("task.submit_many", "task.submit_many", "of", "{}.submit_many", "jobs/s", pgqueuer=_at_least(1.3)),
+    Metric("task.crash.unreported", "task.crash.unreported", None, "results lost, largest of several kills"),
+    Metric("task.crash.typical", "task.crash.typical", None, "results lost, median of several kills"),
+    Metric("task.crash.blocked", "task.crash.blocked", None, "results lost, reports blocked"),
     Metric("wait.resume.over_commit", "wait.resume", "raw.commit", "ms", _at_most(12.0)),
     Metric("wait.resume.suspend_over_commit", "wait.resume.suspend", "raw.commit", "ms"),
     Metric("wait.resume.signal_over_commit", "wait.resume.signal", "raw.commit", "ms"),
@@ -77,10 +93,37 @@ METRICS = (
         "jobs/s",
         _at_least(0.9),
     ),
-    Metric("flow.linear10.per_second", "flow.linear10.flows", "one", "flows/s", _at_least(400.0)),
+    Metric("flow.linear10.per_second", "flow.linear10.flows", None, "flows/s", _at_least(400.0)),
     Metric("flow.linear10.of_plain", "flow.linear10", "flow.plain10", "nodes/s", _at_least(0.4)),
     Metric("flow.fan1000.over_plain", "flow.fan1000.us", "flow.plain1000.us", "µs/node", _at_most(2.5)),
     Metric("flow.submit10k.over_raw", "flow.submit10k", "raw.submit10k", "ms", _at_most(4.0)),
     Metric("flow.cancel1000.ms", "flow.cancel1000", "reference.cancel1000", "ms (p99)", _at_most(1.0)),
     Metric("flow.cost10k_over_100", "flow.nodes10k.us", "flow.nodes100.us", "µs/node", _at_most(1.3)),
+    Metric("scale.sustained.p99_over_p50", "task.sustained.p99", "task.sustained.p50", "ms"),
+    *_beside("scale.sustained.p50", "task.sustained.p50", "over", "{}.sustained.p50", "ms"),
+    *_beside("scale.sustained.p99", "task.sustained.p99", "over", "{}.sustained.p99", "ms"),
+    *_beside("scale.sustained.max", "task.sustained.max", "over", "{}.sustained.max", "ms"),
+    *_beside("scale.sustained.stored", "task.sustained.megabytes", "over", "{}.sustained.megabytes", "MB at the end"),
+    Metric("held.p50.over_plain", "task.held.late_p50", "task.unheld.late_p50", "ms, last quarter"),
+    Metric("held.p99.over_plain", "task.held.late_p99", "task.unheld.late_p99", "ms, last quarter"),
+    *_beside("held.p50", "task.held.late_p50", "over", "{}.held.late_p50", "ms, last quarter"),
+    *_beside("held.p99", "task.held.late_p99", "over", "{}.held.late_p99", "ms, last quarter"),
+    *_beside("held.max", "task.held.max", "over", "{}.held.max", "ms"),
 )
+
+# What must be known to read the figures, by prefix.
+NOTES = {
+    "engine.drain": "engine.*: a loop that claims and completes, no worker. pinned: the last quarter of minutes of load"
+    " beside a held transaction.",
+    "task.": "task.*: whole default worker processes, all duties on.",
+    "task.dead": "task.dead: rows of fill and drain that are left for a vacuum.",
+    "task.stored": "task.stored: growth of all tables and indexes from before the fill to after the drain and a vacuum;"
+    " awa deletes finished jobs within seconds, pgqueuer keeps a log of them, flowfabric all of them.",
+    "task.crash": "task.crash.*: handlers that had ended, and whose results were lost, when a worker was killed.",
+    "wait.claim": "wait.claim.*: a default worker started on a full queue, all duties on, the audit's round included.",
+    "flow.": "flow.*: the dispatcher that resolves edges commits asynchronously (synchronous_commit off in its own"
+    " transactions). A crash of the server can undo the last 0.6 s of it; that is found pending and done again."
+    " Completions of nodes commit synchronously.",
+    "scale.sustained": "scale.sustained.*: calls at fixed moments from 4 connections, one worker process each.",
+    "held.": "held.*: the same load beside a REPEATABLE READ transaction with an id, open from before the first job.",
+}

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from benchmarks.product import embedded
+
 # Durability is what is paid for in production, so it is on. The write-ahead log is large enough that no
 # checkpoint falls into one contestant's turn and not into another's.
 SETTINGS = {
@@ -69,8 +71,6 @@ def running_server(dsn: str | None = None) -> Iterator[Server]:
     if dsn is not None:
         yield Server(dsn)
         return
-    from flowfabric._postgres import embedded
-
     with tempfile.TemporaryDirectory(prefix="flowfabric-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = Path(directory)
         # The account the server runs as must be able to enter it.

@@ -14,9 +14,8 @@ import flowfabric as ff
 from benchmarks.harness import Sizes
 from benchmarks.jobs import STEPS, payload
 from benchmarks.processes import Board, Starter
-from flowfabric.engine.service import migrate_database
+from benchmarks.product import migrate_database
 
-_CONCURRENCY = 500
 _FILL_BATCH = 1_000
 
 # What the handlers write on; only a worker process has one.
@@ -33,7 +32,7 @@ async def noop(body: str) -> None:
 
 
 @app.task
-async def stamp(number: int) -> None:
+async def stamp(number: int, body: str) -> None:
     _board[number] = time.perf_counter_ns()
 
 
@@ -82,15 +81,15 @@ class Tasks:
         await migrate_database(self._dsn)
 
     async def fill(self, jobs: int) -> None:
-        async with _connected(self._dsn):
-            body = _body(self._sizes)
+        async with connected(self._dsn):
+            body = body_of(self._sizes)
             for start in range(0, jobs, _FILL_BATCH):
                 await self._task.submit_many([body] * min(_FILL_BATCH, jobs - start))
 
-    async def submitter(self) -> _StampSubmitter:
-        submitter = _StampSubmitter(_connected(self._dsn))
-        await submitter.app.client()
-        return submitter
+    async def submitters(self, count: int) -> Sequence[_Submitter]:
+        made = connected(self._dsn, connections=count)
+        await made.client()
+        return [_Submitter(made, body_of(self._sizes)) for _ in range(count)]
 
 
 def noops(sizes: Sizes) -> Callable[[str], Tasks]:
@@ -101,51 +100,42 @@ def five_steps(sizes: Sizes) -> Callable[[str], Tasks]:
     return lambda dsn: Tasks(dsn, sizes, steps)
 
 
-class _StampSubmitter:
-    def __init__(self, app: ff.App) -> None:
-        self.app = app
-
-    async def submit(self, number: int) -> None:
-        await stamp.submit(number)
-
-    async def close(self) -> None:
-        await self.app.close()
-
-
-class _BatchSubmitter:
+class _Submitter:
     def __init__(self, app: ff.App, body: str) -> None:
         self._app = app
         self._body = body
 
-    async def submit(self, jobs: int) -> None:
+    async def submit_one(self) -> None:
+        await noop.submit(self._body)
+
+    async def submit_many(self, jobs: int) -> None:
         await noop.submit_many([self._body] * jobs)
+
+    async def stamp(self, numbers: Sequence[int]) -> None:
+        if len(numbers) == 1:
+            await stamp.submit(numbers[0], self._body)
+        else:
+            await stamp.submit_many([(number, self._body) for number in numbers])
 
     async def close(self) -> None:
         await self._app.close()
 
 
-async def batch_submitters(dsn: str, sizes: Sizes) -> Sequence[_BatchSubmitter]:
-    await migrate_database(dsn)
-    connected = _connected(dsn, connections=sizes.connections)
-    await connected.client()
-    return [_BatchSubmitter(connected, _body(sizes)) for _ in range(sizes.connections)]
-
-
-def _connected(dsn: str, connections: int = 1) -> ff.App:
+def connected(dsn: str, connections: int = 1) -> ff.App:
     """The app, for a database of this moment."""
     app.dsn = dsn
     app.connections = connections
     return app
 
 
-def _body(sizes: Sizes) -> str:
+def body_of(sizes: Sizes) -> str:
     # Its payloads are JSON.
     return base64.b64encode(payload(sizes.payload_bytes))[: sizes.payload_bytes].decode()
 
 
 async def _process(starter: Starter, dsn: str) -> None:
     app.dsn = dsn
-    async with ff.Worker(app, concurrency=_CONCURRENCY):
+    async with ff.Worker(app):  # every setting is the default
         # The worker is connected; its claims begin with the next turn of the loop, so the wait holds the loop.
         starter.wait_go()
         await starter.stopped()

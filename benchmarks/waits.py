@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,15 +19,13 @@ import asyncpg
 
 import flowfabric as ff
 from benchmarks import tasks
-from benchmarks.engine import DrainWithStored
-from benchmarks.harness import Sample, Sizes
-from benchmarks.processes import Board, WorkerProcess
+from benchmarks.engine import store
+from benchmarks.harness import Sample, Sizes, check_all_done
+from benchmarks.processes import Board, WorkerProcess, stop_all
+from benchmarks.product import Fresh, NewWaitpoint, Suspended, UsePending, migrate_database, mint_uuid
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
-from benchmarks.workers import stop_all
-from flowfabric.engine.service import migrate_database
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Fresh, NewWaitpoint, Suspended, UsePending
+from benchmarks.workers import Watcher, drained, running_workers
 
 _CONNECTIONS = 8
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
@@ -78,11 +76,76 @@ from (select *, row_number() over () / 100 as batch from bound) m group by batch
 """
 
 
-class DrainBesideSuspended(DrainWithStored):
-    """A drain beside that many suspended executions, with the duties running."""
+class _NewTasks(tasks.Tasks):
+    """Looks at the jobs of one repetition only, by an index: what is stored beside them is many."""
 
-    filler = _SUSPENDED
-    with_duties = True
+    async def only_new(self, watcher: Watcher) -> None:
+        now = await watcher.ask("select (extract(epoch from clock_timestamp()) * 1e6)::bigint")
+        self.any_undone = (
+            "select exists (select from flowfabric.execution where route = any (select id from flowfabric.route)"
+            f" and created_at >= to_timestamp({now} / 1e6) - interval '1 ms' and state <> 'completed')::int"
+        )
+
+
+@dataclass
+class DrainBesideSuspended:
+    """A drain by a default worker, with all duties, beside that many suspended executions.
+
+    The worker is started when the queue is full, so the first round of every duty falls into the drain: the audit,
+    which looks at one partition every 45 s, with all of them. The database is kept over the repetitions.
+    """
+
+    server: Server
+    sizes: Sizes
+    stored: int
+    name: str
+    _tasks: _NewTasks | None = field(default=None, init=False)
+    _drained: int = field(default=0, init=False)
+
+    @property
+    def series(self) -> Sequence[str]:
+        return (self.name,)
+
+    async def run(self) -> Sample:
+        dsn = self.server.database_dsn(self._database)
+        contestant = self._tasks or await self._prepare()
+        jobs = self.sizes.jobs
+        await self.server.settle()
+        async with Watcher.on(dsn) as watcher:
+            await contestant.only_new(watcher)
+            await contestant.fill(jobs)
+        async with (
+            Watcher.on(dsn) as watcher,
+            running_workers(contestant, dsn, 1, 1, jobs) as (workers, board),
+        ):
+            seconds, stolen = await drained(workers, board, watcher, contestant, jobs)
+            await stop_all(workers)
+            self._drained += jobs
+            check_all_done(await watcher.ask(contestant.count_done), self._drained)
+        return Sample({self.name: jobs / seconds}, stolen)
+
+    async def _prepare(self) -> _NewTasks:
+        dsn = await self.server.create_database(self._database)
+        contestant = _NewTasks(dsn, self.sizes, tasks.noop)
+        await contestant.prepare()
+        await contestant.fill(1)
+        self._drained = 1
+        async with (
+            Watcher.on(dsn) as watcher,
+            running_workers(contestant, dsn, 1, 1, 1) as (workers, board),
+        ):
+            await drained(workers, board, watcher, contestant, 1)
+            await stop_all(workers)
+        await store(dsn, _SUSPENDED, self.stored, self.sizes)
+        self._tasks = contestant
+        return contestant
+
+    @property
+    def _database(self) -> str:
+        return f"bench_{self.name.replace('.', '_')}"
+
+    async def close(self) -> None:
+        await self.server.drop_database(self._database)
 
 
 @dataclass(frozen=True)
@@ -132,7 +195,7 @@ class Resume:
         return took[samples // 10 :]
 
     async def _signals(self, dsn: str, worker: WorkerProcess, board: Board, samples: int) -> list[float]:
-        app = tasks._connected(dsn)
+        app = tasks.connected(dsn)
         try:
             runs = await tasks.waits.submit_many(list(range(samples)))
             worker.go()

@@ -1,4 +1,4 @@
-"""pgqueuer: AsyncpgDriver, uvloop, batch_size 200, jobs enqueued in batches of 1,000."""
+"""pgqueuer: AsyncpgDriver, uvloop, batch_size 100, jobs enqueued in batches of 1,000."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.harness import Sizes
 from benchmarks.jobs import payload
 from benchmarks.processes import Board, Starter
 
-_BATCH = 200
+_BATCH = 100
 _FILL_BATCH = 1_000
 
 
@@ -43,47 +43,37 @@ class Pgqueuer:
         await connection.close()
 
     async def fill(self, jobs: int) -> None:
-        submitter = await _BatchSubmitter.connect(self._dsn, self._sizes)
+        [submitter] = await self.submitters(1)
         for start in range(0, jobs, _FILL_BATCH):
-            await submitter.submit(min(_FILL_BATCH, jobs - start))
+            await submitter.submit_many(min(_FILL_BATCH, jobs - start))
         await submitter.close()
 
-    async def submitter(self) -> _StampSubmitter:
-        return _StampSubmitter(await asyncpg.connect(self._dsn))
+    async def submitters(self, count: int) -> Sequence[_Submitter]:
+        body = payload(self._sizes.payload_bytes)
+        return [_Submitter(await asyncpg.connect(self._dsn), body) for _ in range(count)]
 
 
-class _StampSubmitter:
-    def __init__(self, connection: asyncpg.Connection) -> None:
-        self._connection = connection
-        self._queries = Queries(AsyncpgDriver(connection))
-
-    async def submit(self, number: int) -> None:
-        await self._queries.enqueue("stamp", str(number).encode())
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-
-class _BatchSubmitter:
+class _Submitter:
     def __init__(self, connection: asyncpg.Connection, body: bytes) -> None:
         self._connection = connection
         self._queries = Queries(AsyncpgDriver(connection))
         self._body = body
 
-    @classmethod
-    async def connect(cls, dsn: str, sizes: Sizes) -> _BatchSubmitter:
-        return cls(await asyncpg.connect(dsn), payload(sizes.payload_bytes))
+    async def submit_one(self) -> None:
+        await self._queries.enqueue("noop", self._body)
 
-    async def submit(self, jobs: int) -> None:
+    async def submit_many(self, jobs: int) -> None:
         await self._queries.enqueue(["noop"] * jobs, [self._body] * jobs, [0] * jobs)
+
+    async def stamp(self, numbers: Sequence[int]) -> None:
+        bodies: list[bytes | None] = [b"%d %s" % (number, self._body) for number in numbers]
+        if len(bodies) == 1:
+            await self._queries.enqueue("stamp", bodies[0])
+        else:
+            await self._queries.enqueue(["stamp"] * len(bodies), bodies, [0] * len(bodies))
 
     async def close(self) -> None:
         await self._connection.close()
-
-
-async def batch_submitters(dsn: str, sizes: Sizes) -> Sequence[_BatchSubmitter]:
-    await Pgqueuer(dsn, sizes).prepare()
-    return [await _BatchSubmitter.connect(dsn, sizes) for _ in range(sizes.connections)]
 
 
 @dataclass
@@ -112,7 +102,7 @@ async def _process(starter: Starter, dsn: str, board: Board, slot: int) -> None:
 
     @manager.entrypoint("stamp")
     async def stamp(job: Job) -> None:
-        board[int(job.payload or b"0")] = time.perf_counter_ns()
+        board[int((job.payload or b"0").split(b" ", 1)[0])] = time.perf_counter_ns()
 
     running = asyncio.create_task(manager.run(batch_size=_BATCH))
     await manager.began.wait()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,22 +40,58 @@ class Procrastinate:
             await app.schema_manager.apply_schema_async()
 
     async def fill(self, jobs: int) -> None:
-        app = _app(self._dsn)
+        [submitter] = await self.submitters(1)
+        for start in range(0, jobs, _FILL_BATCH):
+            await submitter.submit_many(min(_FILL_BATCH, jobs - start))
+        await submitter.close()
+
+    async def submitters(self, count: int) -> Sequence[_Submitter]:
         size = self._sizes.payload_bytes
         # Its payloads are JSON.
         body = base64.b64encode(payload(size))[:size].decode()
-        arguments: list[dict[str, JSONValue]] = [{"body": body}] * _FILL_BATCH
-        task = app.task(name="noop")(_noop)
-        async with app.open_async():
-            for start in range(0, jobs, _FILL_BATCH):
-                await task.batch_defer_async(*arguments[: jobs - start])
+        return [await _Submitter.open(self._dsn, body) for _ in range(count)]
 
 
-def _app(dsn: str) -> procrastinate.App:
-    return procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn, min_size=_POOL, max_size=_POOL))
+class _Submitter:
+    def __init__(self, app: procrastinate.App, body: str) -> None:
+        self._app = app
+        self._body = body
+        self._noop = app.task(name="noop")(_noop)
+        self._stamp = app.task(name="stamp")(_stamp)
+
+    @classmethod
+    async def open(cls, dsn: str, body: str) -> _Submitter:
+        app = _app(dsn, pool=1)
+        await app.open_async()
+        return cls(app, body)
+
+    async def submit_one(self) -> None:
+        await self._noop.defer_async(body=self._body)
+
+    async def submit_many(self, jobs: int) -> None:
+        arguments: dict[str, JSONValue] = {"body": self._body}
+        await self._noop.batch_defer_async(*[arguments] * jobs)
+
+    async def stamp(self, numbers: Sequence[int]) -> None:
+        if len(numbers) == 1:
+            await self._stamp.defer_async(number=numbers[0], body=self._body)
+        else:
+            items: list[dict[str, JSONValue]] = [{"number": number, "body": self._body} for number in numbers]
+            await self._stamp.batch_defer_async(*items)
+
+    async def close(self) -> None:
+        await self._app.close_async()
+
+
+def _app(dsn: str, pool: int = _POOL) -> procrastinate.App:
+    return procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn, min_size=pool, max_size=pool))
 
 
 async def _noop(body: str) -> None:
+    pass
+
+
+async def _stamp(number: int, body: str) -> None:
     pass
 
 
@@ -68,6 +105,10 @@ async def _process(starter: Starter, dsn: str, board: Board, slot: int) -> None:
         nonlocal ran
         ran += 1
         board[slot] = ran
+
+    @app.task(name="stamp")
+    async def stamp(number: int, body: str) -> None:
+        board[number] = time.perf_counter_ns()
 
     async with app.open_async():
         await starter.go()
