@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 BENCH  ?=
 JOBS   ?= 2
 SHELL  := /bin/bash
+# The tests start hundreds of processes: each would compile everything again where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check unit lint types imports bench bench-quick bench-layouts clean
