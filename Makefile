@@ -6,6 +6,8 @@ BENCH  ?=
 JOBS   ?= 2
 RESUME ?=
 SHELL  := /bin/bash
+# The tests start hundreds of processes: each would compile everything again where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check unit lint types imports bench bench-quick bench-layouts clean

@@ -8,7 +8,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+
+from flowfabric._postgres import embedded
+from tests.conftest import FAST
+from tests.places import place_of_data
+from tests.support import in_database
 
 _MARK = "FOR_A_TEST_OF_THE_DOCUMENTATION"
 
@@ -24,6 +30,29 @@ def surroundings(tmp_path: Path) -> Iterator[dict[str, str]]:
     while left := _started_with(env[_MARK]):
         assert time.monotonic() < until, f"still running: {left}"
         time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data directory of a server that runs all the time, and so starts once for many programs."""
+    shared = tmp_path_factory.getbasetemp()
+    place = place_of_data(shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared)
+    server = embedded.start(place / f"documentation-{os.getpid()}", settings=FAST)
+    yield server.data_dir
+    server.release()
+
+
+@pytest.fixture
+def on_one_server(surroundings: dict[str, str], data_dir: Path) -> dict[str, str]:
+    """An environment in which the embedded server runs already, with an empty database."""
+    server = embedded.start(data_dir)
+    try:
+        with psycopg.connect(in_database(server.dsn, "postgres"), autocommit=True) as connection:
+            connection.execute("drop database if exists flowfabric with (force)")
+            connection.execute("create database flowfabric strategy file_copy")
+    finally:
+        server.release()
+    return {**surroundings, "FLOWFABRIC_DATA_DIR": str(data_dir)}
 
 
 def _started_with(mark: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every example runs as a program of its own, on a data directory of its own, and leaves nothing behind."""
+"""Every example runs as a program of its own, on an empty database, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def worker(example: Path, env: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_and_runs_again(example: Path, surroundings: dict[str, str]) -> None:
+def test_an_example_runs_and_runs_again(example: Path, on_one_server: dict[str, str]) -> None:
     command = [sys.executable, "-W", "error", str(example)]
     runs = 1 if example.name == DEMO.name else 2  # a long one; the interrupted demo below runs it again
-    with worker(example, surroundings) if example.name in NEED_A_WORKER else contextlib.nullcontext():
+    with worker(example, on_one_server) if example.name in NEED_A_WORKER else contextlib.nullcontext():
         for _ in range(runs):
-            done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=170, check=False)
+            done = subprocess.run(command, env=on_one_server, capture_output=True, text=True, timeout=170, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             for words in SAYS[example.name]:
                 assert re.search(words, done.stdout), done.stdout

@@ -1,4 +1,4 @@
-"""The acceptance scenarios of flows, in the order and with the numbers of the contract.
+"""The acceptance scenarios of flows.
 
 The duties are run by hand: `drain` lets all of them go idle. Counters are written succeeded, failed, skipped, n.
 """
