@@ -162,8 +162,8 @@ begin
             if v_idle > p_maxlen then
                 perform flowfabric.drop_signals(p_partition, p_waitpoint, v_idle - p_maxlen);
             end if;
-        elsif e.is_parked and exists (select from flowfabric.waiter x where x.child_partition = p_partition
-                                      and x.child_id = p_waitpoint and x.id = p_id) then
+        elsif e.is_parked and exists (select from flowfabric.waiter x where x.awaited_partition = p_partition
+                                      and x.awaited_id = p_waitpoint and x.id = p_id) then
             -- It waits for more than this one: it looks itself.
             perform flowfabric.promote(array[p_partition], array[p_id], v_now);
         end if;
