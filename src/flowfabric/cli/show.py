@@ -365,8 +365,7 @@ def _show_steps(seen: _Seen) -> None:
     for step in seen.steps:
         what = "failed" if step.error else "done"
         if step.kind == "wait" and not step.error:
-            # Beside what came of it stands how it ended, in place of an encoding.
-            what = step.encoding or "waiting"
+            what = step.outcome or "waiting"
             value = ", ".join(str(one["name"]) for one in _waited_for(step, None))
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"

@@ -427,8 +427,8 @@ class Running:
         self, request: WaitRequest, n: int, known: Step | None, opened: Opened | None
     ) -> SignalWait | tuple[str, bytes | None]:
         """What came of a wait, or the wait, if it has to go on."""
-        if known is not None and known.encoding is not None:
-            return known.encoding, known.result
+        if known is not None and known.outcome is not None:
+            return known.outcome, known.result
         if known is None and opened is None:
             made = await self._open_wait(request, n, known)
             ids = [one.waitpoint_id for one in made.waitpoints]
@@ -530,7 +530,7 @@ class Running:
         name = f"submit {submission.kind}"
         n, known = (await self.memory()).next(name, "submit")
         if known is not None and known.child_id is not None:
-            is_new = known.encoding != "known"
+            is_new = known.outcome != "known"
             return Run(known.child_id, kind=submission.kind, connector=self.worker.app, is_new=is_new)
         run = await around(lambda changed: self._submit_child(name, n, changed))(submission)
         if self.worker.step_hook is not None:

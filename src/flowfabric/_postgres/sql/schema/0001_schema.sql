@@ -308,7 +308,9 @@ create table flowfabric.step (
     run             integer not null,
     attempt_index   integer not null,
     result          bytea,
-    encoding        text,
+    encoding        text,               -- the codec of the result
+    outcome         text,               -- of wait: resumed, timed_out, operator_resumed, given_up (null: open), redacted;
+                                        -- of submit: known, if the execution existed before
     error           jsonb,              -- set when the step failed, or the execution waited for did
     at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
     child_partition integer,            -- of submit: the execution made
