@@ -12,10 +12,23 @@ from flowfabric._postgres import migrate
 _CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
 FILES = {path.removeprefix("functions/"): sql for path, sql in migrate._files("functions")}
 
+# From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (
-    "audit", "common", "duties", "events", "executions", "flows", "grants", "keys", "lanes", "leases", "queue", "reads",
-    "schedules", "steps", "waits",
+    "common", "keys", "lanes", "queue", "events", "leases", "grants", "executions", "steps", "waits", "flows",
+    "schedules", "duties", "reads", "audit",
 )  # fmt: skip
+UPWARDS = {
+    "end_capped": {"end_executions"},
+    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended"},
+    "schedule_retries": {"end_waits", "gate"},
+    "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
+    "make_ready": {"gate"},
+    "take_ready": {"end_capped", "reclaim_cap"},
+    "start_attempts": {"move_waitpoints", "inputs_of"},
+    "claim_granted": {"inputs_of"},
+    "pause": {"gate"},
+    "resume": {"gate"},
+}
 
 
 def functions(sql: str) -> list[str]:
@@ -32,6 +45,17 @@ def test_every_file_is_in_a_chapter_and_they_load_in_one_order() -> None:
     assert {path.partition("/")[0] for path in FILES} == set(CHAPTERS)
     assert all(path.count("/") == 1 for path in FILES)
     assert list(FILES) == sorted(FILES)
+
+
+def test_chapters_call_downwards_but_for_the_calls_that_are_listed() -> None:
+    level = {name: CHAPTERS.index(path.partition("/")[0]) for path, sql in FILES.items() for name in functions(sql)}
+    found = {}
+    for path, sql in FILES.items():
+        code = re.sub(r"(?m)^\s*--.*$", "", sql)
+        called = {name for name in re.findall(r"flowfabric\.(\w+)\(", code) if name in level}
+        if upwards := {name for name in called if level[name] > CHAPTERS.index(path.partition("/")[0])}:
+            found[path.rpartition("/")[2].removesuffix(".sql")] = upwards
+    assert found == UPWARDS
 
 
 def test_a_file_has_at_most_one_public_function_and_is_named_after_it() -> None:
