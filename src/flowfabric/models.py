@@ -282,7 +282,8 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
 class Step(Struct, frozen=True, kw_only=True):
     """A step as it is remembered. `at` is the time of a `now`, the end of a `sleep`, the deadline of a `wait`.
 
-    `error` is set when it failed; `result` then holds what else its exception carried.
+    `error` is set when it failed; `result` then holds what else its exception carried. `outcome` is how a `wait` ended
+    (None while it is open), and `known` for a `submit` that found its execution existing.
     """
 
     execution_id: ExecutionId
@@ -300,6 +301,7 @@ class Step(Struct, frozen=True, kw_only=True):
     seconds: float | None
     recorded_at: datetime
     waitpoint_ids: tuple[UUID, ...] = ()
+    outcome: str | None = None
 
 
 class Parked(Struct, frozen=True):

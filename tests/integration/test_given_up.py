@@ -60,7 +60,7 @@ async def test_a_wait_that_lost_a_race_has_lost_it_in_every_later_run(app: ff.Ap
         assert await run.result(PATIENCE) == "kept"
     assert did == ["kept"]
     (bid,) = [step for step in await run.steps() if step.name == "bid"]
-    assert (bid.kind, bid.encoding) == ("wait", "given_up")
+    assert (bid.kind, bid.encoding, bid.outcome) == ("wait", None, "given_up")
     assert await (await app.client()).engine.audit(events=True) == []
 
 

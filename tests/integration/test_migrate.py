@@ -329,3 +329,27 @@ async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
     with_step(monkeypatch, "select 1", name="renamed")
     with pytest.raises(ff.ConnectionFailed, match=r"0002_extra.*0002_renamed"):
         await migrate_database(database)
+
+
+async def test_settings_of_functions_are_applied_from_one_file(sql: asyncpg.Connection[Any]) -> None:
+    found = {
+        row["proname"]: (row["prosecdef"], set(row["proconfig"] or ()))
+        for row in await sql.fetch(
+            "select proname, prosecdef, proconfig from pg_proc where pronamespace = 'flowfabric'::regnamespace"
+        )
+    }
+    path = "search_path=flowfabric, pg_temp"
+    assert all((path in config) == is_definer for is_definer, config in found.values())
+    joins = {"enable_hashjoin=off", "enable_mergejoin=off"}
+    generic = {path, "plan_cache_mode=force_generic_plan", "enable_seqscan=off", "jit=off"}
+    assert found["complete"] == (True, generic | joins)
+    assert found["claim"] == (True, generic | joins | {"enable_bitmapscan=off", "enable_sort=off"})
+    assert found["grow_flow"] == (True, generic | {"enable_mergejoin=off", "enable_bitmapscan=off"})
+    assert found["trim_events"] == (False, {"lock_timeout=200ms"})
+    assert found["end_executions"] == (False, set())
+
+
+async def test_settings_for_a_function_that_does_not_exist_are_refused(sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("drop function flowfabric.trim_events(timestamptz)")
+    with pytest.raises(asyncpg.RaiseError, match="does not exist: trim_events"):
+        await sql.execute(module._settings())

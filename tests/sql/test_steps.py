@@ -385,7 +385,7 @@ async def test_a_known_key_gives_the_execution_that_stands_and_that_is_remembere
     item = ff.NewExecution(execution_kind="child", idempotency_key="k")
     assert await world.engine.submit_child(held.handle, "child", 0, item) == ff.Duplicate(standing)
     (step,) = await world.engine.read_steps([held.execution_id])
-    assert (step.child_id, step.encoding) == (standing, "known")
+    assert (step.child_id, step.encoding, step.outcome) == (standing, None, "known")
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 

@@ -47,7 +47,7 @@ STEPS = 120
 MISSED = """
 select p.waitpoint_id, p.signal_count from flowfabric.waiter w
 join flowfabric.execution e on e.partition = w.partition and e.id = w.id and flowfabric.is_parked(e)
-join flowfabric.waitpoint p on p.partition = w.child_partition and p.waitpoint_id = w.child_id
+join flowfabric.waitpoint p on p.partition = w.awaited_partition and p.waitpoint_id = w.awaited_id
 where p.signal_count > 0
 """
 

@@ -130,7 +130,7 @@ READ_STEPS = _rows(
     "read_steps",
     3,
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
-    " child_id, seconds, recorded_at, waitpoint_ids",
+    " child_id, seconds, recorded_at, waitpoint_ids, outcome",
 )
 SUBMIT_CHILD = _rows("submit_child", 31, _CREATED)
 PARK = _rows("park", 11, VERDICT)

@@ -25,4 +25,5 @@ def step(row: Row) -> Step:
         seconds=row["seconds"],
         recorded_at=row["recorded_at"],
         waitpoint_ids=tuple(row["waitpoint_ids"] or ()),
+        outcome=row["outcome"],
     )

@@ -44,7 +44,7 @@ async def submit_durably(
     name = f"submit {submission.kind}"
     use, known = (await running.memory()).next(name, "submit")
     if known is not None and known.child_id is not None:
-        is_new = known.encoding != "known"
+        is_new = known.outcome != "known"
         return Run(known.child_id, kind=submission.kind, connector=running.worker.app, is_new=is_new)
     run = await around(lambda changed: _submit_child(running, name, use, changed))(submission)
     if running.worker.step_hook is not None:

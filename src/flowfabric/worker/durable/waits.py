@@ -105,8 +105,8 @@ async def _result(
     running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
 ) -> WaitResult:
     """How a wait ended, in this run or in an earlier one."""
-    if known is not None and known.encoding is not None:
-        return WaitResult(outcome=known.encoding, result=known.result, seen=())
+    if known is not None and known.outcome is not None:
+        return WaitResult(outcome=known.outcome, result=known.result, seen=())
     ids: Sequence[UUID]
     deadline: datetime | None = None
     if opened is not None:

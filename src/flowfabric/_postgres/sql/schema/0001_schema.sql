@@ -308,7 +308,9 @@ create table flowfabric.step (
     run             integer not null,
     attempt_index   integer not null,
     result          bytea,
-    encoding        text,
+    encoding        text,               -- the codec of the result
+    outcome         text,               -- of wait: resumed, timed_out, operator_resumed, given_up (null: open), redacted;
+                                        -- of submit: known, if the execution existed before
     error           jsonb,              -- set when the step failed, or the execution waited for did
     at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
     child_partition integer,            -- of submit: the execution made
@@ -321,15 +323,15 @@ create table flowfabric.step (
 
 -- Waits ---------------------------------------------------------------------------------------------------------------
 
--- Which parked executions wait for the end of which executions. Consumed by the end of the execution waited for.
+-- What parked executions wait for: the end of executions, and signals at pending waitpoints. Removed by whatever wakes them.
 create table flowfabric.waiter (
-    partition       integer not null,
-    id              uuid not null,
-    child_partition integer not null,
-    child_id        uuid not null,
-    primary key (partition, id, child_partition, child_id)
+    partition         integer not null,
+    id                uuid not null,
+    awaited_partition integer not null,
+    awaited_id        uuid not null,     -- an execution or a waitpoint
+    primary key (partition, id, awaited_partition, awaited_id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-create index waiter_by_child on flowfabric.waiter (child_partition, child_id);
+create index waiter_by_awaited on flowfabric.waiter (awaited_partition, awaited_id);
 
 -- Where signals arrive. The token is not stored: it is signed again from the keystore when it is asked for.
 create table flowfabric.waitpoint (

@@ -12,11 +12,11 @@ language sql stable as $$
     select 'parked_for_ever', e.partition, e.id, null from e
     where flowfabric.is_parked(e.*::flowfabric.execution) and e.delay_until >= flowfabric.far_date()
       and e.blocking_detail = 'waiting for another execution'
-      and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.child_partition
-                      and c.id = w.child_id and c.completed_at is null
+      and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.awaited_partition
+                      and c.id = w.awaited_id and c.completed_at is null
                       where w.partition = e.partition and w.id = e.id)
-      and not exists (select from flowfabric.waiter w join flowfabric.waitpoint c on c.partition = w.child_partition
-                      and c.waitpoint_id = w.child_id and c.state = 'pending'
+      and not exists (select from flowfabric.waiter w join flowfabric.waitpoint c on c.partition = w.awaited_partition
+                      and c.waitpoint_id = w.awaited_id and c.state = 'pending'
                       where w.partition = e.partition and w.id = e.id)
       and not exists (select from pointed p where p.kind = 'parked' and p.partition = e.partition and p.id = e.id)
 $$;

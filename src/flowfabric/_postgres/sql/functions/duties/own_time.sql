@@ -16,10 +16,3 @@ language sql immutable as $$
         when 'retention' then e.completed_at + flowfabric.retention_of(e.state, e.policy, d)
     end
 $$;
-
--- retention_of: how long an ended execution is kept.
-create or replace function flowfabric.retention_of(p_state text, p_policy jsonb, d flowfabric.deployment) returns interval
-language sql immutable as $$
-    select coalesce(flowfabric.ms((p_policy -> 'stream_policy' ->> 'retention_ttl_ms')::bigint),
-                    case when p_state in ('failed', 'expired') then d.failure_retention else d.retention end)
-$$;

@@ -103,7 +103,7 @@ begin
     -- plan that was made while they were empty from reading them through when they are not.
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
                cross join lateral (select from flowfabric.waiter w
-                                   where w.child_partition = u.partition and w.child_id = u.id offset 0) w) then
+                                   where w.awaited_partition = u.partition and w.awaited_id = u.id offset 0) w) then
         perform flowfabric.wake_parents(p_partition, p_id, p_now);
     end if;
     if exists (select from unnest(p_partition, p_id) as u (partition, id)

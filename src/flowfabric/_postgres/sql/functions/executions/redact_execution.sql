@@ -32,6 +32,7 @@ begin
         update flowfabric.step s
         set result = case when s.result is null then null else ''::bytea end,
             encoding = case when s.result is null then s.encoding else 'redacted' end,
+            outcome = case when s.kind = 'wait' and s.result is not null then 'redacted' else s.outcome end,
             error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
         where s.partition = p_partition and s.id = p_id;
         -- The sender of a signal is forgotten; which signals came from the same sender is not.

@@ -5,7 +5,8 @@
 -- Called by the worker that holds the leases. What is recorded as done stays as it was: a repeated call changes nothing.
 -- A failure is replaced by whatever comes after it.
 -- Takes    per item the fence, the name and number, the kind and what belongs to it: step and result (result or error),
---          now, sleep (how long, in milliseconds), submit (the execution that was made). An array is null where no item
+--          now, sleep (how long, in milliseconds), submit (the execution that was made; its outcome
+--          in the place of the encoding). An array is null where no item
 --          has a value; without kinds all are steps.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict with ordinal 0 when all went well and no time is asked for; else one per item, with `at` for
@@ -37,10 +38,11 @@ begin
         from unnest(v_ok) o;
     end if;
     insert into flowfabric.step
-        (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,
+        (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, outcome, error, at, child_partition,
          child_id, seconds, recorded_at)
     select e.partition, e.id, e.generation, i.name, i.n, coalesce(i.kind, 'step'), e.retries + e.replays, e.attempt_index,
-           i.result, i.encoding, i.error::jsonb,
+           i.result, case when i.kind = 'submit' then null else i.encoding end,
+           case when i.kind = 'submit' then i.encoding end, i.error::jsonb,
            case i.kind when 'now' then v_now when 'sleep' then v_now + flowfabric.ms(i.ms) end,
            i.child_partition, i.child_id, i.seconds, v_now
     from unnest(v_tids, p_name, p_n, p_kind, p_result, p_encoding, p_error, p_seconds, p_ms, p_child_partition, p_child_id)
@@ -50,7 +52,9 @@ begin
     get diagnostics v_made = row_count;
     if v_made < cardinality(v_ok) then
         update flowfabric.step s
-        set run = i.run, attempt_index = i.attempt_index, result = i.result, encoding = i.encoding,
+        set run = i.run, attempt_index = i.attempt_index, result = i.result,
+            encoding = case when i.kind = 'submit' then null else i.encoding end,
+            outcome = case when i.kind = 'submit' then i.encoding end,
             error = i.error::jsonb,
             child_partition = i.child_partition, child_id = i.child_id, seconds = i.seconds, recorded_at = v_now
         from (select distinct on (e.partition, e.id, coalesce(x.kind, 'step'), x.name, x.n)

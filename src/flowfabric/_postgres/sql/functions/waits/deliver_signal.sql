@@ -14,15 +14,12 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_slot smallint;
     e record;   -- the execution, as much of it as is needed
     w record;   -- the waitpoint, and what else is known of it
     s flowfabric.suspension;   -- the open one, as much of it as is needed
     v_delay bigint;
     v_standing uuid;
-    v_signals flowfabric.recorded;
     v_holds boolean := false;
-    v_places integer[];
     v_is_first boolean := false;
     v_satisfiers uuid[];
     v_idle bigint;          -- signals of the waitpoint that contribute to nothing
@@ -78,10 +75,8 @@ begin
     end if;
     if v_standing is not null then
         code := 'duplicate'; signal_id := v_standing; effect := 'deduped';
-        v_slot := flowfabric.open_log(v_now);
-        insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
-        values (v_slot, v_now, p_partition, p_id, e.flow_id, e.namespace, e.tags, effect,
-                flowfabric.signal_details(signal_id, p_waitpoint, p_source_identity));
+        perform flowfabric.log_signal(p_partition, p_id, e.flow_id, e.namespace, e.tags, effect, signal_id, p_waitpoint,
+                                      p_source_identity, v_now);
         return next;
         return;
     end if;
@@ -122,20 +117,9 @@ begin
         -- The most common condition; no other signal can have satisfied it.
         v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
     else
-        -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
-        if not s.resume_condition ? 'Single' then
-            v_signals := flowfabric.recorded_on(p_partition, s.waitpoint_ids, true);
-        end if;
-        select f.holds, f.places into v_holds, v_places
-        from flowfabric.satisfiers(
-            s.resume_condition, v_signals.keys || w.waitpoint_key, v_signals.names || p_name, v_signals.ids || p_signal,
-            v_signals.types || p_source_type, v_signals.identities || p_source_identity,
-            coalesce(cardinality(v_signals.ids), 0) + 1) f;
-        v_is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
-        match_detail := flowfabric.match_detail(s.resume_condition, w.waitpoint_key, p_name, v_is_first);
-        if v_holds then
-            select array_agg((v_signals.ids || p_signal)[p] order by p) into v_satisfiers from unnest(v_places) p;
-        end if;
+        select x.holds, x.match_detail, x.is_first, x.satisfiers into v_holds, match_detail, v_is_first, v_satisfiers
+        from flowfabric.weigh_signal(p_partition, s.resume_condition, s.waitpoint_ids, w.waitpoint_key, p_name, p_signal,
+                                     p_source_type, p_source_identity) x;
     end if;
     effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
     insert into flowfabric.signal
@@ -151,36 +135,80 @@ begin
                                             p_waitpoint, p_signal, v_satisfiers, w.outlives_attempt, v_now);
         perform flowfabric.resume(p_partition, p_id, coalesce(p_delay_ms, v_delay, 0), v_now);
     else
-        update flowfabric.waitpoint x
-        set signal_count = x.signal_count + 1, last_signal_at = v_now,
-            matched_signal_count = x.matched_signal_count + v_is_first::integer
-        where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        returning x.signal_count - x.matched_signal_count - x.dropped_signal_count into v_idle;
+        v_idle := flowfabric.count_signal(p_partition, p_waitpoint, v_is_first, v_now);
         if w.state = 'active' then
             update flowfabric.suspension x set last_signal_at = v_now
             where x.partition = p_partition and x.id = p_id and x.number = s.number;
             if v_idle > p_maxlen then
                 perform flowfabric.drop_signals(p_partition, p_waitpoint, v_idle - p_maxlen);
             end if;
-        elsif e.is_parked and exists (select from flowfabric.waiter x where x.child_partition = p_partition
-                                      and x.child_id = p_waitpoint and x.id = p_id) then
-            -- It waits for more than this one: it looks itself.
+        elsif e.is_parked and exists (select from flowfabric.waiter x where x.awaited_partition = p_partition
+                                      and x.awaited_id = p_waitpoint and x.id = p_id) then
+            -- It waits for more than this signal: it evaluates itself.
             perform flowfabric.promote(array[p_partition], array[p_id], v_now);
         end if;
     end if;
-    v_slot := flowfabric.open_log(v_now);
-    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
-    values (v_slot, v_now, p_partition, p_id, e.flow_id, e.namespace, e.tags, effect,
-            flowfabric.signal_details(p_signal, p_waitpoint, p_source_identity));
+    perform flowfabric.log_signal(p_partition, p_id, e.flow_id, e.namespace, e.tags, effect, p_signal, p_waitpoint,
+                                  p_source_identity, v_now);
     code := 'accepted';
     return next;
 end;
 $$;
 
--- signal_details: what the event of a delivery says; never a token or a payload.
-create or replace function flowfabric.signal_details(p_signal uuid, p_waitpoint uuid, p_identity text) returns jsonb
-language sql immutable as $$
-    select jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint, 'source_identity', nullif(p_identity, ''))
+-- weigh_signal: what a new signal does for the condition of an open suspension
+--
+-- Returns  whether the condition holds with it, what the signal did, whether it counts for the condition, and then all
+--          signals that do.
+create or replace function flowfabric.weigh_signal(
+    p_partition integer, p_condition jsonb, p_waitpoints uuid[], p_key text, p_name text, p_signal uuid, p_source_type text,
+    p_source_identity text, out holds boolean, out match_detail text, out is_first boolean, out satisfiers uuid[])
+language plpgsql as $$
+declare
+    v_signals flowfabric.recorded;
+    v_places integer[];
+begin
+    -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
+    if not p_condition ? 'Single' then
+        v_signals := flowfabric.recorded_on(p_partition, p_waitpoints, true);
+    end if;
+    select f.holds, f.places into holds, v_places
+    from flowfabric.satisfiers(
+        p_condition, v_signals.keys || p_key, v_signals.names || p_name, v_signals.ids || p_signal,
+        v_signals.types || p_source_type, v_signals.identities || p_source_identity,
+        coalesce(cardinality(v_signals.ids), 0) + 1) f;
+    is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
+    match_detail := flowfabric.match_detail(p_condition, p_key, p_name, is_first);
+    if holds then
+        select array_agg((v_signals.ids || p_signal)[p] order by p) into satisfiers from unnest(v_places) p;
+    end if;
+end;
+$$;
+
+-- count_signal: a waitpoint counts a signal that does not resume its execution. Returns how many of its signals are idle:
+-- neither dropped nor counted for a condition.
+create or replace function flowfabric.count_signal(
+    p_partition integer, p_waitpoint uuid, p_matched boolean, p_now timestamptz) returns bigint
+language sql volatile as $$
+    update flowfabric.waitpoint x
+    set signal_count = x.signal_count + 1, last_signal_at = p_now,
+        matched_signal_count = x.matched_signal_count + p_matched::integer
+    where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+    returning x.signal_count - x.matched_signal_count - x.dropped_signal_count
+$$;
+
+-- log_signal: the event of a delivery; never a token or a payload.
+create or replace function flowfabric.log_signal(
+    p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_tags jsonb, p_effect text, p_signal uuid,
+    p_waitpoint uuid, p_identity text, p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_slot smallint := flowfabric.open_log(p_now);
+begin
+    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+    values (v_slot, p_now, p_partition, p_id, p_flow, p_namespace, p_tags, p_effect,
+            jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint,
+                               'source_identity', nullif(p_identity, '')));
+end;
 $$;
 
 -- note_bad_token: a token was not ours; noted at most once a second, and never waits.

@@ -17,7 +17,7 @@ begin
     from (select distinct e.partition, e.id from expired x
           join flowfabric.execution e on e.partition = x.partition and e.id = x.id
           join flowfabric.waiter r on r.partition = x.partition and r.id = x.id
-               and r.child_partition = x.partition and r.child_id = x.waitpoint_id
+               and r.awaited_partition = x.partition and r.awaited_id = x.waitpoint_id
           where flowfabric.is_parked(e)) d;
     if v_ids is not null then
         perform flowfabric.promote(v_partitions, v_ids, p_now);

@@ -11,12 +11,12 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where e.has_waitpoints and e.state <> 'completed' and s.partition = e.partition and s.id = e.id
           and s.generation = e.generation and s.kind = 'wait'
-          and (s.encoding is null
+          and (s.outcome is null
                -- Of those that ended without a signal the last one is what the handler failed of.
-               or s.encoding in ('timed_out', 'operator_resumed') and e.failure_category in ('wait_timed_out', 'wait_overridden')
+               or s.outcome in ('timed_out', 'operator_resumed') and e.failure_category in ('wait_timed_out', 'wait_overridden')
                   and s.recorded_at = (select max(x.recorded_at) from flowfabric.step x
                                        where x.partition = e.partition and x.id = e.id and x.generation = e.generation
-                                         and x.kind = 'wait' and x.encoding in ('timed_out', 'operator_resumed')))
+                                         and x.kind = 'wait' and x.outcome in ('timed_out', 'operator_resumed')))
         returning s.partition, s.id, s.generation, s.name, s.n
     )
     delete from flowfabric.step s using forgotten f

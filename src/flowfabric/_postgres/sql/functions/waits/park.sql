@@ -39,7 +39,7 @@ begin
     from flowfabric.pause('park', p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_until, null, false) p;
     if v.code = 'ok' then
         perform flowfabric.forget_waits(array[p_partition], array[p_id]);
-        insert into flowfabric.waiter (partition, id, child_partition, child_id)
+        insert into flowfabric.waiter (partition, id, awaited_partition, awaited_id)
         select distinct p_partition, p_id, u.partition, u.id from unnest(
             p_child_partition || array_fill(p_partition, array[cardinality(p_waitpoints)]),
             p_child_id || p_waitpoints) as u (partition, id)

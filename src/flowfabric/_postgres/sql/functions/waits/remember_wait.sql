@@ -20,9 +20,9 @@ begin
         from unnest(p_satisfiers) as u (signal_id)
         join flowfabric.signal g on g.partition = p_partition and g.id = p_id and g.signal_id = u.signal_id;
     end if;
-    update flowfabric.step s set result = v_result, encoding = v_outcome, recorded_at = flowfabric.now()
+    update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now()
     from flowfabric.execution e
     where v_outcome is not null and e.partition = p_partition and e.id = p_id and s.partition = e.partition and s.id = e.id
-      and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids = p_waitpoints and s.encoding is null;
+      and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids = p_waitpoints and s.outcome is null;
 end;
 $$;

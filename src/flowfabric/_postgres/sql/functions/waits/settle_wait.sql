@@ -37,7 +37,7 @@ begin
                             null::bytea, null::integer[];
         return;
     end if;
-    if t.encoding is null and exists (
+    if t.outcome is null and exists (
             select from flowfabric.waitpoint w where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1]
             and w.state = 'pending') then
         select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
@@ -60,23 +60,23 @@ begin
         select x.* into t from flowfabric.step x
         where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
           and x.name = t.name and x.n = t.n;
-        if t.encoding is null and (p_give_up or p_deadline <= v_now) then
+        if t.outcome is null and (p_give_up or p_deadline <= v_now) then
             v_detail := case when p_give_up then 'given_up' else 'timed_out_auto_resume' end;
             update flowfabric.waitpoint w set state = 'closed', closed_at = v_now, close_reason = v_detail
             where w.partition = p_partition and w.waitpoint_id = any (t.waitpoint_ids) and w.state = 'pending';
             perform flowfabric.remember_wait(p_partition, p_id, t.waitpoint_ids, v_detail, null);
-            t.encoding := case when p_give_up then 'given_up' else 'timed_out' end;
+            t.outcome := case when p_give_up then 'given_up' else 'timed_out' end;
         end if;
     end if;
-    if p_give_up and t.encoding <> 'given_up' then
+    if p_give_up and t.outcome <> 'given_up' then
         -- Signals had come, but the handler turned to something else before it was told.
-        update flowfabric.step x set encoding = 'given_up', result = null
+        update flowfabric.step x set outcome = 'given_up', result = null
         where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
           and x.name = t.name and x.n = t.n;
-        t.encoding := 'given_up';
+        t.outcome := 'given_up';
     end if;
     return query
-    select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.encoding, 'open'), t.result,
+    select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.outcome, 'open'), t.result,
            array_agg(w.signal_count order by u.place)
     from unnest(t.waitpoint_ids) with ordinality as u (waitpoint_id, place)
     join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;

@@ -12,14 +12,14 @@ begin
     select array_agg(d.partition), array_agg(d.id) into v_partitions, v_ids
     from (select distinct w.partition, w.id from unnest(p_partition, p_id) as u (partition, id)
           cross join lateral (select x.partition, x.id from flowfabric.waiter x
-                              where x.child_partition = u.partition and x.child_id = u.id offset 0) w) d;
+                              where x.awaited_partition = u.partition and x.awaited_id = u.id offset 0) w) d;
     if v_ids is null then
         return;
     end if;
     delete from flowfabric.waiter w using (
         select l.tid from unnest(p_partition, p_id) as u (partition, id)
         cross join lateral (select x.ctid as tid from flowfabric.waiter x
-                            where x.child_partition = u.partition and x.child_id = u.id
+                            where x.awaited_partition = u.partition and x.awaited_id = u.id
                             offset 0 for update skip locked) l) consumed
     where w.ctid = consumed.tid;
     with held as materialized (

@@ -2,7 +2,7 @@
 --
 -- Takes    the arguments of create_executions, then those of advance_schedule.
 -- Locks    the schedule; then as create_executions.
--- Answers  the rows of create_executions; none when another process has moved the schedule on.
+-- Returns  the rows of create_executions; none when another process has moved the schedule on.
 create or replace function flowfabric.fire_schedule(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
@@ -12,7 +12,7 @@ create or replace function flowfabric.fire_schedule(
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
 returns table (ordinal integer, code text, partition integer, id uuid, state text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_latest integer := cardinality(p_id);

@@ -2,7 +2,7 @@
 --
 -- Takes    the arguments of create_executions for one item, then the fence, the name and the number of the step.
 -- Locks    as may_submit, which holds the lease until the transaction ends; then as create_executions.
--- Answers  the row of create_executions; none when the fence does not hold or a child is remembered already. What a
+-- Returns  the row of create_executions; none when the fence does not hold or a child is remembered already. What a
 --          closed lane does not take is not remembered.
 create or replace function flowfabric.submit_child(
     p_lanes text[], p_kinds text[], p_capabilities text[],
@@ -14,7 +14,7 @@ create or replace function flowfabric.submit_child(
     p_holder_partition integer, p_holder_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_name text, p_n integer)
 returns table (ordinal integer, code text, partition integer, id uuid, state text)
-language plpgsql security definer set search_path = flowfabric, pg_temp as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 begin
     if not exists (select from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,

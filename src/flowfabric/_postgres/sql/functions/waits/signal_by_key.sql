@@ -4,15 +4,13 @@
 -- Of several waitpoints with the same key the signal reaches the one the execution waits at, else the newest.
 -- Where none is open, a signal that was accepted before under the same idempotency key is found at the closed one.
 -- Locks    the execution; then as deliver_signal.
--- Answers  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are those that are open.
+-- Returns  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are those that are open.
 create or replace function flowfabric.signal_by_key(
     p_partition integer, p_id uuid, p_key text, p_signal uuid, p_name text, p_category text, p_source_type text,
     p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
     p_dedup_ms bigint, p_delay_ms bigint, p_max_signals bigint, p_maxlen bigint)
 returns table (code text, detail text, signal_id uuid, effect text, match_detail text, keys text[])
-language plpgsql security definer set search_path = flowfabric, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set jit = off as $$
+language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_lane text;

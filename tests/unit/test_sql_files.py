@@ -1,0 +1,118 @@
+"""How the SQL is laid out: chapters, one public function per file, headers, and settings that name what exists."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from flowfabric._postgres import migrate
+
+_CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
+FILES = {path.removeprefix("functions/"): sql for path, sql in migrate._files("functions")}
+
+# From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
+CHAPTERS = (
+    "common", "keys", "lanes", "queue", "events", "leases", "grants", "executions", "steps", "waits", "flows",
+    "schedules", "duties", "reads", "audit",
+)  # fmt: skip
+UPWARDS = {
+    "end_capped": {"end_executions"},
+    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended"},
+    "schedule_retries": {"end_waits", "gate"},
+    "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
+    "make_ready": {"gate"},
+    "take_ready": {"end_capped", "reclaim_cap"},
+    "start_attempts": {"move_waitpoints", "inputs_of"},
+    "claim_granted": {"inputs_of"},
+    "pause": {"gate"},
+    "resume": {"gate"},
+}
+
+
+def functions(sql: str) -> list[str]:
+    """The names of the functions of a file, in order."""
+    return _CREATE.findall(sql)
+
+
+def body(sql: str, name: str) -> str:
+    start = sql.index(f"function flowfabric.{name}(")
+    return sql[start : sql.index("$$;\n", start)]
+
+
+def test_every_file_is_in_a_chapter_and_they_load_in_one_order() -> None:
+    assert {path.partition("/")[0] for path in FILES} == set(CHAPTERS)
+    assert all(path.count("/") == 1 for path in FILES)
+    assert list(FILES) == sorted(FILES)
+
+
+def test_chapters_call_downwards_but_for_the_calls_that_are_listed() -> None:
+    level = {name: CHAPTERS.index(path.partition("/")[0]) for path, sql in FILES.items() for name in functions(sql)}
+    found = {}
+    for path, sql in FILES.items():
+        code = re.sub(r"(?m)^\s*--.*$", "", sql)
+        called = {name for name in re.findall(r"flowfabric\.(\w+)\(", code) if name in level}
+        if upwards := {name for name in called if level[name] > CHAPTERS.index(path.partition("/")[0])}:
+            found[path.rpartition("/")[2].removesuffix(".sql")] = upwards
+    assert found == UPWARDS
+
+
+def test_a_file_has_at_most_one_public_function_and_is_named_after_it() -> None:
+    for path, sql in FILES.items():
+        public = [name for name in functions(sql) if "security definer" in body(sql, name).partition("$$")[0]]
+        assert len(public) <= 1, path
+        if public:
+            assert path.endswith(f"/{public[0]}.sql"), path
+
+
+def test_a_file_is_named_after_its_first_function_or_its_rule() -> None:
+    collections = {"common/clock.sql", "common/constants.sql", "waits/conditions.sql"}
+    for path, sql in FILES.items():
+        first, *_ = functions(sql)
+        stem = path.rpartition("/")[2].removesuffix(".sql")
+        if path not in collections:
+            assert stem in (first, first.removeprefix("audit_")), path
+
+
+def test_no_function_is_defined_twice() -> None:
+    names = [name for sql in FILES.values() for name in functions(sql)]
+    assert len(names) == len(set(names))
+
+
+def test_every_function_has_a_header_that_begins_with_its_name() -> None:
+    for path, sql in FILES.items():
+        lines = sql.splitlines()
+        for name in functions(sql):
+            at = next(
+                i for i, line in enumerate(lines) if line.startswith(f"create or replace function flowfabric.{name}(")
+            )
+            header = at
+            while header and lines[header - 1].startswith("--"):
+                header -= 1
+            assert lines[header].startswith(f"-- {name}: "), f"{path}: {name}"
+
+
+def test_no_function_sets_anything_itself() -> None:
+    for path, sql in FILES.items():
+        for name in functions(sql):
+            assert " set " not in body(sql, name).partition("$$")[0].replace("\n", " "), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("number", ["708301", "00000000-0000-0000-0000-000000000000"])
+def test_a_constant_stands_once(number: str) -> None:
+    assert [path for path, sql in FILES.items() if number in sql] == ["common/constants.sql"]
+
+
+def test_every_rule_of_the_audit_is_asked() -> None:
+    rules = {name for path, sql in FILES.items() if path.startswith("audit/") for name in functions(sql)} - {"audit"}
+    assert {f"audit_{rule}" for rule in re.findall(r"flowfabric\.audit_(\w+)\(", FILES["audit/audit.sql"])} == rules
+
+
+def test_the_settings_name_functions_once() -> None:
+    text = (resources.files("flowfabric._postgres") / "sql" / "settings.sql").read_text()
+    named = [name for group in re.findall(r"(?<=,)\s*'([a-z_\s]+)'\)", text) for name in group.split()]
+    known = {name for sql in FILES.values() for name in functions(sql)}
+    assert len(named) > 40
+    assert len(named) == len(set(named))
+    assert set(named) <= known
