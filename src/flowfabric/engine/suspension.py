@@ -95,8 +95,7 @@ _CLOSE = (
     " from flowfabric.close_waitpoint($1, $2, $3, $4, $5, $6, $7, $8)"
 )
 _SUSPEND = (
-    "select * from flowfabric.suspend("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
+    "select * from flowfabric.suspend($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
 )
 _DELIVER = (
     "select code, detail, signal_id, effect, match_detail from flowfabric.deliver_signal("
@@ -315,7 +314,7 @@ class Suspensions(Calls):
         fences = Fences([authority])
         execution_id = fences.execution_id(0)
         _, _, lease_id, lease_epoch, attempt_id, _ = fences.first
-        row = await self._row(_SUSPEND, *fences.first, by_triple, *args, False)
+        row = await self._row(_SUSPEND, *fences.first, by_triple, *args)
         if row["code"] != "ok":
             raise _refused(row, execution_id, args[1])
         bound = [
