@@ -56,7 +56,7 @@ SQL_CALLS = {
     " $5::uuid, $6::int, gen_random_uuid(), 'x')",
     "suspend": "select code, detail from flowfabric.suspend($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " true, gen_random_uuid(), array[gen_random_uuid()], array[null::text], '\"OperatorOnly\"', '{}', 'manual_pause',"
-    " 'worker', null, 'fail', null, null, false)",
+    " 'worker', null, 'fail', null, null)",
     "open_wait": "select code, detail from flowfabric.open_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, 'w', 0, array[gen_random_uuid()], array['k'], null)",
     "settle_wait": "select code, detail from flowfabric.settle_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"

@@ -160,7 +160,7 @@ READ_WAITPOINT_TOKEN = _value("read_waitpoint_token", 2, "token")
 PROBE_WAITPOINT = _value("probe_waitpoint", 4, "code")
 SUSPEND = _rows(
     "suspend",
-    19,
+    18,
     "code, detail, state, lease_epoch, attempt_id, variant, suspension_id, waitpoint_ids, waitpoint_keys, tokens,"
     " attempt_index, lane, worker_instance_id, lease_ttl_ms",
 )

@@ -141,7 +141,7 @@ class Suspensions(Operations):
         fences = Fences([authority])
         execution_id = fences.execution_id(0)
         _, _, lease_id, lease_epoch, attempt_id, _ = fences.first
-        row = await self._row(statements.SUSPEND, *fences.first, by_triple, *args, False)
+        row = await self._row(statements.SUSPEND, *fences.first, by_triple, *args)
         if row["code"] != "ok":
             raise waitpoint_refused(row, execution_id, args[1])
         details = rows.suspension_details(row)

@@ -1,15 +1,13 @@
 -- suspend: active -> suspended, until signals satisfy a condition, an operator resumes it, or its timeout expires
 --
 -- Called by the lease holder. A binding is a fresh waitpoint (id and key given) or a pending one (no key).
--- Takes    p_only_if_satisfied: do nothing unless the signals that have arrived satisfy the condition already.
 -- Locks    the execution; waitpoints, suspensions and signals change under that lock only.
--- Returns  one row: ok with variant suspended or already_satisfied (the lease is kept), or `open` when asked for no more;
---          or the reason it was refused. A repeated call with the same key and fence gets the result of the first.
+-- Returns  one row: ok with variant suspended or already_satisfied (the lease is kept), or the reason it was
+--          refused. A repeated call with the same key and fence gets the result of the first.
 create or replace function flowfabric.suspend(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_by_triple boolean,
     p_suspension uuid, p_waitpoints uuid[], p_keys text[], p_condition text, p_policy text, p_reason text,
-    p_requested_by text, p_timeout_at timestamptz, p_behavior text, p_pointer text, p_idempotency_key text,
-    p_only_if_satisfied boolean)
+    p_requested_by text, p_timeout_at timestamptz, p_behavior text, p_pointer text, p_idempotency_key text)
 returns setof flowfabric.suspended
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -57,11 +55,6 @@ begin
         return;
     end if;
     select c.* into v from flowfabric.evaluate(p_partition, b.pending, v_condition) c;
-    if v.closer is null and p_only_if_satisfied then
-        return query select 'ok', null::text, e.state, e.epoch, e.attempt_id, 'open', null::uuid, p_waitpoints, b.keys,
-                            null::text[], e.attempt_index, null::text, null::text, null::bigint;
-        return;
-    end if;
     if v_timeout is null and v.closer is null and (e.policy -> 'suspension_policy' ->> 'default_timeout_ms') is not null then
         v_timeout := v_now + flowfabric.ms((e.policy -> 'suspension_policy' ->> 'default_timeout_ms')::bigint);
         v_behavior := coalesce(e.policy -> 'suspension_policy' ->> 'timeout_behavior', 'fail');
