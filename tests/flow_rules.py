@@ -41,11 +41,11 @@ async def settle_flows(engine: ff.Engine, clock: Clock) -> None:
     busy = True
     while busy:
         swept = await engine.dispatch_cascades()
-        assert swept.errors == 0, swept
+        assert swept.failed == 0, swept
         siblings = await engine.cancel_siblings()
         cancelled = await engine.reconcile_cancellations()
         assert cancelled.failed == 0, cancelled
-        busy = swept.scanned > 0 or siblings.action != "none" or cancelled.handled > 0
+        busy = swept.seen > 0 or siblings.action != "none" or cancelled.handled > 0
     await engine.project_flow_summaries()
 
 

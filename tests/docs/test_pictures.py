@@ -103,5 +103,5 @@ async def _play(engine: ff.Engine, sample: object) -> FlowId:
 async def _work_off(engine: ff.Engine) -> None:
     while (await engine.cancel_siblings()).action != "none":
         pass
-    while (await engine.dispatch_cascades()).scanned:
+    while (await engine.dispatch_cascades()).seen:
         pass

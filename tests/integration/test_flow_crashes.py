@@ -347,7 +347,7 @@ async def test_backends_that_die_at_any_moment(
             except FlowFabricError as error:
                 assert error.retryable, error
                 continue
-            idle = 0 if swept.scanned + cancelled.handled or siblings.action != "none" else idle + 1
+            idle = 0 if swept.seen + cancelled.handled or siblings.action != "none" else idle + 1
         busy -= 1
 
     async def kill() -> None:

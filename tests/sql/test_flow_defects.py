@@ -97,7 +97,7 @@ async def test_1_a_hop_that_fails_leaves_its_event_and_no_other(
         f" when (old.id = '{flows[1]['c'].uuid}') execute function refuse()"
     )
     done = await plain_engine.dispatch_cascades()
-    assert (done.scanned, done.reconciled, done.errors) == (3, 2, 1)
+    assert (done.seen, done.finished, done.failed) == (3, 2, 1)
     assert "tired" in (done.message or "")
     assert [await flow.state("c") for flow in flows] == ["skipped", "waiting_children", "skipped"]
     await sql.execute("drop trigger refuse on flowfabric.execution")
@@ -147,7 +147,7 @@ async def test_5_an_upstream_that_ended_counts_when_the_edge_is_applied(engine: 
     await flow.complete("a")
     assert await flow.join("a", "b") == Applied(0)
     assert (await flow.group("b")).group_state == SATISFIED
-    assert (await engine.dispatch_cascades()).scanned == 0
+    assert (await engine.dispatch_cascades()).seen == 0
 
 
 async def test_6_a_straggler_does_not_release_again(engine: CheckedEngine) -> None:
@@ -191,7 +191,7 @@ async def test_8_events_carry_namespace_and_tags(engine: CheckedEngine) -> None:
     other = await submitted(engine, CHAIN, namespace="team", tags={"app.instance": "two"})
     await other.fail("a")
     for tag, scanned in ((("app.instance", "one"), 0), (("app.other", "two"), 0), (("app.instance", "two"), 1)):
-        assert (await engine.dispatch_cascades(filter=ff.ScannerFilter(instance_tag=tag))).scanned == scanned
+        assert (await engine.dispatch_cascades(filter=ff.ScannerFilter(instance_tag=tag))).seen == scanned
 
 
 async def test_9_an_event_is_found_by_its_number(engine: CheckedEngine) -> None:

@@ -865,7 +865,7 @@ async def test_a_completion_that_finds_the_group_taken_leaves_the_rest_to_be_don
     await one.commit()
     assert await scene.flow.counts("d") == (1, 0, 0, 3)
     swept = await two.dispatch_cascades()
-    assert (swept.reconciled, swept.resolved) == (1, 1)
+    assert (swept.finished, swept.resolved) == (1, 1)
     assert await scene.flow.counts("d") == (2, 0, 0, 3)
     await stage.audit()
 
@@ -881,7 +881,7 @@ async def test_who_ends_waits_for_no_group_and_no_downstream(stage: Stage, parti
         )
         act = {"complete": complete, "fail": fail, "cancel": cancel}[call]("u1")
         await asyncio.wait_for(act.call(scene, two), PATIENCE)
-        assert (await two.dispatch_cascades()).reconciled == 0
+        assert (await two.dispatch_cascades()).finished == 0
         await one.rollback()
         await settle_flows(two, stage.clock)
         await check_settled(two, stage.watch)

@@ -512,8 +512,8 @@ class History:
         done = await self.engine.dispatch_cascades(limit=events, edges=edges)
         unresolved = {row["edge_id"] for row in await self.world.sql.fetch(_UNRESOLVED)}
         left = [name for name in self.model.edges if self.uuid(name) in unresolved]
-        same((done.scanned, done.reconciled, done.resolved), self.model.dispatch(events, edges, left), "dispatch")
-        assert not done.errors, done.message
+        same((done.seen, done.finished, done.resolved), self.model.dispatch(events, edges, left), "dispatch")
+        assert not done.failed, done.message
 
     @step()
     async def dispatch_one(self, a: int, b: int, c: int) -> None:
@@ -988,7 +988,7 @@ async def test_a_graph_ends_as_the_rules_say_whoever_works_on_it(database: str, 
             for one in duties:
                 one.cancel()
             await asyncio.gather(*duties, return_exceptions=True)
-        while (await engine.dispatch_cascades()).scanned or (await engine.cancel_siblings()).action != "none":
+        while (await engine.dispatch_cascades()).seen or (await engine.cancel_siblings()).action != "none":
             pass
         await engine.project_flow_summaries()
 

@@ -60,7 +60,7 @@ async def test_an_upstream_that_was_stamped_later_and_counted_earlier_is_passed(
             await asyncio.sleep(0.01)
         await engine.complete(held["a1"].handle, result=b"1")
     await late
-    while (await engine.dispatch_cascades()).scanned:
+    while (await engine.dispatch_cascades()).seen:
         pass
     assert results(flow, (await claimed(engine))["b"]) == {"a1": b"1", "a2": b"2"}
 

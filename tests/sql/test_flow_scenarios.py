@@ -152,7 +152,7 @@ async def test_s6_a_chain_is_skipped(engine: CheckedEngine, build: Build) -> Non
     assert await flow.states("b", "c", "d") == {"b": "skipped", "c": "skipped", "d": "skipped"}
     assert [await flow.outcomes(name) for name in "bcd"] == [["skipped"]] * 3
     assert (await flow.record("d")).total_attempt_count == 0
-    assert (await engine.dispatch_cascades()).scanned == 0
+    assert (await engine.dispatch_cascades()).seen == 0
 
 
 @every_build
@@ -382,11 +382,11 @@ async def test_s19_one_sweep_drains_a_chain(engine: CheckedEngine) -> None:
     flow = await submitted(engine, CHAIN)
     await flow.fail("a")
     swept = 0
-    while (sweep := await engine.dispatch_cascades(limit=1000, stale=timedelta())).scanned:
-        swept += sweep.reconciled
+    while (sweep := await engine.dispatch_cascades(limit=1000, stale=timedelta())).seen:
+        swept += sweep.finished
     assert await flow.states("b", "c", "d") == {"b": "skipped", "c": "skipped", "d": "skipped"}
     assert swept == 2, "b and c had somebody behind them"
-    assert (await engine.dispatch_cascades(stale=timedelta())).scanned == 0
+    assert (await engine.dispatch_cascades(stale=timedelta())).seen == 0
     good = await submitted(engine, CHAIN)
     for name, following in zip("abc", "bcd", strict=True):
         await good.complete(name)
@@ -398,15 +398,15 @@ async def test_s20_a_sweeper_keeps_to_its_tenant(engine: CheckedEngine, clock: C
     flows = {name: await submitted(engine, CHAIN, namespace=name, tags={"app.i": name}) for name in ("a", "b", "c")}
     for flow in flows.values():
         await flow.fail("a")
-    assert (await engine.dispatch_cascades(stale=timedelta(seconds=1))).scanned == 0, "nothing is stale yet"
+    assert (await engine.dispatch_cascades(stale=timedelta(seconds=1))).seen == 0, "nothing is stale yet"
     await clock.advance(seconds=2)
-    while (await engine.dispatch_cascades(filter=ff.ScannerFilter(namespace="a"), stale=timedelta())).scanned:
+    while (await engine.dispatch_cascades(filter=ff.ScannerFilter(namespace="a"), stale=timedelta())).seen:
         pass
     assert {name: await flow.state("d") for name, flow in flows.items()} == {
         "a": "skipped", "b": "waiting_children", "c": "waiting_children",
     }  # fmt: skip
     tag = ff.ScannerFilter(instance_tag=("app.i", "b"))
-    while (await engine.dispatch_cascades(filter=tag, stale=timedelta())).scanned:
+    while (await engine.dispatch_cascades(filter=tag, stale=timedelta())).seen:
         pass
     assert [await flows[name].state("d") for name in "bc"] == ["skipped", "waiting_children"]
     await drain(engine)

@@ -6,16 +6,19 @@ item that fails its checks becomes its own verdict and never reaches the databas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 from asyncpg.pgproto import pgproto
 
 from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, instant
+from flowfabric._postgres.rows.verdicts import FOR_ALL
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
 from flowfabric.ids import (
     ExecutionId,
@@ -34,16 +37,46 @@ from flowfabric.state import State
 
 _INT32 = range(-(2**31), 2**31)
 _PARTITION_HASHES = 1 << 16
-_ARGS = 23
-PARTITION_ARG = 4  # its place among the args
-ID_ARG = 5
-ID_GIVEN_ARG = 6
-PAYLOAD_ARG = 9
-POLICY_ARG = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Columns:
+    """The arguments of `flowfabric.create_executions`, in its order; None where every item has the default."""
+
+    lanes: list[str]
+    kinds: list[str]
+    capabilities: list[str]
+    routes: list[int] | None
+    partitions: list[int]
+    ids: list[UUID]
+    ids_given: bool = False
+    namespaces: list[str] | None = None
+    creators: list[str] | None = None
+    payloads: Sequence[bytes]
+    encodings: list[str | None] | None = None
+    priorities: list[int] | None = None
+    flows: list[UUID | None] | None = None
+    keys: list[str | None] | None = None
+    dedup_ms: list[int | None] | None = None
+    tags: list[str | None] | None = None
+    policies: list[str | None] | None = None  # or one for all
+    budgets: list[str | None] | None = None
+    quotas: list[UUID | None] | None = None
+    delays_at: list[datetime | None] | None = None
+    delays_ms: list[int | None] | None = None
+    deadlines_at: list[datetime | None] | None = None
+    deadlines_ms: list[int | None] | None = None
+
+    @property
+    def args(self) -> list[Any]:
+        return list(_in_order(self))
+
+
+_in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Columns)))
 
 
 class CreateCall:
-    """One call: `args` for the statement, and what to make of its rows.
+    """One call: its columns, `args` for the statement, and what to make of its rows.
 
     Without `partitions` the args hold hashes for a statement rendered as `hashed`, and no item may give its id.
     A policy is judged last: an item with a bad one is not sent, but `doubts` are the args of the statement that finds
@@ -55,14 +88,13 @@ class CreateCall:
             raise InvalidInput(f"{len(items)} items", field="items", allowed=f"at most {MAX_BATCH}")
         self._refused: dict[int, FlowFabricError] = {}
         self._places: list[int] = []  # place in `items` of every item sent
-        self._sent: list[UUID] = []
         self._count = len(items)
         self._given: set[int] = set()
         self._doubtful: list[int] = []
         self.doubts: list[list[Any]] = []
         if all(map(is_plain, items)) and all(item.policy is items[0].policy for item in items):
             self._places = list(range(len(items)))
-            self._sent, self.args = _plain_args(items, partitions or _PARTITION_HASHES)
+            self.columns = _plain_columns(items, partitions or _PARTITION_HASHES)
             return
         lay = Layout(partitions or _PARTITION_HASHES)
         doubts: list[tuple[Any, ...]] = []
@@ -78,10 +110,13 @@ class CreateCall:
             else:
                 self._places.append(place)
         self._places = lay.in_lock_order(self._places)
-        self._sent = lay.ids
         self._given = {place for place in self._places if items[place].execution_id is not None}
-        self.args = lay.args()
+        self.columns = lay.columns()
         self.doubts = [list(column) for column in zip(*doubts, strict=True)]
+
+    @property
+    def args(self) -> list[Any]:
+        return self.columns.args
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +129,7 @@ class CreateCall:
 
     def _minted(self, number: int) -> UUID | None:
         """The id of an item sent, if it is of our own making: nobody else can have used it."""
-        return None if self._places[number] in self._given else self._sent[number]
+        return None if self._places[number] in self._given else self.columns.ids[number]
 
     def verdicts(
         self,
@@ -113,9 +148,9 @@ class CreateCall:
                 answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId.of(partition, uuid))
         for row in rows:
             ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
-            if ordinal == 0:  # speaks for all: created and waiting; `partition` is the number of partitions
+            if ordinal == FOR_ALL:  # created and waiting; `partition` is the number of partitions
                 waiting = State(state)
-                for place, home, sent in zip(self._places, self.args[PARTITION_ARG], self._sent, strict=True):
+                for place, home, sent in zip(self._places, self.columns.partitions, self.columns.ids, strict=True):
                     answers[place] = Created(ExecutionId.of(home % partition, sent), waiting)
                 continue
             place = self._places[ordinal - 1]
@@ -133,24 +168,26 @@ def _lane_closed(execution_id: ExecutionId) -> StateError:
     return StateError("lane_closed", "the lane takes no new executions", execution_id=execution_id)
 
 
+# What an item may give beside lane, kind, payload and policy. Where none of it is given every optional column is null,
+# which is how `create_executions` knows a plain call too.
+_OPTIONAL = {
+    field.name: field.default
+    for field in msgspec.structs.fields(NewExecution)
+    if field.name not in ("execution_kind", "lane_id", "input_payload", "policy")
+}
+_optional: Callable[[NewExecution], tuple[Any, ...]] = attrgetter(*_OPTIONAL)
+_NOTHING_GIVEN = tuple(_OPTIONAL.values())
+
+
 def is_plain(item: NewExecution) -> bool:
-    """Whether an item gives kind, lane and payload alone: the common case, laid out without a look at each field."""
+    """Whether an item gives kind, lane, payload and policy alone: the common case, laid out without a look at each."""
     return (
         type(item) is NewExecution
         and type(item.input_payload) is bytes
         and len(item.input_payload) <= MAX_PAYLOAD
-        and item.idempotency_key is None
-        and (item.policy is None or (type(item.policy) is FrozenPolicy and item.policy.derived == _NOTHING))
-        and item.tags is None
-        and item.delay_until is None
-        and item.execution_deadline_at is None
-        and item.execution_id is None
-        and item.flow_id is None
-        and item.payload_encoding is None
-        and item.namespace == ""
-        and item.creator_identity == ""
+        and _optional(item) == _NOTHING_GIVEN
         and type(item.priority) is int
-        and item.priority == 0
+        and (item.policy is None or (type(item.policy) is FrozenPolicy and item.policy.derived == _NOTHING))
         and type(item.lane_id) is str
         and type(item.execution_kind) is str
         and _is_route(item.lane_id, item.execution_kind)
@@ -165,17 +202,17 @@ def _is_route(lane: str, kind: str) -> bool:
         return False
 
 
-def alike_args(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> list[Any]:
-    """The args of a call for executions that differ in their payload alone, of a plain item."""
+def alike_columns(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> Columns:
+    """The columns of a call for executions that differ in their payload alone, of a plain item."""
     for data in payloads:
         if type(data) is not bytes or len(data) > MAX_PAYLOAD:
             raise InvalidInput("one is too long or no bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
-    _, args = _plain_args([item], partitions)
     minted = mint_many(len(payloads))
-    args[PARTITION_ARG] = _homes(minted, partitions)
-    args[ID_ARG] = list(map(pgproto.UUID, minted))
-    args[PAYLOAD_ARG] = payloads
-    return args
+    columns = _plain_columns([item], partitions)
+    columns.partitions = _homes(minted, partitions)
+    columns.ids = list(map(pgproto.UUID, minted))
+    columns.payloads = payloads
+    return columns
 
 
 def _homes(minted: Sequence[bytes], partitions: int) -> list[int]:
@@ -183,22 +220,21 @@ def _homes(minted: Sequence[bytes], partitions: int) -> list[int]:
     return [crc16(minted[0]) % partitions] * len(minted) if minted else []
 
 
-def _plain_args(items: Sequence[NewExecution], partitions: int) -> tuple[list[UUID], list[Any]]:
+def _plain_columns(items: Sequence[NewExecution], partitions: int) -> Columns:
     routes: dict[tuple[str, str], int] = {}
     numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
     minted = mint_many(len(items))
-    ids: list[UUID] = list(map(pgproto.UUID, minted))  # made in C; UUIDs to everybody else
-    homes = _homes(minted, partitions)
-    args = [
-        [lane for lane, _ in routes], [kind for _, kind in routes], [""] * len(routes),
-        numbers if len(routes) > 1 else None, homes, ids, False,
-        None, None, [item.input_payload for item in items],
-    ]  # fmt: skip
-    args += [None] * (_ARGS - len(args))
     policy = items[0].policy if items else None
-    if type(policy) is FrozenPolicy:
-        args[POLICY_ARG] = [policy.text]  # one for all
-    return ids, args
+    return Columns(
+        lanes=[lane for lane, _ in routes],
+        kinds=[kind for _, kind in routes],
+        capabilities=[""] * len(routes),
+        routes=numbers if len(routes) > 1 else None,
+        partitions=_homes(minted, partitions),
+        ids=list(map(pgproto.UUID, minted)),  # made in C; UUIDs to everybody else
+        payloads=[item.input_payload for item in items],
+        policies=[policy.text] if type(policy) is FrozenPolicy else None,
+    )
 
 
 class BadPolicy(Exception):
@@ -210,15 +246,38 @@ class BadPolicy(Exception):
         self.identity = identity
 
 
+class _Item(NamedTuple):
+    """An item, checked, on its way into the columns."""
+
+    route: int
+    partition: int
+    uuid: UUID
+    namespace: str
+    creator: str
+    payload: bytes
+    encoding: str | None
+    priority: int
+    flow: UUID | None
+    key: str | None
+    dedup_ms: int | None
+    tags: str | None
+    policy: str | None
+    budgets: str | None
+    quota: UUID | None
+    delay_at: datetime | None
+    delay_ms: int | None
+    deadline_at: datetime | None
+    deadline_ms: int | None
+
+
 class Layout:
-    """The columns of a call. A column that no item uses is sent as null."""
+    """Lays items out as columns. A column that no item uses is sent as null."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
         self._routes: dict[tuple[str, str, str], int] = {}
-        self.ids: list[UUID] = []
         self._id_given = False
-        self._rows: list[tuple[Any, ...]] = []
+        self._items: list[_Item] = []
 
     def in_lock_order(self, places: list[int]) -> list[int]:
         """Sort by id, together with what belongs to each: calls that share given ids then cannot deadlock.
@@ -227,12 +286,11 @@ class Layout:
         """
         if not self._id_given:
             return places
-        keys = [(row[1], row[3], row[8], row[9]) for row in self._rows if row[9] is not None]
+        keys = [(one.partition, one.namespace, one.flow, one.key) for one in self._items if one.key is not None]
         if len(set(keys)) < len(keys):
             return places
-        order = sorted(range(len(places)), key=lambda n: (self._rows[n][1], self.ids[n]))
-        self._rows = [self._rows[n] for n in order]
-        self.ids = [self.ids[n] for n in order]
+        order = sorted(range(len(places)), key=lambda n: (self._items[n].partition, self._items[n].uuid))
+        self._items = [self._items[n] for n in order]
         return [places[n] for n in order]
 
     def add(self, item: NewExecution) -> None:
@@ -274,10 +332,9 @@ class Layout:
             raise BadPolicy(bad_policy, (partition, uuid, namespace, key, flow, lane))
         capabilities = ",".join(derived.required_capabilities)
         route = self._routes.setdefault((lane, kind, capabilities), len(self._routes) + 1)
-        self.ids.append(uuid)
         self._id_given = self._id_given or item.execution_id is not None
-        self._rows.append(
-            (
+        self._items.append(
+            _Item(
                 route, partition, uuid, namespace, creator, payload, encoding, priority, flow, key,
                 derived.dedup_window_ms if key is not None else None, tags, policy,
                 ",".join(map(str, derived.budget_ids)) or None, derived.quota_policy_id,
@@ -311,20 +368,38 @@ class Layout:
             )
         return home, uuid
 
-    def args(self) -> list[Any]:
-        columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * 19
-        routes = list(self._routes)
-        (route, partition, uuid, namespace, creator, payload, encoding, priority, *optional) = columns
-        flow, key, dedup, tags, policy, budgets, quota, delay_at, delay_ms, deadline_at, deadline_ms = optional
-        return [
-            [r[0] for r in routes],
-            [r[1] for r in routes],
-            [r[2] for r in routes],
-            list(route), list(partition), list(uuid), self._id_given,
-            _filled(namespace), _filled(creator), list(payload), _used(encoding), _filled(priority),
-            _used(flow), _used(key), _used(dedup), _used(tags), _used(policy), _used(budgets), _used(quota),
-            _used(delay_at), _used(delay_ms), _used(deadline_at), _used(deadline_ms),
-        ]  # fmt: skip
+    @property
+    def ids(self) -> list[UUID]:
+        return [one.uuid for one in self._items]
+
+    def columns(self) -> Columns:
+        # The names of an item, each with the values of all items.
+        of: Any = _Item._make(zip(*self._items, strict=True) if self._items else [()] * len(_Item._fields))
+        return Columns(
+            lanes=[lane for lane, _, _ in self._routes],
+            kinds=[kind for _, kind, _ in self._routes],
+            capabilities=[capabilities for _, _, capabilities in self._routes],
+            routes=list(of.route),
+            partitions=list(of.partition),
+            ids=list(of.uuid),
+            ids_given=self._id_given,
+            namespaces=_filled(of.namespace),
+            creators=_filled(of.creator),
+            payloads=list(of.payload),
+            encodings=_used(of.encoding),
+            priorities=_filled(of.priority),
+            flows=_used(of.flow),
+            keys=_used(of.key),
+            dedup_ms=_used(of.dedup_ms),
+            tags=_used(of.tags),
+            policies=_used(of.policy),
+            budgets=_used(of.budgets),
+            quotas=_used(of.quota),
+            delays_at=_used(of.delay_at),
+            delays_ms=_used(of.delay_ms),
+            deadlines_at=_used(of.deadline_at),
+            deadlines_ms=_used(of.deadline_ms),
+        )
 
 
 _NOTHING = Derived()
