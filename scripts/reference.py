@@ -47,7 +47,8 @@ WIDTH = 110
 # What an everyday user of `Engine` needs; all other operations stand behind these, by chapter.
 EVERYDAY = (
     "connect", "create_execution", "create_many", "claim", "claim_many", "renew_many", "complete_many", "fail",
-    "cancel", "replay_execution", "read_execution", "find_executions", "read_outcomes", "signal_execution", "list_waits",
+    "cancel", "replay_execution", "read_execution", "find_executions", "read_outcomes", "signal_execution",
+    "list_waits",
     "submit_flow", "describe_flow", "cancel_flow", "lane_stats", "read_events",
 )  # fmt: skip
 
