@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
-from flowfabric._postgres.create_call import BadPolicy, Layout
+from flowfabric._postgres.create_columns import BadPolicy, Layout
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
 from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid

@@ -9,8 +9,9 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import create_call, rows, statements
-from flowfabric._postgres.create_call import Columns, CreateCall
+from flowfabric._postgres import create_columns, rows, statements
+from flowfabric._postgres.create_call import CreateCall
+from flowfabric._postgres.create_columns import Columns
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Batch, Fences, is_override, raised, used
 from flowfabric.engine.checks import check_batch, optional_bytes
@@ -107,7 +108,7 @@ class Executions(Operations):
     @staticmethod
     def is_plain(item: NewExecution) -> bool:
         """Whether an item says no more than lane, kind, payload and policy: what `create_alike` takes."""
-        return create_call.is_plain(item)
+        return create_columns.is_plain(item)
 
     async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
         """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
@@ -117,7 +118,7 @@ class Executions(Operations):
         check_batch(payloads, "payloads")
         if not self.is_plain(item):
             raise InvalidInput("says more than lane, kind and policy", field="item", allowed="a plain item")
-        columns = create_call.alike_columns(item, payloads, self._database.flow_partitions)
+        columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
         found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
             raise StateError("lane_closed", "the lane takes no new executions")
