@@ -44,6 +44,15 @@ WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit tho
 WIDTH = 110
 
 
+# What an everyday user of `Engine` needs; all other operations stand behind these, by chapter.
+EVERYDAY = (
+    "connect", "create_execution", "create_many", "claim", "claim_many", "renew_many", "complete_many", "fail",
+    "cancel", "replay_execution", "read_execution", "find_executions", "read_outcomes", "signal_execution",
+    "list_waits",
+    "submit_flow", "describe_flow", "cancel_flow", "lane_stats", "read_events",
+)  # fmt: skip
+
+
 def engine_page() -> str:
     """Every public name of `Engine`, in the groups the code has."""
     lines = [
@@ -58,6 +67,18 @@ def engine_page() -> str:
         " in [executions](../concepts/executions.md).",
         "",
     ]
+    lines += [
+        "## Everyday operations",
+        "",
+        "These twenty are enough to submit work, run it, look at it and steer it. The chapters below have everything;"
+        " the last three (Admission, Grants, Edges) and Vector are for schedulers and for ports from the reference.",
+        "",
+        "| operation | what it does |",
+        "|---|---|",
+    ]
+    for name in EVERYDAY:
+        lines.append(f"| [`{name}`](#{name}) | {_line(getattr(ff.Engine, name).__doc__.partition(chr(10))[0])} |")
+    lines.append("")
     for group in ff.Engine.__bases__:
         intro = _paragraphs(sys.modules[group.__module__].__doc__)
         lines += [f"## {group.__name__}", "", intro, ""]

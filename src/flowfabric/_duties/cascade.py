@@ -19,9 +19,9 @@ class Cascade(WokenDuty):
 
     async def round(self) -> Round:
         done = await self.engine.dispatch_cascades(after=self._after, filter=self.filter)
-        if done.errors:
-            log.warning("%s: %d ends failed, the last because: %s", self.name, done.errors, done.message)
+        if done.failed:
+            log.warning("%s: %d ends failed, the last because: %s", self.name, done.failed, done.message)
         # What could not be moved stays first in line; look behind it until the line is through.
-        stuck = done.scanned > 0 and done.reconciled + done.resolved == 0
+        stuck = done.seen > 0 and done.finished + done.resolved == 0
         self._after = done.last_event if stuck and done.more else None
-        return Round(handled=done.reconciled + done.resolved, failed=done.errors, message=done.message, more=done.more)
+        return Round(handled=done.finished + done.resolved, failed=done.failed, message=done.message, more=done.more)

@@ -1,8 +1,8 @@
 """The connections of one process to one database, handed out and taken back.
 
 A call of ours is one statement that leaves nothing behind, so giving a connection back needs no round trip and no
-bookkeeping. The driver's own pool does more: without it a single call takes about a tenth less time. A connection on
-which anything but an answer of the server ended a call is not used again.
+bookkeeping. The driver's own pool does more, even with a reset that does nothing: decision 20 has the figures. A
+connection on which anything but an answer of the server ended a call is not used again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
-from flowfabric._postgres.create_call import BadPolicy, Layout
+from flowfabric._postgres.create_columns import BadPolicy, Layout
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
 from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
@@ -62,11 +62,8 @@ class GrowCall:
         edges = self._edges(nodes, partition)
         self.edges: list[UUID] = edges[0]
         self.is_new = is_new
-        laid = layout.args()
-        (lanes, kinds, capabilities, routes, _, uuids, _, namespaces, creators, payloads, encodings, priorities) = laid[
-            :12
-        ]
-        (_, _, _, item_tags, policies, budgets, quotas, delays, delay_ms, deadlines, deadline_ms) = laid[12:]
+        laid = layout.columns()
+        policies = laid.policies
         if policies is not None and len(set(policies)) == 1:
             policies = policies[:1]
         joins = [
@@ -74,9 +71,9 @@ class GrowCall:
         ]
         self.args: list[Any] = [
             partition, flow_id, is_new, kind, namespace, None if not tags else msgspec.json.encode(tags).decode(),
-            lanes, kinds, capabilities, routes, uuids, list(self._names),
-            namespaces, creators, payloads, encodings, priorities, item_tags, policies, budgets, quotas,
-            delays, delay_ms, deadlines, deadline_ms,
+            laid.lanes, laid.kinds, laid.capabilities, laid.routes, laid.ids, list(self._names),
+            laid.namespaces, laid.creators, laid.payloads, laid.encodings, laid.priorities, laid.tags, policies,
+            laid.budgets, laid.quotas, laid.delays_at, laid.delays_ms, laid.deadlines_at, laid.deadlines_ms,
             [one.uuid for one in self.old], *edges,
             [n for n, _ in joins],
             ["quorum" if isinstance(policy, Quorum) else "any_of" for _, policy in joins],

@@ -12,7 +12,9 @@ from flowfabric._postgres import rows
 from flowfabric.engine.checks import check_int, parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
 from flowfabric.ids import ExecutionId, parse_uuid
-from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator
+from flowfabric.models import Authority, Completion, Failure, Fence, Handle, HandleKind, Operator
+
+_Value = TypeVar("_Value")
 
 
 class Fences:
@@ -68,6 +70,11 @@ class Fences:
                     allowed="a Handle, a Fence or an Operator",
                 )
 
+    @classmethod
+    def of(cls, items: Sequence[Completion | Failure]) -> Fences:
+        """The fences of items that name their authority."""
+        return cls([item.authority for item in items])
+
     def _add(
         self,
         partition: int,
@@ -95,6 +102,11 @@ class Fences:
 
     def execution_id(self, place: int) -> ExecutionId:
         return ExecutionId.of(self.partitions[place], self.ids[place])
+
+
+def used(values: list[_Value]) -> list[_Value] | None:
+    """The column, or None where no item has a value."""
+    return values if any(value is not None for value in values) else None
 
 
 _Given = TypeVar("_Given")
@@ -136,14 +148,6 @@ class Batch(Generic[_Given, _Ready]):
 def is_override(authority: Authority) -> bool:
     """Whether the call needs no fence: an operator's own. Other sources may cancel so, and nothing else."""
     return type(authority) is Operator and authority.source == "operator_override"
-
-
-def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record]:
-    """Verdict rows in the order of the items they answer."""
-    ordered: list[asyncpg.Record | None] = [None] * count
-    for row in found:
-        ordered[row["ordinal"] - 1] = row
-    return cast("list[asyncpg.Record]", ordered)
 
 
 def raised(row: asyncpg.Record, execution_id: ExecutionId) -> FlowFabricError:

@@ -18,13 +18,13 @@ _EVENTS = 256  # ends in a chunk of the dispatcher
 _EDGES = 500  # edges in a transaction
 
 
-class Sweep(Struct, frozen=True, kw_only=True):
-    """A pass over ends that are still to be dispatched."""
+class CascadePass(Struct, frozen=True, kw_only=True):
+    """One chunk of what ends have left to do: how many were seen, finished and failed, and how many edges resolved."""
 
-    scanned: int
-    reconciled: int
+    seen: int
+    finished: int
     resolved: int = 0
-    errors: int = 0
+    failed: int = 0
     message: str | None = None
     more: bool = False
     last_event: int | None = None
@@ -72,7 +72,7 @@ class Cascades(Operations):
         after: int | None = None,
         stale: timedelta | None = None,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
-    ) -> Sweep:
+    ) -> CascadePass:
         """One chunk of what ends have left to do, oldest first, behind the event `after`."""
         row = await self._row(
             statements.DISPATCH_CASCADES,
@@ -83,11 +83,11 @@ class Cascades(Operations):
             None if stale is None else check_duration(stale, "stale", least_ms=0),
             *check_filter(filter),
         )
-        return Sweep(
-            scanned=row["seen"],
-            reconciled=row["finished"],
+        return CascadePass(
+            seen=row["seen"],
+            finished=row["finished"],
             resolved=row["resolved"],
-            errors=row["failed"],
+            failed=row["failed"],
             message=row["message"],
             more=row["more"],
             last_event=row["last_event"],

@@ -61,21 +61,17 @@ class Claims(Operations):
         max_wait: timedelta | None = None,
     ) -> list[Claimed]:
         """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
-        args = (
-            check_lane(lane_id),
-            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
-            list(worker_capabilities(capabilities)) if capabilities else [],
-            check_worker(worker_id),
-            check_worker(worker_instance_id, "worker_instance_id"),
-            check_duration(lease_ttl, "lease_ttl"),
-            check_int(limit, "limit", 1, 1000),
+        return await self._claim(
+            statements.CLAIM,
+            (check_lane(lane_id),),
+            limit=limit,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            lease_ttl=lease_ttl,
+            max_wait=max_wait,
         )
-        if max_wait is not None:
-            check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(statements.CLAIM, *args, repeatable=True)
-        if not found and max_wait:
-            found = await self._claim_within(statements.CLAIM, args, max_wait)
-        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
     async def claim_lanes(
         self,
@@ -95,9 +91,34 @@ class Claims(Operations):
         """
         if not isinstance(shares, Mapping) or not shares:
             raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
+        lanes = [check_lane(lane, "shares") for lane in shares]
+        return await self._claim(
+            statements.CLAIM_LANES,
+            (lanes, [check_int(share, "shares", 0, 1000) for share in shares.values()]),
+            limit=limit,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            lease_ttl=lease_ttl,
+            max_wait=max_wait,
+        )
+
+    async def _claim(
+        self,
+        statement: str,
+        lanes: tuple[Any, ...],
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str],
+        kinds: Collection[str] | None,
+        lease_ttl: timedelta,
+        max_wait: timedelta | None,
+    ) -> list[Claimed]:
         args = (
-            [check_lane(lane, "shares") for lane in shares],
-            [check_int(share, "shares", 0, 1000) for share in shares.values()],
+            *lanes,
             None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
             list(worker_capabilities(capabilities)) if capabilities else [],
             check_worker(worker_id),
@@ -107,9 +128,9 @@ class Claims(Operations):
         )
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(statements.CLAIM_LANES, *args, repeatable=True)
+        found = await self._fetch(statement, *args, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(statements.CLAIM_LANES, args, max_wait)
+            found = await self._claim_within(statement, args, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
     async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import by_place, raised
+from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import check_batch, check_int, parse_execution
 from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.ids import ExecutionId, check_lane, check_tag_key, check_text, escape_text
@@ -35,7 +35,7 @@ class Control(Operations):
         )
         return [
             Cancelled(target) if row["code"] == "ok" else raised(row, target)
-            for target, row in zip(targets, by_place(found, len(targets)), strict=True)
+            for target, row in zip(targets, rows.by_place(found, len(targets)), strict=True)
         ]
 
     async def replay_execution(
@@ -69,7 +69,7 @@ class Control(Operations):
         )
         return [
             Replayed(target, State(row["state"])) if row["code"] == "ok" else raised(row, target)
-            for target, row in zip(targets, by_place(found, len(targets)), strict=True)
+            for target, row in zip(targets, rows.by_place(found, len(targets)), strict=True)
         ]
 
     async def delete_execution(self, execution_id: ExecutionId) -> None:

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.cascades import Sweep
 from flowfabric.engine.checks import check_filter, check_int, parse_execution
 from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, StateError, ValidationFailed
 from flowfabric.graph import (
@@ -30,6 +29,14 @@ from flowfabric.models import ScannerFilter
 
 _KIND = "success_only"
 _OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")
+
+
+class EdgePass(Struct, frozen=True, kw_only=True):
+    """A pass over edge groups: how many were scanned, and how many of them the cascade had forgotten."""
+
+    scanned: int
+    reconciled: int
+    more: bool = False
 
 
 class EdgePlace(Struct, frozen=True):
@@ -266,7 +273,7 @@ class Edges(FlowOperations):
         *,
         limit: int = 500,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
-    ) -> tuple[Sweep, EdgePlace | None]:
+    ) -> tuple[EdgePass, EdgePlace | None]:
         """Look through edge groups for what the cascade should have done, and do it; answers where to go on."""
         row = await self._row(
             statements.RECONCILE_EDGES,
@@ -275,7 +282,7 @@ class Edges(FlowOperations):
             *check_filter(filter),
         )
         place = None if row["flow_id"] is None else EdgePlace(row["partition"], row["flow_id"], row["downstream"])
-        return Sweep(scanned=row["scanned"], reconciled=row["reconciled"], more=place is not None), place
+        return EdgePass(scanned=row["scanned"], reconciled=row["reconciled"], more=place is not None), place
 
 
 def _check_place(value: object) -> tuple[int, UUID, UUID]:

@@ -9,10 +9,11 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres import create_call, statements
+from flowfabric._postgres import create_columns, rows, statements
 from flowfabric._postgres.create_call import CreateCall
+from flowfabric._postgres.create_columns import Columns
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
+from flowfabric.engine.batch import Batch, Fences, is_override, raised, used
 from flowfabric.engine.checks import check_batch, optional_bytes
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
 from flowfabric.ids import ExecutionId, FlowId, check_text, escape_text
@@ -99,7 +100,7 @@ class Executions(Operations):
                 standing = await connection.fetch(statements.STANDING_EXECUTIONS, *call.doubts)
         else:
             if not call.is_empty:
-                found, repeated = await self._create(call.args)
+                found, repeated = await self._create(call.columns)
             if call.doubts:
                 standing = await self._fetch(statements.STANDING_EXECUTIONS, *call.doubts, repeatable=True)
         return call.verdicts([tuple(row) for row in found], [tuple(row) for row in standing], repeated=repeated)
@@ -107,7 +108,7 @@ class Executions(Operations):
     @staticmethod
     def is_plain(item: NewExecution) -> bool:
         """Whether an item says no more than lane, kind, payload and policy: what `create_alike` takes."""
-        return create_call.is_plain(item)
+        return create_columns.is_plain(item)
 
     async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
         """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
@@ -117,28 +118,29 @@ class Executions(Operations):
         check_batch(payloads, "payloads")
         if not self.is_plain(item):
             raise InvalidInput("says more than lane, kind and policy", field="item", allowed="a plain item")
-        args = create_call.alike_args(item, payloads, self._database.flow_partitions)
-        found, _ = await self._create(args)
+        columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
+        found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
             raise StateError("lane_closed", "the lane takes no new executions")
-        return list(zip(args[create_call.PARTITION_ARG], args[create_call.ID_ARG], strict=True))
+        return list(zip(columns.partitions, columns.ids, strict=True))
 
-    async def _create(self, args: list[Any]) -> tuple[list[asyncpg.Record], bool]:
+    async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
         """The rows, and whether it had to be asked twice."""
         try:
-            return await self._fetch(statements.CREATE_EXECUTIONS, *args), False
+            return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args), False
         except TransportError as error:
             if not error.retryable:
                 raise
             # The answer was lost, the ids are ours: asking again makes nothing twice.
-            args[create_call.ID_GIVEN_ARG] = True
-            return await self._fetch(statements.CREATE_EXECUTIONS, *args, repeatable=True), True
+            columns.ids_given = True
+            return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args, repeatable=True), True
 
     async def complete(
         self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
     ) -> Completed:
         """End as completed. Repeating it with the same handle gives the first answer and changes nothing."""
-        answer = (await self._complete([(authority, result, result_encoding)], operator=is_override(authority)))[0]
+        done = Completion(authority, result, result_encoding)  # type: ignore[arg-type]  # an operator ends one at a time
+        answer = (await self._complete([done], operator=is_override(authority)))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
@@ -146,35 +148,31 @@ class Executions(Operations):
     async def complete_many(self, items: Sequence[Completion | Handle | Fence]) -> list[Completed | FlowFabricError]:
         """Complete up to 1,000 executions in one call; one verdict per item. A bare handle completes without result."""
         check_batch(items)
-        return await self._complete(
-            [(i.authority, i.result, i.result_encoding) if type(i) is Completion else (i, None, None) for i in items],
-            operator=False,
-        )
+        return await self._complete(items, operator=False)
 
     async def _complete(
-        self, items: Sequence[tuple[Any, bytes | None, str | None]], *, operator: bool
+        self, items: Sequence[Completion | Handle | Fence], *, operator: bool
     ) -> list[Completed | FlowFabricError]:
-        batch = Batch(items, _checked_completions)
+        batch = Batch(items, _completion_columns)
         if batch.is_empty:
             return batch.verdicts([])
         fences, results, encodings = batch.ready
         found = await self._fetch(
             statements.COMPLETE,
             *fences.columns,
-            results if any(result is not None for result in results) else None,
-            encodings if any(encoding is not None for encoding in encodings) else None,
+            results,
+            encodings,
             operator,
             repeatable=not operator,
         )
         answers: list[Completed | FlowFabricError] = [
             Completed(ExecutionId.of(partition, uuid))
-            for partition, uuid in zip(fences.partitions, fences.ids, strict=True)
+            if row["code"] in ("ok", "replayed")
+            else raised(row, ExecutionId.of(partition, uuid))
+            for partition, uuid, row in zip(
+                fences.partitions, fences.ids, rows.by_place(found, len(fences.ids)), strict=True
+            )
         ]
-        for row in found:
-            # Ordinal 0 speaks for all that went well.
-            if row["ordinal"] and row["code"] != "replayed":
-                place = row["ordinal"] - 1
-                answers[place] = raised(row, fences.execution_id(place))
         return batch.verdicts(answers)
 
     async def fail(
@@ -216,13 +214,13 @@ class Executions(Operations):
     async def _fail(
         self, items: Sequence[Failure], *, operator: bool
     ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
-        batch = Batch(items, _checked_failures)
+        batch = Batch(items, _failure_columns)
         answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
         if batch.is_empty:
             return batch.verdicts(answers)
         fences, columns = batch.ready
         found = await self._fetch(statements.FAIL, *fences.columns, *columns, operator, repeatable=not operator)
-        for place, row in enumerate(by_place(found, len(fences.ids))):
+        for place, row in enumerate(rows.by_place(found, len(fences.ids))):
             execution_id = fences.execution_id(place)
             if row["code"] not in ("ok", "replayed"):
                 answers.append(raised(row, execution_id))
@@ -251,22 +249,23 @@ class Executions(Operations):
         return Cancelled(fences.execution_id(0))
 
 
-def _checked_completions(
-    items: Sequence[tuple[Any, Any, Any]],
-) -> tuple[Fences, list[bytes | None], list[str | None]]:
+def _completion_columns(
+    items: Sequence[Completion | Handle | Fence],
+) -> tuple[Fences, list[bytes | None] | None, list[str | None] | None]:
+    given = [item if type(item) is Completion else Completion(item) for item in items]  # type: ignore[arg-type]
     return (
-        Fences([item[0] for item in items]),
-        [optional_bytes(item[1], "result") for item in items],
-        [None if item[2] is None else check_text(item[2], "result_encoding") for item in items],
+        Fences.of(given),
+        used([optional_bytes(item.result, "result") for item in given]),
+        used([None if i.result_encoding is None else check_text(i.result_encoding, "result_encoding") for i in given]),
     )
 
 
-def _checked_failures(items: Sequence[Failure]) -> tuple[Fences, tuple[list[Any], ...]]:
+def _failure_columns(items: Sequence[Failure]) -> tuple[Fences, tuple[list[Any], ...]]:
     for item in items:
         if not isinstance(item, Failure):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
     classified = [classify(item.category, item.failure_class) for item in items]
-    return Fences([item.authority for item in items]), (
+    return Fences.of(items), (
         [escape_text(item.reason, _MAX_FAILURE_BYTES) for item in items],
         [failure_class.value for failure_class, _ in classified],
         [escape_text(category, 256) for _, category in classified],

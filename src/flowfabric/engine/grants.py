@@ -185,16 +185,17 @@ class Grants(Operations):
         row = await self._row(
             statements.CLAIM_GRANTED,
             call,
-            target.partition,
-            target.uuid,
-            None if not lane_id else check_lane(lane_id),
-            check_worker(worker_id),
-            check_worker(worker_instance_id, "worker_instance_id"),
-            None if lease_id is None else parse_uuid(lease_id, "lease_id"),
-            None if attempt_id is None else parse_uuid(attempt_id, "attempt_id"),
-            check_duration(lease_ttl, "lease_ttl"),
-            None if grant_key is None else check_text(grant_key, "grant_key", 4096),
-            _attempt_policy(attempt_policy),
+            *_claim_columns(
+                target,
+                lane_id,
+                worker_id,
+                worker_instance_id,
+                lease_id,
+                attempt_id,
+                lease_ttl,
+                grant_key,
+                attempt_policy,
+            ),
             None if not timeout else check_duration(timeout, "attempt_timeout"),
             deadline_at,
         )
@@ -262,16 +263,17 @@ class Grants(Operations):
         target = parse_execution(execution_id, count=self._database.flow_partitions)
         row = await self._row(
             statements.RECLAIM,
-            target.partition,
-            target.uuid,
-            None if not lane_id else check_lane(lane_id),
-            check_worker(worker_id),
-            check_worker(worker_instance_id, "worker_instance_id"),
-            parse_uuid(lease_id, "lease_id"),
-            parse_uuid(attempt_id, "attempt_id"),
-            check_duration(lease_ttl, "lease_ttl"),
-            None if grant_key is None else check_text(grant_key, "grant_key", 4096),
-            _attempt_policy(attempt_policy),
+            *_claim_columns(
+                target,
+                lane_id,
+                worker_id,
+                worker_instance_id,
+                parse_uuid(lease_id, "lease_id"),
+                parse_uuid(attempt_id, "attempt_id"),
+                lease_ttl,
+                grant_key,
+                attempt_policy,
+            ),
             None if max_reclaim_count is None else check_int(max_reclaim_count, "max_reclaim_count", 0, 2**32 - 1),
         )
         match row["code"]:
@@ -289,6 +291,32 @@ class Grants(Operations):
 
 def _verdict(row: asyncpg.Record) -> Any:
     return {**row, "state": None}
+
+
+def _claim_columns(
+    target: ExecutionId,
+    lane_id: str | None,
+    worker_id: str,
+    worker_instance_id: str,
+    lease_id: UUID | None,
+    attempt_id: UUID | None,
+    lease_ttl: timedelta,
+    grant_key: str | None,
+    attempt_policy: Any,
+) -> tuple[Any, ...]:
+    """What every way to consume a grant sends."""
+    return (
+        target.partition,
+        target.uuid,
+        None if not lane_id else check_lane(lane_id),
+        check_worker(worker_id),
+        check_worker(worker_instance_id, "worker_instance_id"),
+        None if lease_id is None else parse_uuid(lease_id, "lease_id"),
+        None if attempt_id is None else parse_uuid(attempt_id, "attempt_id"),
+        check_duration(lease_ttl, "lease_ttl"),
+        None if grant_key is None else check_text(grant_key, "grant_key", 4096),
+        _attempt_policy(attempt_policy),
+    )
 
 
 def _attempt_policy(value: Any) -> str | None:

@@ -13,7 +13,7 @@ import asyncpg
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import instant, moment
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Batch, Fences, by_place, is_override, raised
+from flowfabric.engine.batch import Batch, Fences, is_override, raised
 from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.ids import ExecutionId, LeaseId, check_text, check_worker, escape_text, parse_uuid
@@ -66,7 +66,7 @@ class Leases(Operations):
                 Renewed(row["at"], row["lease_epoch"])
                 if row["code"] == "ok"
                 else raised(row, fences.execution_id(place))
-                for place, row in enumerate(by_place(found, len(ttls)))
+                for place, row in enumerate(rows.by_place(found, len(ttls)))
             ]
         )
 

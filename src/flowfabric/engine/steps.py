@@ -11,7 +11,7 @@ import msgspec
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Batch, Fences, by_place, raised
+from flowfabric.engine.batch import Batch, Fences, raised, used
 from flowfabric.engine.checks import (
     ESCAPED_NUL,
     check_batch,
@@ -37,18 +37,19 @@ class Steps(Operations):
         recorded as done stays as it was; a failure is replaced by what comes after it.
         """
         check_batch(items)
-        batch = Batch(items, _checked_steps)
+        batch = Batch(items, _step_columns)
         if batch.is_empty:
             return batch.verdicts([])
         fences, columns = batch.ready
         found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, None, None, repeatable=True)
-        count = len(fences.ids)
-        answers: list[datetime | FlowFabricError | None] = [None] * count
-        if not (len(found) == 1 and found[0]["ordinal"] == 0):
-            answers = [
-                row["at"] if row["code"] == "ok" else raised(row, fences.execution_id(place))
-                for place, row in enumerate(by_place(found, count))
-            ]
+        answers: list[datetime | FlowFabricError | None] = [
+            raised(row, fences.execution_id(place))
+            if row["code"] != "ok"
+            else None  # one row for all: none of them asked for a time
+            if row["ordinal"] == rows.FOR_ALL
+            else row["at"]
+            for place, row in enumerate(rows.by_place(found, len(fences.ids)))
+        ]
         return batch.verdicts(answers)
 
     async def read_steps(self, execution_ids: Sequence[ExecutionId], *, all_generations: bool = False) -> list[Step]:
@@ -112,7 +113,7 @@ def _step_name(value: object) -> str:
     return name
 
 
-def _checked_steps(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fences, tuple[list[Any] | None, ...]]:
+def _step_columns(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fences, tuple[list[Any] | None, ...]]:
     for item in items:
         if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[1], NewStep):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="(Handle or Fence, NewStep)")
@@ -128,11 +129,11 @@ def _checked_steps(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fen
         [_step_name(step.name) for step in steps],
         [check_int(step.n, "n", 0, 2**31 - 1) for step in steps],
         [step.kind for step in steps] if any(step.kind != "step" for step in steps) else None,
-        _column([optional_bytes(step.result, "result") for step in steps]),
-        _column([None if step.encoding is None else check_text(step.encoding, "encoding") for step in steps]),
-        _column([None if step.error is None else _error(step.error) for step in steps]),
+        used([optional_bytes(step.result, "result") for step in steps]),
+        used([None if step.encoding is None else check_text(step.encoding, "encoding") for step in steps]),
+        used([None if step.error is None else _error(step.error) for step in steps]),
         [step.seconds for step in steps],
-        _column([None if s.pause is None else check_duration(s.pause, "pause", least_ms=0) for s in steps]),
+        used([None if s.pause is None else check_duration(s.pause, "pause", least_ms=0) for s in steps]),
     )
 
 
@@ -146,8 +147,3 @@ def _error(value: object) -> str:
     if not isinstance(found, dict) or ESCAPED_NUL.search(text):
         raise InvalidInput("not an object without NUL", field="error", allowed="a JSON object as text")
     return text
-
-
-def _column(values: list[Any]) -> list[Any] | None:
-    """The values, or None where no item has one."""
-    return values if any(value is not None for value in values) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, get_args
+from typing import Any, Required, TypedDict, Unpack, get_args
 from uuid import UUID
 
 import msgspec
@@ -55,6 +55,21 @@ _BEHAVIORS = frozenset(get_args(TimeoutBehavior))
 _TRIGGERS = frozenset(get_args(TriggerType))
 
 
+class HowToSuspend(TypedDict, total=False):
+    """What a suspension may be given: the arguments of `suspend`."""
+
+    waitpoints: Required[Sequence[Fresh | UsePending]]
+    resume_condition: Required[Condition | dict[str, Any] | str]
+    suspension_id: UUID | None
+    resume_policy: ResumePolicy | None
+    reason_code: ReasonCode
+    requested_by: RequestedBy
+    timeout_at: datetime | None
+    timeout_behavior: TimeoutBehavior
+    continuation_metadata_pointer: str | None
+    idempotency_key: str | None
+
+
 class Suspensions(Operations):
     """suspend, resume_execution, expire_suspension, read_suspension, list_suspended."""
 
@@ -80,30 +95,27 @@ class Suspensions(Operations):
         """
         if not isinstance(authority, Handle):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle")
-        args = _suspend_args(locals())
+        args = _suspend_args(
+            waitpoints=waitpoints,
+            resume_condition=resume_condition,
+            suspension_id=suspension_id,
+            resume_policy=resume_policy,
+            reason_code=reason_code,
+            requested_by=requested_by,
+            timeout_at=timeout_at,
+            timeout_behavior=timeout_behavior,
+            continuation_metadata_pointer=continuation_metadata_pointer,
+            idempotency_key=idempotency_key,
+        )
         if authority.kind is HandleKind.SUSPENDED:
             raise StateError("already_suspended", execution_id=authority.execution_id)
         return await self._suspend(authority, False, args)
 
-    async def suspend_by_triple(
-        self,
-        authority: Fence,
-        *,
-        waitpoints: Sequence[Fresh | UsePending],
-        resume_condition: Condition | dict[str, Any] | str,
-        suspension_id: UUID | None = None,
-        resume_policy: ResumePolicy | None = None,
-        reason_code: ReasonCode = "waiting_for_signal",
-        requested_by: RequestedBy = "worker",
-        timeout_at: datetime | None = None,
-        timeout_behavior: TimeoutBehavior = "fail",
-        continuation_metadata_pointer: str | None = None,
-        idempotency_key: str | None = None,
-    ) -> Suspended | AlreadySatisfied:
-        """The same for who has the fence but no handle."""
+    async def suspend_by_triple(self, authority: Fence, **how: Unpack[HowToSuspend]) -> Suspended | AlreadySatisfied:
+        """The same for who has the fence but no handle; takes what `suspend` takes."""
         if not isinstance(authority, Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Fence")
-        return await self._suspend(authority, True, _suspend_args(locals()))
+        return await self._suspend(authority, True, _suspend_args(**how))
 
     async def suspend_on(
         self,
@@ -220,9 +232,21 @@ class Suspensions(Operations):
         return Page(items, None if last is None else time_cursor(last.suspended_at, last.execution_id.uuid))
 
 
-def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
+def _suspend_args(
+    *,
+    waitpoints: Sequence[Fresh | UsePending],
+    resume_condition: Condition | dict[str, Any] | str,
+    suspension_id: UUID | None = None,
+    resume_policy: ResumePolicy | None = None,
+    reason_code: ReasonCode = "waiting_for_signal",
+    requested_by: RequestedBy = "worker",
+    timeout_at: datetime | None = None,
+    timeout_behavior: TimeoutBehavior = "fail",
+    continuation_metadata_pointer: str | None = None,
+    idempotency_key: str | None = None,
+) -> tuple[Any, ...]:
     """The arguments of a suspend, checked in the order of the contract; the detail begins with the code it gives."""
-    bindings = given["waitpoints"]
+    bindings = waitpoints
     if isinstance(bindings, str | bytes) or not isinstance(bindings, Sequence):
         raise InvalidInput(f"got {type(bindings).__name__}", field="waitpoints", allowed="a list of bindings")
     if not bindings:
@@ -230,8 +254,8 @@ def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
     for binding in bindings:
         if not isinstance(binding, Fresh | UsePending):
             raise InvalidInput(f"got {type(binding).__name__}", field="waitpoints", allowed="Fresh or UsePending")
-    timeout_at = None if given["timeout_at"] is None else moment(given["timeout_at"], "timeout_at")
-    condition = check_condition(given["resume_condition"], has_deadline=timeout_at is not None)
+    ends_at = None if timeout_at is None else moment(timeout_at, "timeout_at")
+    condition = check_condition(resume_condition, has_deadline=ends_at is not None)
     fresh = [binding for binding in bindings if isinstance(binding, Fresh)]
     for binding in fresh:
         if check_text(binding.waitpoint_key, "waitpoint_key") == "":
@@ -245,19 +269,19 @@ def _suspend_args(given: dict[str, Any]) -> tuple[Any, ...]:
     if fresh:
         _check_binding(condition, keys)
     return (
-        mint_uuid() if given["suspension_id"] is None else parse_uuid(given["suspension_id"], "suspension_id"),
+        mint_uuid() if suspension_id is None else parse_uuid(suspension_id, "suspension_id"),
         ids,
         [binding.waitpoint_key if isinstance(binding, Fresh) else None for binding in bindings],
         to_json(condition_to_json(condition)),
-        to_json(_policy(given["resume_policy"])),
-        check_word(given["reason_code"], REASONS, "reason_code"),
-        check_word(given["requested_by"], _REQUESTERS, "requested_by"),
-        timeout_at,
-        check_word(given["timeout_behavior"], _BEHAVIORS, "timeout_behavior"),
+        to_json(_policy(resume_policy)),
+        check_word(reason_code, REASONS, "reason_code"),
+        check_word(requested_by, _REQUESTERS, "requested_by"),
+        ends_at,
+        check_word(timeout_behavior, _BEHAVIORS, "timeout_behavior"),
         None
-        if given["continuation_metadata_pointer"] is None
-        else check_text(given["continuation_metadata_pointer"], "continuation_metadata_pointer", 65_536),
-        None if given["idempotency_key"] is None else check_text(given["idempotency_key"], "idempotency_key", 512),
+        if continuation_metadata_pointer is None
+        else check_text(continuation_metadata_pointer, "continuation_metadata_pointer", 65_536),
+        None if idempotency_key is None else check_text(idempotency_key, "idempotency_key", 512),
     )
 
 

@@ -39,7 +39,7 @@ async def _run_flow_duties(engine: Engine) -> int:
         cascade = await engine.dispatch_cascades()
         siblings = await engine.cancel_siblings()
         members = await engine.reconcile_cancellations()
-        done = cascade.reconciled + cascade.resolved + siblings.cancelled + siblings.already_terminal + members.handled
+        done = cascade.finished + cascade.resolved + siblings.cancelled + siblings.already_terminal + members.handled
         handled += done
         if not done:
             return handled

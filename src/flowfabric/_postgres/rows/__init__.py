@@ -10,7 +10,7 @@ from flowfabric._postgres.rows.lanes import lane, lane_stats
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.steps import step
 from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric._postgres.rows.verdicts import refused
+from flowfabric._postgres.rows.verdicts import FOR_ALL, by_place, refused
 from flowfabric._postgres.rows.waits import (
     open_wait,
     pending_waitpoint,
@@ -24,8 +24,10 @@ from flowfabric._postgres.rows.waits import (
 )
 
 __all__ = [
+    "FOR_ALL",
     "Row",
     "attempt",
+    "by_place",
     "claimed",
     "context",
     "decode_json",

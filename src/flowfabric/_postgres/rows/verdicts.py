@@ -1,11 +1,33 @@
-"""Verdicts: the exception that a refusal stands for."""
+"""Verdicts: one row per item of a call, and the exception that a refusal stands for.
+
+Items are numbered from 1. A row with the ordinal 0 speaks for all items that have no row of their own, so that a call
+in which everything went well returns a single row.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import asyncpg
 
 from flowfabric._postgres.rows.values import Row
 from flowfabric.errors import FlowFabricError, refusal
 from flowfabric.ids import ExecutionId
 from flowfabric.state import State
+
+FOR_ALL = 0  # the ordinal of a row that speaks for every item without a row of its own
+
+
+def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record]:
+    """Verdict rows in the order of the items they answer."""
+    ordered: list[asyncpg.Record | None] = [None] * count
+    for row in found:
+        if row["ordinal"] != FOR_ALL:
+            ordered[row["ordinal"] - 1] = row
+        else:
+            ordered = [one or row for one in ordered]
+    return cast("list[asyncpg.Record]", ordered)
 
 
 def refused(row: Row, execution_id: ExecutionId) -> FlowFabricError:
