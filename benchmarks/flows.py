@@ -21,8 +21,9 @@ from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import WorkersDrain
 from flowfabric.engine.service import migrate_database
-from flowfabric.graph import FlowCancelled, NewEdge, NewNode
-from flowfabric.ids import crc16, mint_uuid
+from flowfabric.values.flow import FlowCancelled
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import crc16, mint_uuid
 
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _REFERENCE_CANCEL_MS = 186.04

@@ -69,7 +69,7 @@ def running_server(dsn: str | None = None) -> Iterator[Server]:
     if dsn is not None:
         yield Server(dsn)
         return
-    from flowfabric._postgres import embedded
+    from flowfabric.embedded import server as embedded
 
     with tempfile.TemporaryDirectory(prefix="flowfabric-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = Path(directory)

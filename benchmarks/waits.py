@@ -26,8 +26,8 @@ from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import stop_all
 from flowfabric.engine.service import migrate_database
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Fresh, NewWaitpoint, Suspended, UsePending
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended, UsePending
 
 _CONNECTIONS = 8
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}

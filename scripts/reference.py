@@ -20,24 +20,35 @@ from typing import Any, get_overloads
 import msgspec
 
 import flowfabric as ff
-from flowfabric import (
-    _duties,
-    app,
+from flowfabric import _duties, _taxonomy, contexts, drawing, errors, middleware, testing
+from flowfabric.app import app
+from flowfabric.bridges import callbacks
+from flowfabric.contracts import signature
+from flowfabric.engine import flow_control, flow_reads, hooks, reads
+from flowfabric.values import (
+    attempt,
+    callback,
     conditions,
-    contexts,
-    contracts,
-    errors,
+    event,
+    execution,
+    failure,
+    flow,
+    grant,
     graph,
     ids,
-    middleware,
-    models,
-    pictures,
+    joins,
+    keystore,
+    lane,
+    lease,
+    page,
     policies,
+    schedule,
+    signal,
     state,
-    testing,
+    step,
+    vector,
+    wait,
 )
-from flowfabric.bridges import callbacks
-from flowfabric.engine import flow_control, flow_reads, hooks, reads
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
@@ -101,7 +112,7 @@ def tasks_page() -> str:
         lines += _function(condition)
     lines += ["## What is stored, and what is shared", "", *_documented(ff.Codec, level=3)]
     for name in ("Data", "provided"):
-        lines += [f"### {name}", "", _paragraphs(_words_after(contracts, name)), ""]
+        lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
 
 
@@ -129,8 +140,8 @@ def flows_page() -> str:
         lines += _function(join)
     for cls in (ff.FlowRun, ff.SyncFlowRun, contexts.ChildFlow):
         lines += _documented(cls, made_here=False)
-    lines += ["## Pictures", "", "`flowfabric.pictures`", "", _paragraphs(pictures.__doc__), ""]
-    for draw in (pictures.to_text, pictures.plain, pictures.to_mermaid, pictures.to_dot, pictures.to_svg):
+    lines += ["## Pictures", "", "`flowfabric.drawing`", "", _paragraphs(drawing.__doc__), ""]
+    for draw in (drawing.to_text, drawing.plain, drawing.to_mermaid, drawing.to_dot, drawing.to_svg):
         lines += [f"### {draw.__name__}", "", *_member(draw.__name__, draw), ""]
     return _page(lines)
 
@@ -190,11 +201,13 @@ def records_page() -> str:
     ]
     for title, modules in (
         ("Identifiers", [ids]),
-        ("States", [state]),
-        ("Policies", [policies]),
-        ("Conditions", [conditions]),
-        ("Records", [models, reads, hooks]),
-        ("Flows", [graph, flow_reads, flow_control]),
+        ("States", [state, vector]),
+        ("Policies", [policies, failure]),
+        ("Executions", [execution, attempt, lease, step, reads]),
+        ("Waits", [wait, signal, callback, keystore, conditions]),
+        ("Flows", [flow, graph, joins, flow_reads, flow_control]),
+        ("Lanes, schedules, events", [lane, schedule, event, page, hooks]),
+        ("Grants", [grant]),
     ):
         lines += [f"## {title}", ""]
         for module in modules:
@@ -238,7 +251,7 @@ def errors_page() -> str:
         "| class | kind | meaning for the caller | HTTP status | code on the wire | `retryable` on the wire |",
         "|---|---|---|---|---|---|",
     ]
-    for row in errors.TAXONOMY:
+    for row in _taxonomy.TAXONOMY:
         lines.append(
             f"| {_raised_as(row.family, row.kind)} | `{row.kind}` | {row.error_class} | {row.http_status}"
             f" | `{row.code}` | {'yes' if row.wire_retryable else 'no'} |"
@@ -304,7 +317,7 @@ def _words_after(module: ModuleType, name: str) -> str:
 
 
 def _raised_as(family: str, kind: str) -> str:
-    special = errors._SPECIAL.get((family, kind))
+    special = _taxonomy.SPECIAL.get((family, kind))
     return f"`{special or next(c.__name__ for c in _classes(errors) if getattr(c, 'family', None) == family)}`"
 
 
@@ -317,7 +330,7 @@ def _classes(module: ModuleType) -> Iterator[type]:
 
 
 def _is_interesting(cls: type) -> bool:
-    return issubclass(cls, msgspec.Struct | Enum | str) or cls in (ids.PartitionKey, models.WaitpointToken)
+    return issubclass(cls, msgspec.Struct | Enum | str) or cls in (ids.PartitionKey, wait.WaitpointToken)
 
 
 def _class(cls: type) -> list[str]:
@@ -441,9 +454,9 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     drifted = []
-    for name, page in PAGES.items():
+    for name, written in PAGES.items():
         file = TARGET / name
-        text = page()
+        text = written()
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             drifted.append(name)
             if "--check" not in sys.argv[1:]:

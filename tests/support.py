@@ -13,9 +13,10 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Fresh
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.wait import Fresh
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
 OTHER = {"worker_id": "pool", "worker_instance_id": "pool-2"}

@@ -1,11 +1,13 @@
 """Durable execution for Python on plain Postgres."""
 
 from flowfabric._duties import Duties
-from flowfabric.app import App, Task
+from flowfabric.app.app import App
+from flowfabric.app.flow_builder import Flow, Join, Node, SubFlow, all_of, any_of, quorum
+from flowfabric.app.task import Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run, Submission, SyncFlowRun, SyncRun
-from flowfabric.conditions import OperatorOnly, TimeoutOnly, count_signals, from_sources, on
 from flowfabric.contexts import Context, SyncContext, SyncWaitpoint, Waitpoint
-from flowfabric.contracts import Codec, Data, provided
+from flowfabric.contracts.codecs import Codec
+from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
     Bug,
@@ -37,38 +39,30 @@ from flowfabric.errors import (
     Unavailable,
     ValidationFailed,
 )
-from flowfabric.flow import Flow, Join, Node, SubFlow, all_of, any_of, quorum
-from flowfabric.graph import FlowGraph
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    Completion,
-    Created,
-    Duplicate,
-    DuplicateSignal,
-    EventCursor,
-    Failure,
-    Fence,
-    Handle,
-    LaneState,
-    NewExecution,
-    Operator,
-    ScannerFilter,
-    WaitpointToken,
-)
-from flowfabric.options import Options
-from flowfabric.policies import (
+from flowfabric.values.attempt import Completion, Failure
+from flowfabric.values.callback import callback_text, parse_callback
+from flowfabric.values.conditions import OperatorOnly, TimeoutOnly, count_signals, from_sources, on
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.failure import FailureClass
+from flowfabric.values.flow import FlowGraph
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lane import LaneState
+from flowfabric.values.lease import Fence, Handle, Operator
+from flowfabric.values.options import Options
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import (
     ExecutionPolicy,
     Exponential,
-    FailureClass,
     Fixed,
     RetryPolicy,
     RoutingRequirements,
     StreamPolicy,
     TimeoutPolicy,
 )
-from flowfabric.signals import Signal, callback_text, parse_callback
-from flowfabric.state import State
+from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
+from flowfabric.values.state import State
+from flowfabric.values.wait import WaitpointToken
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"

@@ -11,14 +11,19 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
-from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.app.flow_builder import Flow, Host
+from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.errors import InvalidInput
-from flowfabric.flow import Flow, Host
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Claimed, HandleKind, OpenWait, WaitpointToken
-from flowfabric.options import Options
-from flowfabric.policies import Duration, RetryPolicy, duration
-from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest, callback_text
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.callback import callback_text
+from flowfabric.values.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.options import Options
+from flowfabric.values.policies import RetryPolicy
+from flowfabric.values.signal import Signal
+from flowfabric.values.wait import OpenWait, WaitpointToken
 
 if TYPE_CHECKING:
     from flowfabric.client.flow_run import FlowRun

@@ -28,7 +28,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded, listen, pool
+from flowfabric._postgres import listen, pool
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.worker import service
 from flowfabric.worker import worker as worker_module

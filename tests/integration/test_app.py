@@ -31,8 +31,8 @@ import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric.client import client as client_module
 from flowfabric.middleware.base import outcome_of
-from flowfabric.models import Execution
 from flowfabric.testing import Kit
+from flowfabric.values.execution import Execution
 from tests.support import Clock
 
 PATIENCE = 30.0

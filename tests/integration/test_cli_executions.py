@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import mint_uuid
-from flowfabric.models import NewStep
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.step import NewStep
 from tests.integration.test_cli import Answer, call, run
 from tests.support import RETRY, Clock, claim_one, started, submit
 

@@ -24,21 +24,12 @@ from flowfabric._duties.flows import FlowCancel, FlowProjector
 from flowfabric.cli import app as program
 from flowfabric.client import AsyncClient
 from flowfabric.errors import TimedOut
-from flowfabric.graph import (
-    AllOf,
-    AnyOf,
-    CancellationPolicy,
-    EdgeGroupPolicy,
-    FlowCancelled,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    PartiallyCancelled,
-    Quorum,
-)
-from flowfabric.ids import FlowId
-from flowfabric.models import NewExecution
-from flowfabric.state import State
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import CancellationPolicy, FlowCancelled, PartiallyCancelled
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.state import State
 from tests.integration.test_cli import PROGRAM, Answer, call, on_a_terminal, run
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit

@@ -24,9 +24,9 @@ import uvloop
 import flowfabric as ff
 from flowfabric.client import client as client_module
 from flowfabric.client import outcomes as outcomes_module
-from flowfabric.contracts import CannotDecode
-from flowfabric.ids import mint_execution_id
-from flowfabric.models import Claimed
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.ids import mint_execution_id
 from tests.conftest import fresh_database
 from tests.support import Clock
 

@@ -17,8 +17,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded, pool
+from flowfabric._postgres import pool
 from flowfabric._postgres.listen import Listener
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database, schema_version
 from tests.conftest import FAST
 from tests.support import Clock, claim_one, in_database, started, submit

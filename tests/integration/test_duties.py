@@ -31,8 +31,10 @@ from flowfabric._duties.timers import (
     Retention,
 )
 from flowfabric.engine.hooks import TimerKind
-from flowfabric.graph import AnyOf, FlowState, FlowSubmitted, NewEdge, NewNode
-from flowfabric.policies import StreamPolicy, TimeoutPolicy
+from flowfabric.values.flow import FlowState
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf
+from flowfabric.values.policies import StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 DAY = timedelta(days=1)

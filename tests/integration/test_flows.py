@@ -24,11 +24,12 @@ import pydantic
 import pytest
 
 import flowfabric as ff
-from flowfabric.flow import Flow
-from flowfabric.graph import CancellationScheduled, FlowCancelled, NewEdge, NewNode
+from flowfabric.app.flow_builder import Flow
 from flowfabric.middleware import Middleware
-from flowfabric.models import NewExecution
 from flowfabric.testing import Kit, NotFinished
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import CancellationScheduled, FlowCancelled
+from flowfabric.values.graph import NewEdge, NewNode
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""

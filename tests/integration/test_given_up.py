@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import UsePending
+from flowfabric.values.wait import UsePending
 
 PATIENCE = 30.0
 

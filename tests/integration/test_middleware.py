@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import flowfabric as ff
 from flowfabric import middleware as mw
-from flowfabric.models import Claimed
+from flowfabric.values.attempt import Claimed
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 

@@ -18,10 +18,15 @@ from uuid import UUID
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.graph import AnyOf, Edge, EdgeSnapshot, FlowSubmitted, NewEdge, NewNode, Quorum
-from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Event, Fresh, NewStep, NewWaitpoint, ReclaimGrant, Suspended
+from flowfabric.values.conditions import on
+from flowfabric.values.event import Event
+from flowfabric.values.flow import Edge, EdgeSnapshot
+from flowfabric.values.grant import ClaimGrant, ReclaimGrant
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit, submit_member
 
 SOCKET = ".s.PGSQL.5432"

@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric.bridges.callbacks import MAX_BODY, receive
-from flowfabric.conditions import Condition, OperatorOnly, TimeoutOnly
-from flowfabric.contracts import CannotDecode
-from flowfabric.models import Accepted, DuplicateSignal, WaitpointToken
+from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.testing import Kit, Nondeterministic, NotFinished
+from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import WaitpointToken
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""

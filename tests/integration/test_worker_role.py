@@ -13,8 +13,9 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.engine.service import migrate_database, schema_version
-from flowfabric.ids import mint_uuid
-from flowfabric.models import NewStep, ReclaimGrant
+from flowfabric.values.grant import ReclaimGrant
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.step import NewStep
 from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, RETRY, WORKER, Clock, claim_one, started, submit
 

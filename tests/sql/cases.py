@@ -16,24 +16,15 @@ from typing import Any
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    AlreadySatisfied,
-    Attempt,
-    Claimed,
-    ClaimGrant,
-    Execution,
-    Fresh,
-    NewStep,
-    Parked,
-    Rejected,
-    TimeoutBehavior,
-    UsePending,
-    WaitpointToken,
-)
-from flowfabric.policies import SuspensionPolicy
-from flowfabric.state import TRANSITIONS, Transition, matches, position
+from flowfabric.values.attempt import Attempt, Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Execution, Rejected
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.policies import SuspensionPolicy, TimeoutBehavior
+from flowfabric.values.step import NewStep, Parked
+from flowfabric.values.transitions import TRANSITIONS, Transition, matches, position
+from flowfabric.values.wait import AlreadySatisfied, Fresh, UsePending, WaitpointToken
 from tests.conftest import fresh_database
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, new_id
 

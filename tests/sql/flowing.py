@@ -14,21 +14,13 @@ import asyncpg
 
 import flowfabric as ff
 from flowfabric._duties.flows import Cascade, FlowCancel, FlowProjector, SiblingCancel
-from flowfabric.graph import (
-    AllOf,
-    Applied,
-    Edge,
-    EdgeGroup,
-    EdgeGroupPolicy,
-    FlowSnapshot,
-    FlowSummary,
-    GroupState,
-    NewEdge,
-    NewNode,
-    Staged,
-)
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Event, Execution, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event
+from flowfabric.values.execution import Execution, NewExecution
+from flowfabric.values.flow import Applied, Edge, EdgeGroup, FlowSnapshot, FlowSummary, GroupState, Staged
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AllOf, EdgeGroupPolicy
 from tests.support import WORKER, claim_one, submit
 
 LONG = timedelta(days=30)

@@ -17,12 +17,11 @@ from uuid import UUID
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import Condition, named_keys, on
-from flowfabric.models import (
-    Accepted,
-    Claimed,
-    DuplicateSignal,
-    Event,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import Condition, named_keys, on
+from flowfabric.values.event import Event
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import (
     ExpiredSuspension,
     Fresh,
     Suspended,

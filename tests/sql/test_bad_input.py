@@ -20,12 +20,17 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric._postgres.create_call import MAX_PAYLOAD
-from flowfabric.conditions import AllOf, Count, CountKind, TimeoutOnly, on
 from flowfabric.engine.flow_control import EdgePlace
 from flowfabric.engine.reads import Place
-from flowfabric.graph import AnyOf, Edge, NewEdge, NewNode, NoOp, Quorum
-from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Completion, Fresh, NewStep, ResumePolicy, Suspended, UsePending
+from flowfabric.values.attempt import Completion
+from flowfabric.values.conditions import AllOf, Count, CountKind, TimeoutOnly, on
+from flowfabric.values.flow import Edge, NoOp
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, ResumePolicy, Suspended, UsePending
 from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"

@@ -13,7 +13,8 @@ import flowfabric as ff
 from flowfabric._duties import TimerRunner
 from flowfabric._duties.timers import LeaseExpiry, Retention
 from flowfabric.engine.hooks import Round
-from flowfabric.models import Completed, Renewed, TerminalFailed
+from flowfabric.values.attempt import Completed, TerminalFailed
+from flowfabric.values.lease import Renewed
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 

@@ -21,8 +21,9 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted
-from flowfabric.ids import crc16, mint_uuid
-from flowfabric.models import Claimed, Event, EventCursor
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.ids import crc16, mint_uuid
 from tests.conftest import fresh_database
 from tests.interleave import Party, waiting
 from tests.support import MINUTE, OTHER, WORKER, Clock, claim_one, submit

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.values.conditions import (
     Condition,
     OperatorOnly,
     TimeoutOnly,
@@ -32,7 +32,9 @@ from flowfabric.conditions import (
     named_keys,
     on,
 )
-from flowfabric.models import Accepted, AlreadySatisfied, DuplicateSignal, Fresh, Handle, Suspended, UsePending
+from flowfabric.values.lease import Handle
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Fresh, Suspended, UsePending
 from tests import conditions as twin
 from tests.conditions import KEYS, SIGNALS, Sent, trees
 from tests.support import claim_one, new_id, started

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.ids import FlowId, crc16, mint_uuid
 from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
 FLOW = FlowId(UUID("11111111-1111-1111-1111-111111111111"))

@@ -12,9 +12,12 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Claimed, ClaimGrant, Event, ReclaimGrant, RetryScheduled
-from flowfabric.state import AttemptState, BlockingReason, LifecyclePhase, TerminalOutcome
+from flowfabric.values.attempt import Claimed, RetryScheduled
+from flowfabric.values.event import Event
+from flowfabric.values.grant import ClaimGrant, ReclaimGrant
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.state import TerminalOutcome
+from flowfabric.values.vector import AttemptState, BlockingReason, LifecyclePhase
 from tests.sql.cases import CaseEngine, World, open_world, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 

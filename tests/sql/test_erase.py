@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, Fresh, NewStep, Suspended
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, open_world, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit

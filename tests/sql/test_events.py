@@ -11,8 +11,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import FlowId
-from flowfabric.models import Claimed, Event
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event
+from flowfabric.values.ids import FlowId
 from tests.support import OTHER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 CAP_0 = ff.ExecutionPolicy(max_reclaim_count=0)

@@ -22,23 +22,14 @@ from flowfabric._duties.flows import (
     SiblingCancel,
     SiblingReconciler,
 )
-from flowfabric.conditions import on
 from flowfabric.engine.flow_control import EdgePlace
-from flowfabric.graph import (
-    AnyOf,
-    Applied,
-    CancellationPolicy,
-    CancellationScheduled,
-    FlowCancelled,
-    FlowStatus,
-    NewEdge,
-    NewNode,
-    NoOp,
-    OnSatisfied,
-    Quorum,
-)
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Applied, CancellationPolicy, CancellationScheduled, FlowCancelled, FlowStatus, NoOp
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     CHAIN,

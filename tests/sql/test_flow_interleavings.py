@@ -21,20 +21,14 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.graph import (
-    AnyOf,
-    Applied,
-    Edge,
-    FlowCancelHeader,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    Quorum,
-)
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Fresh, NewExecution, Suspended
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Applied, Edge, FlowCancelHeader
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh, Suspended
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting

@@ -21,27 +21,25 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric._postgres import rows
-from flowfabric.conditions import on
-from flowfabric.graph import (
+from flowfabric.values.attempt import Claimed, Completion
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
     Advanced,
-    AllOf,
     AlreadyApplied,
     AlreadyMember,
-    AnyOf,
     Applied,
     Edge,
-    EdgeGroupPolicy,
     FlowAlreadyTerminal,
     FlowCancelHeader,
-    NewEdge,
-    NewNode,
     NoOp,
-    OnSatisfied,
-    Quorum,
 )
-from flowfabric.ids import FlowId, crc16, mint_uuid
-from flowfabric.models import Claimed, Completion, Fresh, Handle, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.lease import Handle
+from flowfabric.values.wait import Fresh
 from tests.flow_model import BACKOFF, MAX_RETRIES, FlowModel, Group, Member, Refused, final_states
 from tests.sql.test_model import MS, START, World, ms, same
 from tests.support import WORKER, CheckedEngine, claim_one, in_database

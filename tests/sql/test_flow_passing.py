@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode, OnSatisfied
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf, OnSatisfied
 from tests.support import CheckedEngine, Clock
 
 WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}

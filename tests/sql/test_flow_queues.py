@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf
 from tests.support import Clock
 
 WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}

@@ -15,12 +15,13 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._duties.flows import Cascade, EdgeReconciler, FlowCancel, SiblingReconciler
-from flowfabric.conditions import on
 from flowfabric.engine.flow_control import EdgePlace
-from flowfabric.graph import (
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
+    Advanced,
     AlreadyMember,
-    AnyOf,
     Applied,
     CancellationPolicy,
     CancellationScheduled,
@@ -28,15 +29,13 @@ from flowfabric.graph import (
     FlowAlreadyTerminal,
     FlowCancelHeader,
     FlowCancelled,
-    NewEdge,
-    NewNode,
     NoOp,
-    OnSatisfied,
     PartiallyCancelled,
-    Quorum,
 )
-from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     BUILDS,
@@ -364,7 +363,7 @@ async def test_s18_the_process_dies_after_the_first_chunk(
     (pending,) = await sql.fetch("select seq from flowfabric.pending_cascade")
     first = await sql.fetch("select id, transitioned_at from flowfabric.execution where state = 'waiting'")
     claimed = await hold(plain_engine, 100)
-    assert await plain_engine.dispatch_completion(pending["seq"]) == ff.graph.Advanced(700)
+    assert await plain_engine.dispatch_completion(pending["seq"]) == Advanced(700)
     assert await plain_engine.dispatch_completion(pending["seq"]) == NoOp()
     assert await sql.fetchval(count, "waiting") == 1100
     assert await sql.fetchval(count, "active") == 100
@@ -553,7 +552,7 @@ async def test_s27_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
 async def test_s28_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "x", "y")
     await flow.stage("a", "x")
-    for policy in (Quorum(2), AnyOf(), ff.graph.AllOf()):
+    for policy in (Quorum(2), AnyOf(), AllOf()):
         with pytest.raises(ff.InvalidInput, match="already_fixed"):
             await engine.set_edge_group_policy(flow.id, flow["x"], policy)
     for name in ("x", "y"):

@@ -18,11 +18,15 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.graph import AllOf, AnyOf, Edge, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Fresh, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Edge
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import Party, Stage

@@ -14,27 +14,23 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.graph import (
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
-    AllOf,
     AlreadyApplied,
     AlreadyMember,
-    AnyOf,
     Applied,
     Edge,
-    EdgeGroupPolicy,
     FlowCreated,
     FlowExists,
     FlowStatus,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    Quorum,
     Staged,
 )
-from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh
 from tests.interleave import Party
 from tests.sql.cases import outcome
 from tests.sql.flowing import (

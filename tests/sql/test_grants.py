@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Claimed,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.grant import (
     ClaimGrant,
     GrantNotFound,
     NotReclaimable,
@@ -23,6 +22,7 @@ from flowfabric.models import (
     ReclaimGrant,
     ResumeGrant,
 )
+from flowfabric.values.ids import ExecutionId
 from tests.sql.cases import World, open_world, outcome, shorthand
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
 

@@ -17,19 +17,14 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import mint_uuid
-from flowfabric.models import (
-    AlreadySatisfied,
-    Claimed,
-    Fresh,
-    NewStep,
-    NewWaitpoint,
-    ReclaimGrant,
-    Rejected,
-    Suspended,
-)
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Rejected
+from flowfabric.values.grant import ReclaimGrant
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import AlreadySatisfied, Fresh, NewWaitpoint, Suspended
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import Page
+from flowfabric.values.page import Page
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 # What each state allows: new work in, work out.

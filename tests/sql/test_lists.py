@@ -14,9 +14,9 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.engine.reads import Place
-from flowfabric.ids import FlowId, PartitionKey, mint_uuid
-from flowfabric.models import Page
-from flowfabric.state import BlockingReason
+from flowfabric.values.ids import FlowId, PartitionKey, mint_uuid
+from flowfabric.values.page import Page
+from flowfabric.values.vector import BlockingReason
 from tests.support import STATES, WORKER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 MISSING = ff.ExecutionId.of(3, UUID("0b0e8400-e29b-41d4-a716-446655440000"))

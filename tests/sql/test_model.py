@@ -32,7 +32,8 @@ from msgspec import Struct
 
 import flowfabric as ff
 from flowfabric._postgres import rows
-from flowfabric.conditions import (
+from flowfabric.values.attempt import Claimed, Completion, Failure
+from flowfabric.values.conditions import (
     OperatorOnly,
     TimeoutOnly,
     all_of,
@@ -42,20 +43,10 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import mint_uuid, partition_of
-from flowfabric.models import (
-    Claimed,
-    ClaimGrant,
-    Completion,
-    Failure,
-    Fresh,
-    NewExecution,
-    NewWaitpoint,
-    ResumePolicy,
-    Suspended,
-    SuspensionDetails,
-    UsePending,
-)
+from flowfabric.values.execution import Execution, NewExecution
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.ids import mint_uuid, partition_of
+from flowfabric.values.wait import Fresh, NewWaitpoint, ResumePolicy, Suspended, SuspensionDetails, UsePending
 from tests.conftest import fresh_database
 from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
@@ -1598,7 +1589,7 @@ _SAME = [
 ]
 
 
-def view(seen: ff.Execution) -> dict[str, Any]:
+def view(seen: Execution) -> dict[str, Any]:
     """What the engine tells about an execution."""
     vector = seen.state_vector
     lease = seen.current_lease or seen.lost_lease

@@ -16,8 +16,10 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, HandleKind, Parked
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.step import Parked
 from tests.conftest import fresh_database
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, new_id, submit

@@ -12,9 +12,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Fresh, HandleKind, RetryScheduled
+from flowfabric.values.attempt import RetryScheduled
+from flowfabric.values.conditions import on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.wait import Fresh
 from tests.sql.cases import (
     BY_NAME,
     HOLDER_CALLS,

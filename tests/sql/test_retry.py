@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.models import RetryScheduled, TerminalFailed
+from flowfabric.values.attempt import RetryScheduled, TerminalFailed
 from tests.sql.cases import World, open_world, outcome, shorthand
 from tests.support import WORKER, claim_one, new_id, started, submit
 

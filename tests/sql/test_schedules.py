@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.models import Schedule
+from flowfabric.values.schedule import Schedule
 from tests.interleave import PATIENCE, Party, settled, waiting
 from tests.sql.cases import World, open_world
 from tests.support import claim_one

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.values.conditions import (
     Condition,
     Count,
     CountKind,
@@ -26,18 +26,12 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    AlreadySatisfied,
-    AlreadySeeded,
-    DuplicateSignal,
-    Event,
-    Fresh,
-    HandleKind,
-    ResumePolicy,
-    Suspended,
-)
+from flowfabric.values.event import Event
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import AlreadySeeded
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Fresh, ResumePolicy, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (

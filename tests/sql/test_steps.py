@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import NewStep, Step
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.step import NewStep, Step
 from tests.sql.cases import NOT_HELD, Case, World, open_world, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.values.conditions import (
     AllOf,
     Condition,
     OperatorOnly,
@@ -26,19 +26,18 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle, HandleKind
+from flowfabric.values.policies import SuspensionPolicy
+from flowfabric.values.wait import (
     AlreadySatisfied,
     Closed,
     Fresh,
-    Handle,
-    HandleKind,
     PendingWaitpoint,
     ResumePolicy,
     Suspended,
     UsePending,
 )
-from flowfabric.policies import SuspensionPolicy
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
 from tests.sql.suspending import (

@@ -15,9 +15,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import count_signals, from_sources
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import Accepted, Claimed, Fresh, Suspended, WaitpointToken
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import count_signals, from_sources
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.signal import Accepted
+from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import claim_one, submit

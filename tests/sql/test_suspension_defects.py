@@ -16,7 +16,8 @@ import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric._duties import ALL, TimerDuty
-from flowfabric.conditions import (
+from flowfabric.engine.hooks import TimerKind
+from flowfabric.values.conditions import (
     AllOf,
     ByName,
     Count,
@@ -29,21 +30,11 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.engine.hooks import TimerKind
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    AlreadySatisfied,
-    Closed,
-    DuplicateSignal,
-    Fresh,
-    ResumePolicy,
-    Rotated,
-    Suspended,
-    UsePending,
-    WaitpointToken,
-)
-from flowfabric.policies import SuspensionPolicy
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import Rotated
+from flowfabric.values.policies import SuspensionPolicy
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Closed, Fresh, ResumePolicy, Suspended, UsePending, WaitpointToken
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (

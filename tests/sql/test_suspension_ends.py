@@ -12,10 +12,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import Condition, all_of, count_signals, on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, DuplicateSignal, ExpiredSuspension, Suspended
-from flowfabric.policies import SuspensionPolicy
+from flowfabric.values.conditions import Condition, all_of, count_signals, on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.policies import SuspensionPolicy
+from flowfabric.values.signal import DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, ExpiredSuspension, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (

@@ -19,17 +19,17 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import mint_uuid
-from flowfabric.models import (
-    Accepted,
+from flowfabric.values.conditions import on
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.keystore import Rotation
+from flowfabric.values.signal import Accepted
+from flowfabric.values.step import Parked
+from flowfabric.values.wait import (
     AlreadySatisfied,
     ExpiredSuspension,
     Fresh,
-    Parked,
     Resumed,
-    Rotation,
     Suspended,
     UsePending,
     WaitpointToken,

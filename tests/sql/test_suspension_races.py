@@ -16,19 +16,18 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import all_of, on
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import (
-    Accepted,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import all_of, on
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.keystore import Rotated
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import (
     AlreadySatisfied,
     BoundWaitpoint,
-    Claimed,
-    DuplicateSignal,
     ExpiredSuspension,
     Fresh,
     NewWaitpoint,
     Resumed,
-    Rotated,
     Suspended,
     UsePending,
     WaitpointToken,

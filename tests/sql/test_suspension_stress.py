@@ -19,10 +19,12 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import count_signals, from_sources, on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import Accepted, Claimed, DuplicateSignal, Fresh, Suspended, UsePending, WaitpointToken
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import count_signals, from_sources, on
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import submit

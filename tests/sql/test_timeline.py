@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import Event
+from flowfabric.values.event import Event
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, Clock, claim_one, started, submit
 

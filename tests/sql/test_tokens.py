@@ -25,25 +25,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.conditions import OperatorOnly, all_of, on
 from flowfabric.engine.service import migrate_database
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import OperatorOnly, all_of, on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import (
     AlreadySeeded,
-    Claimed,
-    DuplicateSignal,
-    Fresh,
     Rotated,
     Rotation,
     RotationNoop,
     Seeded,
-    Suspended,
-    UsePending,
     VerifyingKid,
     WaitpointKids,
-    WaitpointToken,
 )
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, new_id, submit
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.values.conditions import (
     AllOf,
     ByName,
     Condition,

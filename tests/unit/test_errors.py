@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from flowfabric import errors
+from flowfabric._postgres.refusals import refusal
+from flowfabric._secrets import redact
+from flowfabric._taxonomy import CONNECTION_KINDS, LEASE_LOST_KINDS, TAXONOMY, TaxonomyRow
 from flowfabric.errors import (
-    CONNECTION_KINDS,
-    LEASE_LOST_KINDS,
-    TAXONOMY,
     Bug,
     Conflict,
     ConnectionFailed,
@@ -38,13 +38,10 @@ from flowfabric.errors import (
     StreamBackpressure,
     StreamDisconnected,
     TaskFailed,
-    TaxonomyRow,
     TimedOut,
     TransportError,
     Unavailable,
     ValidationFailed,
-    redact,
-    refusal,
 )
 
 FAMILIES = {

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.graph import (
+from flowfabric.values.graph import NewEdge, NewNode, check_graph
+from flowfabric.values.joins import (
     MAX_QUORUM,
     AllOf,
     AnyOf,
     EdgeGroupPolicy,
-    NewEdge,
-    NewNode,
     OnSatisfied,
     Quorum,
-    check_graph,
     check_policy,
     policy_from_json,
     policy_to_json,

@@ -28,11 +28,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import flowfabric as ff
 from flowfabric import middleware as mw
-from flowfabric.errors import TAXONOMY, Interrupted, Reject, RetryLater
-from flowfabric.ids import check_tag_key, mint_execution_id
+from flowfabric._taxonomy import TAXONOMY
+from flowfabric.errors import Interrupted, Reject, RetryLater
 from flowfabric.middleware import metrics, tracing
 from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
+from flowfabric.values.checks import check_tag_key
+from flowfabric.values.ids import mint_execution_id
 
 SECRET = "4111-1111"
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)

@@ -32,7 +32,7 @@ from flowfabric._duties.timers import (
     WokenDuty,
 )
 from flowfabric.engine import Engine
-from flowfabric.models import ScannerFilter
+from flowfabric.values.page import ScannerFilter
 
 __all__ = ["ALL", "Audit", "Duties", "Duty", "LeaseExpiry", "TimerDuty"]
 

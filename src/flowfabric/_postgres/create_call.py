@@ -16,20 +16,12 @@ import msgspec
 from asyncpg.pgproto import pgproto
 
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
-from flowfabric.ids import (
-    ExecutionId,
-    check_key,
-    check_lane,
-    check_tags,
-    check_text,
-    crc16,
-    mint_many,
-    mint_uuid,
-    parse_uuid,
-)
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.policies import Derived, FrozenPolicy, freeze_policy
-from flowfabric.state import State
+from flowfabric.values.checks import check_key, check_lane, check_tags, check_text
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId, crc16, mint_many, mint_uuid, parse_uuid
+from flowfabric.values.policies import Derived, FrozenPolicy
+from flowfabric.values.policy_json import freeze_policy
+from flowfabric.values.state import State
 
 MAX_BATCH = 1000
 MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message

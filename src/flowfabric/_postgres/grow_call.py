@@ -11,8 +11,10 @@ from asyncpg.pgproto import pgproto
 
 from flowfabric._postgres.create_call import BadPolicy, Layout
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
-from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
-from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
+from flowfabric.values.checks import check_text
+from flowfabric.values.graph import NewNode, check_graph
+from flowfabric.values.ids import ExecutionId, crc16, mint_many, parse_uuid
+from flowfabric.values.joins import AllOf, Quorum, check_policy
 
 _ARGS = 36
 SQL = f"select code, place, revision from flowfabric.grow_flow({', '.join(f'${n}' for n in range(1, _ARGS + 1))})"  # noqa: S608

@@ -8,26 +8,17 @@ from typing import Any
 
 import msgspec
 
-from flowfabric.errors import Corruption, FlowFabricError, refusal
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Attempt,
-    AttemptType,
-    Claimed,
-    CurrentAttempt,
-    CurrentLease,
-    Event,
-    EventCursor,
-    Execution,
-    ExecutionInfo,
-    ExecutionSnapshot,
-    Handle,
-    HandleKind,
-    Passed,
-    Schedule,
-    Step,
-)
-from flowfabric.state import State, project
+from flowfabric._postgres.refusals import refusal
+from flowfabric.errors import Corruption, FlowFabricError
+from flowfabric.values.attempt import Attempt, AttemptType, Claimed, CurrentAttempt, Passed
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.execution import Execution, ExecutionInfo, ExecutionSnapshot
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import CurrentLease, Handle, HandleKind
+from flowfabric.values.schedule import Schedule
+from flowfabric.values.state import State
+from flowfabric.values.step import Step
+from flowfabric.values.vector import project
 
 Row = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ import asyncpg
 
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
 from flowfabric._postgres.pool import check_dsn, check_server, connection_failed, describe
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Handle
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Handle
 
 # A template is of one build: another build makes another, and both may be in use on one server.
 TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{FUNCTIONS_DIGEST[:12]}"

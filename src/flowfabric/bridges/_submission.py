@@ -14,9 +14,9 @@ from typing import Any, Required, TypeAlias, TypedDict, Unpack
 from flowfabric._postgres.create_call import INFO_SQL, CreateCall, create_sql, standing_sql
 from flowfabric.engine.calls import check_batch
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.policies import PolicyInput
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.policies import PolicyInput
 
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from flowfabric.conditions import (
+from flowfabric.errors import InvalidInput
+from flowfabric.values.conditions import (
     AllOf,
     ByName,
     Condition,
@@ -16,15 +17,14 @@ from flowfabric.conditions import (
     TimeoutOnly,
     condition_from_json,
 )
-from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowfabric.app import App
+    from flowfabric.app.app import App
     from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
-    from flowfabric.models import ReceivedSignal
+    from flowfabric.values.signal import ReceivedSignal
 
 # What happens at the deadline, in the words of `wait_for`.
 _THEN = {"auto_resume_with_timeout_signal": "resume"}
@@ -33,7 +33,7 @@ _NO_NAME = {"__operator_only__": "none: an operator resumes it", "__timeout_only
 
 def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
     """A client on the connections of a command; payloads are sealed as the app's, if one is given."""
-    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.app.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     return AsyncClient(engine, app or App())

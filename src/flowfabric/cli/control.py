@@ -29,7 +29,7 @@ from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
+    from flowfabric.values.ids import ExecutionId
 
 
 def cancel(
@@ -49,7 +49,7 @@ def cancel(
     dsn: Dsn = None,
 ) -> None:
     """Cancel executions: those named, or all that match a filter and have not ended."""
-    from flowfabric.state import State  # noqa: PLC0415
+    from flowfabric.values.state import State  # noqa: PLC0415
 
     wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
     if wanted and not state:
@@ -79,7 +79,7 @@ def replay(
     dsn: Dsn = None,
 ) -> None:
     """Run ended executions again: those named, or all that match a filter and failed or expired (others by --state)."""
-    from flowfabric.state import State  # noqa: PLC0415
+    from flowfabric.values.state import State  # noqa: PLC0415
 
     wanted = Filter.of(state, lane, kind, namespace, tag, since, until)
     if wanted and not state:

@@ -10,11 +10,11 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, Since, States, Tag, Until
-from flowfabric.state import State
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import ExecutionInfo, Outcome
+    from flowfabric.values.execution import ExecutionInfo, Outcome
 
 _DEFAULT = [State.FAILED, State.EXPIRED]
 

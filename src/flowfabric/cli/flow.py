@@ -21,8 +21,7 @@ from flowfabric.cli._options import Dsn, Json, Namespace, Yes, login_name, parse
 from flowfabric.cli._program import NO, TIMEOUT, confirm, tell
 from flowfabric.cli.wait import Timeout
 from flowfabric.errors import InvalidInput, NotFound, TimedOut
-from flowfabric.graph import (
-    RACE_LOST,
+from flowfabric.values.flow import (
     CancellationPolicy,
     CancellationScheduled,
     FlowGraph,
@@ -31,19 +30,19 @@ from flowfabric.graph import (
     FlowState,
     FlowSummary,
     PartiallyCancelled,
-    replayable,
 )
-from flowfabric.state import State
+from flowfabric.values.graph import RACE_LOST, replayable
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowfabric.app import App
+    from flowfabric.app.app import App
     from flowfabric.client.flow_run import FlowRun
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.engine.flow_reads import Member
-    from flowfabric.ids import FlowId
+    from flowfabric.values.ids import FlowId
 
 app = typer.Typer(help="Draw flows, list, export, wait for, cancel, replay, delete.", invoke_without_command=True)
 
@@ -311,14 +310,14 @@ def _head(frame: Frame) -> list[_Line]:
 
 
 def _drawn(frame: Frame, *, expand: bool) -> list[_Line]:
-    from flowfabric import pictures  # noqa: PLC0415
+    from flowfabric import drawing  # noqa: PLC0415
 
-    signs = "".join(look.sign for look in pictures.LOOKS.values()) + "│…"
-    lines = pictures.to_text(
+    signs = "".join(look.sign for look in drawing.LOOKS.values()) + "│…"
+    lines = drawing.to_text(
         frame.graph,
         width=_output.console().width if sys.stdout.isatty() else None,
         unicode=_output.can_show(signs),
-        fold=None if expand else pictures.FOLD,
+        fold=None if expand else drawing.FOLD,
     )
     return [[(piece.text, piece.state) for piece in line] for line in lines]
 
@@ -399,10 +398,10 @@ def export(
     dsn: Dsn = None,
 ) -> None:
     """Draw a flow as it stands for other programs: a Mermaid chart, a Graphviz graph, an SVG picture."""
-    from flowfabric import pictures  # noqa: PLC0415
+    from flowfabric import drawing  # noqa: PLC0415
 
     chosen = language or _ENDINGS.get(out.suffix.lower() if out else "", Format.MERMAID)
-    draw = {Format.MERMAID: pictures.to_mermaid, Format.DOT: pictures.to_dot, Format.SVG: pictures.to_svg}[chosen]
+    draw = {Format.MERMAID: drawing.to_mermaid, Format.DOT: drawing.to_dot, Format.SVG: drawing.to_svg}[chosen]
 
     async def work(engine: Engine) -> FlowGraph:
         flow_id = await resolve_flow(engine, flow)
@@ -412,7 +411,7 @@ def export(
         return found
 
     # Pictures are UTF-8, wherever they go.
-    data = draw(ask(dsn, work), fold=None if expand else pictures.FOLD).encode()
+    data = draw(ask(dsn, work), fold=None if expand else drawing.FOLD).encode()
     if out is None:
         typer.echo(data, nl=False)
     else:
@@ -459,7 +458,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
 
 def _handle(engine: Engine, flow_id: FlowId, known: App | None) -> FlowRun:
     """A handle that uses the connections of the command."""
-    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.app.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     connector = App() if known is None else known

@@ -89,7 +89,7 @@ def rotate(
 
     async def work(engine: Engine) -> None:
         from flowfabric.errors import Conflict  # noqa: PLC0415
-        from flowfabric.models import RotationNoop  # noqa: PLC0415
+        from flowfabric.values.keystore import RotationNoop  # noqa: PLC0415
 
         left = _output.duration(span)
         confirm(f"sign with a new key? Tokens and links of the present one are good for {left} more.", yes=yes)

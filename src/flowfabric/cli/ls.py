@@ -13,7 +13,7 @@ from flowfabric.cli._options import Dsn, Filter, Json, Kinds, Lanes, Namespace, 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.engine.reads import Place
-    from flowfabric.models import ExecutionInfo
+    from flowfabric.values.execution import ExecutionInfo
 
 
 def ls(

@@ -16,25 +16,21 @@ from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
-from flowfabric.graph import EdgeGroupPolicy, GroupState
-from flowfabric.ids import FlowId
-from flowfabric.state import State
+from flowfabric.values.flow import GroupState
+from flowfabric.values.ids import FlowId
+from flowfabric.values.joins import EdgeGroupPolicy
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
-    from flowfabric.models import (
-        Attempt,
-        Event,
-        Execution,
-        ExecutionContext,
-        PendingWaitpoint,
-        RecordedSignal,
-        Result,
-        Step,
-        Suspension,
-    )
+    from flowfabric.values.attempt import Attempt
+    from flowfabric.values.event import Event
+    from flowfabric.values.execution import Execution, ExecutionContext, Result
+    from flowfabric.values.ids import ExecutionId
+    from flowfabric.values.signal import RecordedSignal
+    from flowfabric.values.step import Step
+    from flowfabric.values.wait import PendingWaitpoint, Suspension
 
 _SIGNALS = 100  # for people: the newest
 _UPSTREAMS = 10  # for people: the first
@@ -277,7 +273,7 @@ def _show_facts(found: Execution, membership: Membership | None) -> None:
 
 def _upstreams(membership: Membership) -> str:
     """The members that it waits for, in a line."""
-    from flowfabric.pictures import join_words  # noqa: PLC0415
+    from flowfabric.drawing.labels import join_words  # noqa: PLC0415
 
     names = [f"{one.node or one.execution_id} ({one.state})" for one in membership.waits_for[:_UPSTREAMS]]
     if not names:

@@ -24,34 +24,28 @@ from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, check_task
-from flowfabric.contracts import Codecs, ValueType
+from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.value_types import ValueType
+from flowfabric.contracts.waits import encode_payload
 from flowfabric.engine import Engine
 from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError
-from flowfabric.graph import FlowInfo, NewNode
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, mint_uuid, parse_uuid
 from flowfabric.middleware import Middleware, chain_submit, overriding
-from flowfabric.models import (
-    Accepted,
-    Created,
-    Duplicate,
-    DuplicateSignal,
-    Execution,
-    ExecutionInfo,
-    LaneState,
-    LaneStats,
-    NewExecution,
-    Operator,
-    Page,
-    PendingWaitpoint,
-    Schedule,
-    Wait,
-)
-from flowfabric.options import OPTION_NAMES, OptionNames, Options, meant
-from flowfabric.policies import Duration, duration
-from flowfabric.signals import common_key, encode_payload, parse_callback
-from flowfabric.state import State
+from flowfabric.values.callback import parse_callback
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.execution import Created, Duplicate, Execution, ExecutionInfo, NewExecution
+from flowfabric.values.flow import FlowInfo
+from flowfabric.values.graph import NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.lane import LaneState, LaneStats
+from flowfabric.values.lease import Operator
+from flowfabric.values.options import OPTION_NAMES, OptionNames, Options, meant
+from flowfabric.values.page import Page
+from flowfabric.values.schedule import Schedule
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.state import State
+from flowfabric.values.wait import PendingWaitpoint, Wait, common_key
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -16,8 +16,10 @@ from flowfabric._postgres.create_call import MAX_BATCH, MAX_PAYLOAD, instant, mo
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.pool import Database
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
-from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
-from flowfabric.models import Authority, Fence, Handle, HandleKind, Operator, ScannerFilter
+from flowfabric.values.checks import check_text
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.lease import Authority, Fence, Handle, HandleKind, Operator
+from flowfabric.values.page import ScannerFilter
 
 MAX_GRANT_TTL = timedelta(seconds=60)
 # In JSON that the database shall hold; an escaped backslash before the u is text.

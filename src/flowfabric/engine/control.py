@@ -16,18 +16,13 @@ from flowfabric.engine.calls import (
     raised,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
-from flowfabric.ids import (
-    ExecutionId,
-    LeaseId,
-    PartitionKey,
-    check_lane,
-    check_text,
-    check_worker,
-    escape_text,
-    parse_uuid,
-)
-from flowfabric.models import AlreadySatisfied, Blocked, Cancelled, Changed, Rejected, Replayed, Revoked
-from flowfabric.state import State
+from flowfabric.values.attempt import Cancelled
+from flowfabric.values.checks import check_lane, check_text, check_worker, escape_text
+from flowfabric.values.execution import Blocked, Changed, Rejected, Replayed
+from flowfabric.values.ids import ExecutionId, LeaseId, PartitionKey, parse_uuid
+from flowfabric.values.lease import Revoked
+from flowfabric.values.state import State
+from flowfabric.values.wait import AlreadySatisfied
 
 _VERDICT = "select ordinal, code, detail, state, lease_epoch, attempt_id, at from"
 BLOCKING_REASONS = frozenset(

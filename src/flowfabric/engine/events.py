@@ -5,8 +5,9 @@ from __future__ import annotations
 from flowfabric._postgres import rows
 from flowfabric.engine.calls import Calls, check_filter, check_int, check_limit, parse_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
+from flowfabric.values.event import Event, EventCounts, EventCursor
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator", "signal")
 

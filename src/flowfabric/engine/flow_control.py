@@ -21,7 +21,9 @@ from flowfabric.errors import (
     TimedOut,
     ValidationFailed,
 )
-from flowfabric.graph import (
+from flowfabric.values.checks import escape_text
+from flowfabric.values.event import Event
+from flowfabric.values.flow import (
     Advanced,
     CancellationPolicy,
     CancellationScheduled,
@@ -32,8 +34,8 @@ from flowfabric.graph import (
     NoOp,
     PartiallyCancelled,
 )
-from flowfabric.ids import ExecutionId, FlowId, escape_text, parse_uuid
-from flowfabric.models import Event, ScannerFilter
+from flowfabric.values.ids import ExecutionId, FlowId, parse_uuid
+from flowfabric.values.page import ScannerFilter
 
 GRACE = timedelta(seconds=30)
 _OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")

@@ -12,12 +12,10 @@ from flowfabric._postgres import rows
 from flowfabric.engine.calls import check_limit, moment, parse_execution, parse_partition
 from flowfabric.engine.flows import FlowCalls
 from flowfabric.errors import Corruption, InvalidInput, NotFound, RetriesExhausted, StateError
-from flowfabric.graph import (
-    AllOf,
-    AnyOf,
+from flowfabric.values.checks import check_tag_key, check_text
+from flowfabric.values.flow import (
     CancellationPolicy,
     EdgeGroup,
-    EdgeGroupPolicy,
     EdgeSnapshot,
     FlowGraph,
     FlowInfo,
@@ -27,12 +25,11 @@ from flowfabric.graph import (
     FlowStatus,
     FlowSummary,
     GroupState,
-    OnSatisfied,
-    Quorum,
 )
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_tag_key, check_text, parse_uuid
-from flowfabric.models import Page
-from flowfabric.state import State
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.page import Page
+from flowfabric.values.state import State
 
 _MEMBERS = (
     "select partition, id, node, kind, state, created_at, started_at, completed_at, failure_reason, failure_category,"

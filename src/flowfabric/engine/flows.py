@@ -21,25 +21,21 @@ from flowfabric.errors import (
     TransportError,
     ValidationFailed,
 )
-from flowfabric.graph import (
+from flowfabric.values.checks import check_tags, check_text
+from flowfabric.values.flow import (
     Added,
-    AllOf,
     AlreadyApplied,
     AlreadyMember,
     Applied,
     Edge,
-    EdgeGroupPolicy,
     EdgeSnapshot,
     FlowCreated,
     FlowExists,
-    FlowSubmitted,
-    NewNode,
-    OnSatisfied,
-    Quorum,
     Staged,
-    check_policy,
 )
-from flowfabric.ids import ExecutionId, FlowId, check_tags, check_text, crc16, mint_uuid, parse_uuid
+from flowfabric.values.graph import FlowSubmitted, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid, parse_uuid
+from flowfabric.values.joins import AllOf, EdgeGroupPolicy, OnSatisfied, Quorum, check_policy
 
 _STAGE = "select code, place, revision from flowfabric.stage_edges($1, $2, $3, $4, $5, $6, $7, $8)"
 _KIND = "success_only"

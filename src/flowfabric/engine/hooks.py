@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from flowfabric.engine.calls import Calls, check_duration, check_filter, check_int, moment, parse_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, ScannerFilter
-from flowfabric.state import State
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.state import State
+from flowfabric.values.wait import AlreadySatisfied
 
 _ONE = "select code, state, lease_lost from flowfabric.run_one($1, $2, $3)"
 _ROUND = "select * from flowfabric.run_timers($1, $2, $3, $4, $5, $6, $7)"

@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from flowfabric.engine.calls import Calls, check_limit, check_list
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_lane
-from flowfabric.models import Lane, LaneState, LaneStats, Page
+from flowfabric.values.checks import check_lane
+from flowfabric.values.lane import Lane, LaneState, LaneStats
+from flowfabric.values.page import Page
 
 
 class Lanes(Calls):

@@ -28,37 +28,25 @@ from flowfabric.engine.calls import (
     raised,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
-from flowfabric.ids import (
-    ExecutionId,
-    FlowId,
-    check_lane,
-    check_text,
-    check_worker,
-    escape_text,
-    worker_capabilities,
-)
-from flowfabric.models import (
-    Authority,
+from flowfabric.values.attempt import (
     Cancelled,
     Claimed,
     Completed,
     Completion,
-    Created,
     Delayed,
-    Duplicate,
     Failure,
-    Fence,
-    Handle,
     Moved,
-    NewExecution,
-    Operator,
-    Released,
-    Renewed,
     RetryScheduled,
     TerminalFailed,
 )
-from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
-from flowfabric.state import State
+from flowfabric.values.checks import check_lane, check_text, check_worker, escape_text, worker_capabilities
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.failure import classify
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import Authority, Fence, Handle, Operator, Released, Renewed
+from flowfabric.values.policies import PolicyInput
+from flowfabric.values.policy_json import retry_policy_to_json
+from flowfabric.values.state import State
 
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken

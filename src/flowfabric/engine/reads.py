@@ -22,26 +22,13 @@ from flowfabric.engine.calls import (
     parse_partition,
 )
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.ids import (
-    ExecutionId,
-    FlowId,
-    PartitionKey,
-    check_lane,
-    check_tag_key,
-    check_text,
-    parse_uuid,
-)
-from flowfabric.models import (
-    Attempt,
-    Execution,
-    ExecutionContext,
-    ExecutionInfo,
-    ExecutionSnapshot,
-    ExpiredLease,
-    Page,
-    Result,
-)
-from flowfabric.state import State
+from flowfabric.values.attempt import Attempt
+from flowfabric.values.checks import check_lane, check_tag_key, check_text
+from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, ExecutionSnapshot, Result
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.lease import ExpiredLease
+from flowfabric.values.page import Page
+from flowfabric.values.state import State
 
 FIND_BUDGET = 20_000
 _READ = "select * from flowfabric.read_execution($1, $2)"

@@ -28,20 +28,12 @@ from flowfabric.engine.calls import (
     raised,
 )
 from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, check_text, check_worker, parse_uuid
-from flowfabric.models import (
-    Created,
-    Duplicate,
-    Fence,
-    Handle,
-    NewExecution,
-    NewStep,
-    Outcome,
-    Parked,
-    Step,
-    StepKind,
-)
-from flowfabric.state import State
+from flowfabric.values.checks import check_text, check_worker
+from flowfabric.values.execution import Created, Duplicate, NewExecution, Outcome
+from flowfabric.values.ids import ExecutionId, parse_uuid
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.state import State
+from flowfabric.values.step import NewStep, Parked, Step, StepKind
 
 _RECORD = (
     "select ordinal, code, detail, state, lease_epoch, attempt_id, at from flowfabric.record_steps("

@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 
 from flowfabric._postgres import rows
-from flowfabric.conditions import Condition, check_condition, condition_to_json, named_keys
+from flowfabric._postgres.refusals import refusal
 from flowfabric.engine.calls import (
     Calls,
     Fences,
@@ -28,41 +28,25 @@ from flowfabric.engine.calls import (
     parse_partition,
     raised,
 )
-from flowfabric.errors import (
-    Conflict,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    StateError,
-    ValidationFailed,
-    refusal,
-)
-from flowfabric.ids import (
-    ExecutionId,
-    PartitionKey,
-    check_lane,
-    check_text,
-    mint_uuid,
-    parse_uuid,
-)
-from flowfabric.models import (
-    Accepted,
+from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
+from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.conditions import Condition, check_condition, condition_to_json, named_keys
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.lease import Fence, Handle, HandleKind
+from flowfabric.values.page import Page
+from flowfabric.values.policies import TimeoutBehavior
+from flowfabric.values.signal import Accepted, DuplicateSignal, ReceivedSignal, RecordedSignal
+from flowfabric.values.state import State
+from flowfabric.values.wait import (
     AlreadySatisfied,
     BoundWaitpoint,
     Closed,
-    DuplicateSignal,
     ExpiredSuspension,
-    Fence,
     Fresh,
-    Handle,
-    HandleKind,
     NewWaitpoint,
     OpenWait,
-    Page,
     PendingWaitpoint,
     ReasonCode,
-    ReceivedSignal,
-    RecordedSignal,
     RequestedBy,
     Resumed,
     ResumePolicy,
@@ -70,14 +54,12 @@ from flowfabric.models import (
     SuspendedExecution,
     Suspension,
     SuspensionDetails,
-    TimeoutBehavior,
     TriggerType,
     UsePending,
     Wait,
     WaitpointToken,
     WaitState,
 )
-from flowfabric.state import State
 
 DEDUP_TTL = timedelta(days=1)
 _MAXLEN = 1000

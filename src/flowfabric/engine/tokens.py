@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from flowfabric.engine.calls import Calls
 from flowfabric.errors import Conflict, InvalidInput, ValidationFailed
-from flowfabric.models import (
+from flowfabric.values.keystore import (
     AlreadySeeded,
     Rotated,
     Rotation,

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
 
 from flowfabric.errors import InvalidInput, RetryLater
-from flowfabric.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId
 
 Hook = Literal["submit", "execute", "call"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]

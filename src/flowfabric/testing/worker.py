@@ -13,15 +13,17 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from flowfabric.app import App
+from flowfabric.app.app import App
 from flowfabric.client import current
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Reject
-from flowfabric.ids import ExecutionId
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
-from flowfabric.models import Claimed, Handle, NewStep
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle
+from flowfabric.values.step import NewStep
 from flowfabric.worker import tree
 from flowfabric.worker.running import Running
 from flowfabric.worker.worker import Worker

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.client.current import background
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Outcome
-from flowfabric.signals import WaitRequest
+from flowfabric.contracts.waits import WaitRequest
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
 from flowfabric.worker import tree
 
 if TYPE_CHECKING:

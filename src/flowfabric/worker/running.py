@@ -32,7 +32,9 @@ from flowfabric.client.failure import parse_failure, result_of
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
-from flowfabric.contracts import CannotDecode, ValueType
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.contracts.value_types import ValueType
+from flowfabric.contracts.waits import Raise, WaitRequest
 from flowfabric.engine.calls import MAX_PAYLOAD
 from flowfabric.errors import (
     Conflict,
@@ -47,18 +49,22 @@ from flowfabric.errors import (
     StepsChanged,
     TimedOut,
 )
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Created, Handle, HandleKind, NewStep, OpenWait, Outcome, Step
-from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
-from flowfabric.signals import Raise, WaitRequest
-from flowfabric.state import State
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.execution import Created, Outcome
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.lease import Handle, HandleKind
+from flowfabric.values.policies import Exponential, RetryPolicy
+from flowfabric.values.state import State
+from flowfabric.values.step import NewStep, Step
+from flowfabric.values.wait import OpenWait
 from flowfabric.worker.memory import Memory, check_name, encode_error, remembered_error
 from flowfabric.worker.parking import Parking, SignalWait, Wait
 from flowfabric.worker.threads import Interruptible
 
 if TYPE_CHECKING:
-    from flowfabric.app import Task
-    from flowfabric.flow import Flow, Host
+    from flowfabric.app.flow_builder import Flow, Host
+    from flowfabric.app.task import Task
     from flowfabric.worker.runtime import Runtime
 
 R = TypeVar("R")

@@ -14,15 +14,19 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from flowfabric.app import App, Task
+from flowfabric.app.app import App
+from flowfabric.app.task import Task
 from flowfabric.client import current, passing
 from flowfabric.client.client import AsyncClient
 from flowfabric.contexts import Context, SyncContext
-from flowfabric.contracts import Codecs
+from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
 from flowfabric.middleware import chain_execute, overriding
-from flowfabric.models import AlreadySatisfied, Claimed, Failure, Handle, NewStep
+from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.lease import Handle
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import AlreadySatisfied
 from flowfabric.worker import tree
 from flowfabric.worker.claims import Shares
 from flowfabric.worker.failures import BadResult, failure_of

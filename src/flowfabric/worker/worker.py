@@ -19,11 +19,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from flowfabric.app import App, Task
+from flowfabric.app.app import App
+from flowfabric.app.task import Task
 from flowfabric.client.client import AsyncClient
 from flowfabric.errors import InvalidInput, Unavailable
-from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
-from flowfabric.policies import Duration, duration
+from flowfabric.values.checks import check_worker, worker_capabilities
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import mint_uuid
 from flowfabric.worker import process, tree
 from flowfabric.worker.claims import Claims, lane_weights
 from flowfabric.worker.processes import is_loading_main

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowfabric._json_types import is_model, pydantic_module
+from flowfabric.contracts.json_types import is_model, pydantic_module
 
 # What msgspec says of types and forms; other texts of it quote the data.
 _SAFE_REASON: Final = re.compile(

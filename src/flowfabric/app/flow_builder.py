@@ -17,15 +17,17 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from flowfabric import conditions
-from flowfabric._json_types import ENCODER
 from flowfabric.client import passing
 from flowfabric.client.client import new_submission
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.submission import Submission, Submittable, check_task
+from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput
-from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
-from flowfabric.ids import ExecutionId, FlowId, check_key, check_tags, check_text, crc16, mint_uuid
+from flowfabric.values import conditions
+from flowfabric.values.checks import check_key, check_tags, check_text
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient

@@ -14,35 +14,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import types
 import typing
-from collections import abc
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Annotated, Any, Final, Protocol, Self, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
 
-from flowfabric._json_types import (
-    ALLOWED_TYPES,
-    ENCODER,
-    UNIONS,
-    annotation_text,
-    check_json_type,
-    decoder_of,
-    json_type_of,
-    mentions_abstract,
-    schemas_of,
-)
-from flowfabric._misfits import difference_of, non_finite, shown_name, type_name, why_not_read, why_not_written
-from flowfabric.errors import Corruption, InvalidInput
-from flowfabric.ids import TEXT_MAX_BYTES
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.contracts.json_types import ENCODER, UNIONS, annotation_text, decoder_of, schemas_of
+from flowfabric.contracts.misfits import shown_name, why_not_read
+from flowfabric.contracts.value_types import ValueType, checked_type, function_name, resolve_annotation
+from flowfabric.errors import InvalidInput
 
-_CODEC_NAME: Final = re.compile(r"[a-z0-9_-]+")
-_PLAIN: Final = "json"
 _ALLOWED_PARAMETERS: Final = "parameters that can be named one by one"
 _UNNAMED: Final[Mapping[Any, str]] = types.MappingProxyType(
     {
@@ -51,19 +37,6 @@ _UNNAMED: Final[Mapping[Any, str]] = types.MappingProxyType(
         inspect.Parameter.VAR_KEYWORD: "any number of named arguments",
     }
 )
-_ALLOWED_UNTYPED: Final = "text, numbers, bool, None, lists, dicts with text keys; annotate what is of another type"
-
-
-class CannotDecode(Corruption):
-    """Stored arguments or a stored result no longer fit the code, or a codec cannot read them.
-
-    `what` names the argument, result or step. The message says what is wrong and never shows the data.
-    """
-
-    def __init__(self, problem: str, *, what: str | None = None, execution_id: str | None = None) -> None:
-        self.what = what
-        self.problem = problem
-        super().__init__(problem if what is None else f"{what}: {problem}", execution_id=execution_id)
 
 
 class _Shared:
@@ -84,204 +57,6 @@ Data: TypeAlias = Annotated[_T, SHARED]
 
 provided: Any = SHARED
 """The default of a `Data` parameter: it says that the worker fills it in."""
-
-
-class Codec(Protocol):
-    """Turns the bytes that are stored into others and back: compression, encryption.
-
-    `name` (`[a-z0-9_-]+`) is stored beside the data and must keep its meaning as long as such data exists.
-    Both methods may be called from several threads at once.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def encode(self, data: bytes) -> bytes: ...
-
-    def decode(self, data: bytes) -> bytes: ...
-
-
-class Codecs:
-    """The codecs of an app: applied in order when writing; reading goes by the names stored beside the data.
-
-    `also_read` are retired ones: nothing is written with them, what was written stays readable.
-    """
-
-    def __init__(self, codecs: Sequence[Codec] = (), *, also_read: Sequence[Codec] = ()) -> None:
-        self._writing = tuple(codecs)
-        self._reading: dict[str, Codec] = {}
-        for field, group in (("codecs", self._writing), ("also_read", tuple(also_read))):
-            for codec in group:
-                name = _codec_name(codec, field)
-                if name in self._reading:
-                    raise InvalidInput(f"two codecs are called {name!r}", field=field, allowed="one codec per name")
-                self._reading[name] = codec
-        self._encoding = "+".join((_PLAIN, *(codec.name for codec in self._writing))) if self._writing else None
-        if self._encoding is not None and len(self._encoding) > TEXT_MAX_BYTES:
-            raise InvalidInput(
-                f"the names together are {len(self._encoding)} bytes long",
-                field="codecs",
-                allowed=f"at most {TEXT_MAX_BYTES} bytes with {_PLAIN!r} and the plus signs",
-            )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether what is written is plain JSON, which everybody who sees the database can read."""
-        return not self._writing
-
-    def seal(self, data: bytes) -> tuple[bytes, str | None]:
-        """The bytes to store and the encoding to store beside them; None is plain JSON."""
-        for codec in self._writing:
-            data = codec.encode(data)
-            if not isinstance(data, bytes):
-                raise InvalidInput(
-                    f"{codec.name!r} encoded to {type_name(data)}", field="codecs", allowed="encode() returns bytes"
-                )
-        return data, self._encoding
-
-    def open(self, data: bytes, encoding: str | None) -> bytes:
-        """What `seal` was given, from what it answered. Raises `CannotDecode`, which never shows the data."""
-        if encoding is None or encoding == _PLAIN:
-            return data
-        plain, *names = encoding.split("+")
-        if plain != _PLAIN:
-            raise CannotDecode(f"encoding {encoding!r} is not {_PLAIN!r} with the names of codecs")
-        for name in reversed(names):
-            codec = self._reading.get(name)
-            if codec is None:
-                raise CannotDecode(f"no codec is called {name!r} (encoding {encoding!r})")
-            try:
-                data = codec.decode(data)
-            except Exception as error:  # its text may quote the data
-                problem: str | None = f"cannot read the data ({type(error).__name__})"
-            else:
-                problem = None if isinstance(data, bytes) else f"decoded to {type_name(data)}, not to bytes"
-            if problem is not None:
-                raise CannotDecode(f"codec {name!r} {problem} (encoding {encoding!r})")
-        return data
-
-    def __repr__(self) -> str:
-        return f"Codecs({self._encoding or _PLAIN})"
-
-
-def _codec_name(codec: Codec, field: str) -> str:
-    name = getattr(codec, "name", None)
-    if not isinstance(name, str) or not _CODEC_NAME.fullmatch(name) or name == _PLAIN:
-        raise InvalidInput(
-            f"a codec is called {name!r}", field=field, allowed=f"{_CODEC_NAME.pattern}, other than {_PLAIN!r}"
-        )
-    return name
-
-
-class ValueType:
-    """One value of a known annotation, to and from JSON: an argument, a result, the result of a step.
-
-    A value comes back equal to what was given, in the type of the annotation: an int given for a float is a
-    float, a tuple given for a Sequence is a list. A datetime keeps its moment and its offset from UTC, not the
-    name of its time zone.
-    """
-
-    __slots__ = ("_accepts_none", "_decoder", "_is_abstract", "allowed", "annotation", "json_type", "text")
-
-    def __init__(self, annotation: Any) -> None:
-        self.annotation = annotation
-        self.text = annotation_text(annotation)
-        self.allowed = _ALLOWED_UNTYPED if self.text == "Any" else self.text
-        self.json_type = json_type_of(annotation)
-        check_json_type(self.json_type)
-        self._is_abstract = mentions_abstract(annotation)
-        self._decoder = decoder_of(self.json_type)
-        try:
-            self._decoder.decode(b"null")
-        except Exception:
-            self._accepts_none = False
-        else:
-            self._accepts_none = True
-
-    @classmethod
-    def of(cls, annotation: Any) -> ValueType:
-        """The type of an annotation; none at all means anything JSON can hold. `InvalidInput` if it has no JSON."""
-        if annotation is inspect.Parameter.empty:
-            annotation = Any
-        try:
-            return _value_type(annotation)
-        except TypeError:  # cannot be hashed
-            return _new_value_type(annotation)
-
-    @classmethod
-    def returned_by(cls, fn: Callable[..., Any]) -> ValueType:
-        """The type of what a function returns, or what awaiting it gives. `InvalidInput` names the function."""
-        key = getattr(fn, "__func__", fn)
-        try:
-            known = _returned.get(key)
-            if known is None:
-                known = _returned[key] = _return_type(fn)
-        except TypeError:  # cannot be hashed or weakly referenced
-            return _return_type(fn)
-        return known
-
-    def encode(self, value: Any, *, field: str = "result") -> bytes | None:
-        """The JSON of a value, None for None. `InvalidInput` when it does not fit or would read back different."""
-        if value is None and self._accepts_none:
-            return None
-        try:
-            data = ENCODER.encode(value)
-            if self._decoder.decode(data) == value:
-                return data
-        except Exception:  # noqa: S110 - looked at again, at leisure
-            pass
-        return self.check(value, field)
-
-    def check(self, value: Any, field: str) -> bytes:
-        """The JSON of a value, the slow way: says what is wrong with it."""
-        data = b""
-        try:
-            data = ENCODER.encode(value)
-            read = self._decoder.decode(data)
-        except Exception as error:
-            if data:
-                problem = f"{type_name(value)} does not fit ({non_finite(value) or why_not_read(error)})"
-            else:
-                problem = f"{type_name(value)} cannot be written as JSON ({why_not_written(error)})"
-        else:
-            try:
-                difference = difference_of(value, read, self._is_abstract)
-            except Exception as error:
-                difference = f"{type_name(value)} cannot be compared ({type(error).__name__})"
-            if difference is None:
-                return data
-            problem = f"would read back different: {difference}"
-        raise InvalidInput(problem, field=field, allowed=self.allowed)
-
-    def decode(self, data: bytes | None, *, what: str = "result") -> Any:
-        """The value back; None for None. Raises `CannotDecode`, naming `what`, when it no longer fits."""
-        if data is None:
-            return None
-        try:
-            return self._decoder.decode(data)
-        except Exception as error:
-            why = why_not_read(error)
-        raise CannotDecode(f"does not fit {self.text} ({why})", what=what)
-
-    def __repr__(self) -> str:
-        return f"ValueType({self.text})"
-
-
-_returned: WeakKeyDictionary[Any, ValueType] = WeakKeyDictionary()
-
-
-def _new_value_type(annotation: Any) -> ValueType:
-    try:
-        return ValueType(annotation)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        reason = str(error).partition(" - type `")[0]
-        problem = f"{annotation_text(annotation)} cannot be read from JSON ({reason})"
-    raise InvalidInput(problem, field="annotation", allowed=ALLOWED_TYPES)
-
-
-_value_type = lru_cache(maxsize=4096)(_new_value_type)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -362,7 +137,7 @@ class Signature:
     @classmethod
     def of(cls, fn: Callable[..., Any], *, context_types: tuple[type, ...]) -> Self:
         """The signature of a function. `InvalidInput` names the parameter that JSON arguments cannot serve."""
-        name = _function_name(fn)
+        name = function_name(fn)
         if not callable(fn) or isinstance(fn, type):
             raise InvalidInput(f"{name} is not a function", field="fn", allowed="a function, sync or async")
         called = fn if hasattr(fn, "__code__") or isinstance(fn, partial) else type(fn).__call__
@@ -374,7 +149,7 @@ class Signature:
         for each in _inspected(fn).parameters.values():
             if each.kind in _UNNAMED:
                 raise InvalidInput(f"is {_UNNAMED[each.kind]} in {name}", field=each.name, allowed=_ALLOWED_PARAMETERS)
-            annotation = _resolved(fn, each.name, each.annotation)
+            annotation = resolve_annotation(fn, each.name, each.annotation)
             if (shared := _shared_type(annotation, each.name)) is not None:
                 data[each.name] = shared
                 continue
@@ -386,7 +161,7 @@ class Signature:
             parameters.append(
                 Parameter(
                     each.name,
-                    _type_of(annotation, each.name, name),
+                    checked_type(annotation, each.name, name),
                     required=each.default is each.empty,
                     default=each.default,
                     is_keyword_only=each.kind is each.KEYWORD_ONLY,
@@ -513,63 +288,12 @@ class Signature:
         return f"Signature({self.name}({arguments}) -> {self.result.text})"
 
 
-def _function_name(fn: object) -> str:
-    inner = fn.func if isinstance(fn, partial) else fn
-    return str(getattr(inner, "__name__", None) or type(inner).__name__)
-
-
 def _inspected(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except Exception as error:  # a builtin that tells nothing, an annotation that cannot be evaluated
-        problem = f"{_function_name(fn)} has no signature ({type(error).__name__}: {error})"
+        problem = f"{function_name(fn)} has no signature ({type(error).__name__}: {error})"
     raise InvalidInput(problem, field="fn", allowed="a function, sync or async")
-
-
-def _resolved(fn: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """One annotation of a function with its strings replaced by what they name."""
-    inner: Any = inspect.unwrap(fn.func if isinstance(fn, partial) else fn)
-    inner = getattr(inner, "__func__", inner)
-    if not hasattr(inner, "__globals__"):  # an object that can be called
-        inner = type(inner).__call__
-    code = getattr(inner, "__code__", None)
-    cells = zip(code.co_freevars, inner.__closure__ or (), strict=False) if code is not None else ()
-    known: dict[str, Any] = {}
-    for variable, cell in cells:
-        try:
-            known[variable] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    holder = types.SimpleNamespace(__annotations__={name: annotation})
-    try:
-        hints = typing.get_type_hints(holder, getattr(inner, "__globals__", {}), known, include_extras=True)
-    except Exception as error:
-        shown = annotation if isinstance(annotation, str) else annotation_text(annotation)
-        problem = f"the annotation {shown!r} cannot be resolved ({type(error).__name__}: {error})"
-    else:
-        return hints[name]
-    raise InvalidInput(
-        problem, field=name, allowed=f"names that {_function_name(fn)} can see in its module when it is declared"
-    )
-
-
-def _return_type(fn: Callable[..., Any]) -> ValueType:
-    try:
-        annotation = inspect.signature(fn).return_annotation
-    except (TypeError, ValueError):  # a builtin without a signature
-        return ValueType.of(Any)
-    resolved = _resolved(fn, "return", annotation)
-    if typing.get_origin(resolved) in (abc.Awaitable, abc.Coroutine):
-        resolved = (typing.get_args(resolved) or (Any,))[-1]
-    return _type_of(resolved, "return", _function_name(fn))
-
-
-def _type_of(annotation: Any, parameter: str, function: str) -> ValueType:
-    try:
-        return ValueType.of(annotation)
-    except InvalidInput as error:
-        problem = f"of {function}: {error.problem}"
-    raise InvalidInput(problem, field=parameter, allowed=ALLOWED_TYPES)
 
 
 def _shared_type(annotation: Any, name: str) -> type | None:

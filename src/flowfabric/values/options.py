@@ -16,17 +16,11 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.errors import InvalidInput, ValidationFailed
-from flowfabric.ids import check_key, check_lane, check_tags, check_text, required_capabilities
-from flowfabric.models import NewExecution
-from flowfabric.policies import (
-    MAX_DURATION_MS,
-    Duration,
-    FrozenPolicy,
-    RetryPolicy,
-    duration,
-    freeze_policy,
-    retry_policy_to_json,
-)
+from flowfabric.values.checks import check_key, check_lane, check_tags, check_text, required_capabilities
+from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.policies import FrozenPolicy, RetryPolicy
+from flowfabric.values.policy_json import freeze_policy, retry_policy_to_json
 
 OnDuplicate: TypeAlias = Literal["return", "raise", "replace"]
 _ON_DUPLICATE = ("return", "raise", "replace")

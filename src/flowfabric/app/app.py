@@ -14,129 +14,46 @@ What runs the tasks is a worker; this module only knows them.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from msgspec import UNSET, Struct
 
-from flowfabric import timing as timings
+from flowfabric.app.flow_builder import Flow
+from flowfabric.app.task import (
+    Pool,
+    StepsRule,
+    Task,
+    checked_exceptions,
+    checked_function,
+    checked_name,
+    origin_of,
+    task_name,
+)
 from flowfabric.client.client import AsyncClient, new_submission
-from flowfabric.client.run import Run, connectors
+from flowfabric.client.run import connectors
 from flowfabric.client.submission import Submission, check_task
 from flowfabric.contexts import Context, SyncContext
-from flowfabric.contracts import Codec, Codecs, Signature
+from flowfabric.contracts.codecs import Codec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.flow import Flow
-from flowfabric.ids import ExecutionId, check_text, mint_uuid
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
-from flowfabric.options import OptionNames, Options
-from flowfabric.policies import Duration, duration
+from flowfabric.values.checks import check_text
+from flowfabric.values.cron import Cron
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.options import OptionNames, Options
+from flowfabric.values.timing import Every, parse_timing
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-Pool = Literal["thread", "process"]
 CatchUp = Literal["skip", "one", "all"]
-StepsRule = Literal["strict", "lenient"]
-
-
-class Task(Generic[P, R]):
-    """A function that can be submitted. Calling it runs it here and now, as the plain function it is."""
-
-    def __init__(
-        self,
-        app: App,
-        function: Callable[..., Any],
-        *,
-        name: str,
-        options: Options,
-        pool: Pool,
-        permanent: tuple[type[Exception], ...],
-        steps: StepsRule,
-    ) -> None:
-        self.app = app
-        self.function = function
-        self.name = name
-        self.defaults = options
-        self.pool: Pool = pool
-        self.permanent = permanent
-        self.steps: StepsRule = steps
-        self.signature = _signature(function)
-        self.parameter_names = frozenset(each.name for each in self.signature.parameters)
-        if pool not in ("thread", "process"):
-            raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
-        if pool == "process":
-            self._check_process()
-        if steps not in ("strict", "lenient"):
-            raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
-        for attribute in ("__module__", "__qualname__", "__doc__", "__name__"):
-            if hasattr(function, attribute):
-                setattr(self, attribute, getattr(function, attribute))
-        self.__wrapped__ = function
-
-    def _check_process(self) -> None:
-        if self.signature.is_async:
-            problem = "is async"
-        elif self.signature.context_param is not None or self.signature.data:
-            problem = "is given a context or shared data"
-        elif "<" in getattr(self.function, "__qualname__", "<"):
-            problem = "cannot be found by its name in another process"
-        else:
-            return
-        raise InvalidInput(
-            f"{self.name} {problem}", field="pool", allowed="a plain function of a module, of arguments alone"
-        )
-
-    @property
-    def codecs(self) -> Codecs:
-        """Those of the app."""
-        return self.app.codecs
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The plain function."""
-        return self.function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<task {self.name}>"
-
-    def options(self, **options: Unpack[OptionNames]) -> Task[P, R]:
-        """The same task with other options: `publish.options(priority=5).submit(42)`."""
-        changed: Task[P, R] = object.__new__(Task)
-        changed.__dict__.update(self.__dict__)
-        changed.defaults = self.defaults.merged(Options.of(options))
-        return changed
-
-    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Submit the task with these arguments. Inside a running task it is submitted once, however often that runs.
-
-        Keywords that name an option and no parameter of the task are options, as in
-        `publish.submit(42, idempotency_key="draft-42")`; `options()` does the same in a way type checkers follow.
-        """
-        client = await self.app.client()
-        return await client.send(new_submission(self, args, kwargs))
-
-    def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
-        """What `submit` would submit, for `submit_many`: so each may have options of its own."""
-        return new_submission(self, args, kwargs)
-
-    async def submit_many(self, arguments: Iterable[Any], **options: Unpack[OptionNames]) -> list[Run[R]]:
-        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument.
-
-        What `submission` gives is taken as it is. A wrong argument anywhere fails before anything is stored.
-        """
-        client = await self.app.client()
-        return await client.submit_many(self, arguments, **options)
-
-    def run(self, execution_id: str) -> Run[R]:
-        """A handle on an execution of this task, from its id."""
-        return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
@@ -144,7 +61,7 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
 
     name: str
     task: Task[Any, Any]
-    timing: timings.Cron | timings.Every
+    timing: Cron | Every
     catch_up: CatchUp
     submission: Submission
 
@@ -239,17 +156,17 @@ class App:
         allows an execution to end without the steps an earlier run of it had done. Everything else is in `Options`.
         """
         chosen = self.defaults.merged(Options.of(options, ("name", "pool", "permanent", "steps")))
-        never = _exceptions(permanent)
+        never = checked_exceptions(permanent)
 
         def decorate(fn: Callable[..., Any]) -> Task[Any, Any]:
-            fn = _function(fn)
-            title = _name(fn, name)
+            fn = checked_function(fn)
+            title = task_name(fn, name)
             made: Task[Any, Any] = Task(self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps)
             before = self.tasks.get(title)
             # The same function again is a module that was loaded again.
-            if before is not None and _origin(before.function) != _origin(fn):
+            if before is not None and origin_of(before.function) != origin_of(fn):
                 raise InvalidInput(
-                    f"{title!r} is already the task {'.'.join(_origin(before.function))}",
+                    f"{title!r} is already the task {'.'.join(origin_of(before.function))}",
                     field="name",
                     allowed="one task per name",
                 )
@@ -313,7 +230,7 @@ class App:
         arguments and options as in `submit`, except those that fix a time or a key.
         """
         check_task(task)
-        chosen = _named(task.name if name is None else name)
+        chosen = checked_name(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
         before = self.declared.get(chosen)
@@ -330,7 +247,7 @@ class App:
         spec = ScheduleSpec(
             name=chosen,
             task=task,
-            timing=timings.parse_timing(cron, None if every is None else duration(every, "every"), timezone),
+            timing=parse_timing(cron, None if every is None else duration(every, "every"), timezone),
             catch_up=catch_up,
             submission=submission,
         )
@@ -439,78 +356,3 @@ class _Decorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-def _function(given: Any) -> Callable[..., Any]:
-    """What was decorated, if a task can be made of it."""
-    if isinstance(given, staticmethod):
-        given = given.__func__
-    if isinstance(given, Task):
-        raise InvalidInput(f"is the task {given.name} already", field="fn", allowed="its function: `task.function`")
-    if isinstance(given, classmethod) or _is_method(given):
-        raise InvalidInput(
-            f"{getattr(given, '__qualname__', 'it')} is a method, and a worker has no object for it",
-            field="fn",
-            allowed="a function, or a static method",
-        )
-    if not callable(given):
-        raise InvalidInput(f"got {type(given).__name__}", field="fn", allowed="a function, sync or async")
-    return given  # type: ignore[no-any-return]  # whatever can be called
-
-
-def _is_method(given: object) -> bool:
-    """Whether this is a function in the body of a class that expects the object."""
-    around = getattr(given, "__qualname__", "").rpartition(".")[0]
-    if not inspect.isfunction(given) or not around or around.endswith("<locals>"):
-        return False
-    first = next(iter(inspect.signature(given).parameters.values()), None)
-    return first is not None and first.name in ("self", "cls") and first.annotation is first.empty
-
-
-def _name(fn: Callable[..., Any], given: str | None) -> str:
-    if given is not None:
-        return _named(given)
-    own = getattr(fn, "__name__", "")
-    if not own or own == "<lambda>":
-        what = "a lambda" if own else f"a {type(fn).__name__}"
-        raise InvalidInput(f"{what} has none of its own", field="name", allowed="name=... in the decorator")
-    return _named(own)
-
-
-def _named(text: str) -> str:
-    if not check_text(text, "name"):
-        raise InvalidInput("empty", field="name", allowed="a non-empty text")
-    return text
-
-
-def _origin(fn: Callable[..., Any]) -> tuple[str, str]:
-    """Where a function was written: module and qualified name."""
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    named = inner if hasattr(inner, "__qualname__") else type(inner)
-    return str(named.__module__), str(named.__qualname__)
-
-
-def _exceptions(given: Sequence[type[Exception]]) -> tuple[type[Exception], ...]:
-    allowed = "a list of exception classes"
-    if isinstance(given, type) or not isinstance(given, Iterable):
-        raise InvalidInput(f"got {given!r}", field="permanent", allowed=allowed)
-    found = tuple(given)
-    for one in found:
-        if not isinstance(one, type) or not issubclass(one, Exception):
-            raise InvalidInput(f"got {one!r}", field="permanent", allowed=allowed)
-    return found
-
-
-def _signature(fn: Callable[..., Any]) -> Signature:
-    found = Signature.of(fn, context_types=(Context, SyncContext))
-    if found.context_param is None:
-        return found
-    right, what = (Context, "async") if found.is_async else (SyncContext, "a plain function")
-    try:
-        return Signature.of(fn, context_types=(right,))
-    except InvalidInput as error:
-        if error.field != found.context_param:
-            raise
-    raise InvalidInput(
-        f"is the wrong context: {found.name} is {what}", field=found.context_param, allowed=right.__name__
-    )

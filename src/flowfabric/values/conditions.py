@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_text
+from flowfabric.values.checks import check_text
 
 MAX_DEPTH = 4
 MAX_NODES = 256

@@ -1,27 +1,27 @@
-"""Signals as handlers see them, what a handler asks for when it waits, and links that carry the right to signal."""
+"""What a handler asks for when it waits, checked, and the payloads of signals in the types asked for."""
 
 from __future__ import annotations
 
 import base64
-import binascii
-import re
-import struct
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from flowfabric._json_types import ENCODER
-from flowfabric._misfits import non_finite, type_name, why_not_written
-from flowfabric.conditions import Condition, Single, check_condition, named_keys, on
-from flowfabric.contracts import CannotDecode, Codecs, ValueType
+from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.json_types import ENCODER
+from flowfabric.contracts.misfits import non_finite, type_name, why_not_written
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import TEXT_MAX_BYTES, ExecutionId, check_text
-from flowfabric.models import ReasonCode, TimeoutBehavior, WaitpointToken
-from flowfabric.policies import Duration, duration
+from flowfabric.values.checks import TEXT_MAX_BYTES, check_text
+from flowfabric.values.conditions import Condition, Single, check_condition, named_keys, on
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.policies import TimeoutBehavior
+from flowfabric.values.signal import Signal
+from flowfabric.values.wait import ReasonCode
 
 P = TypeVar("P")
 OnTimeout: TypeAlias = Literal["raise", "fail", "cancel", "expire", "escalate"]
@@ -50,20 +50,6 @@ class Raise:
 
 
 RAISE: Final = Raise()
-
-
-class Signal(Struct, Generic[P], frozen=True, kw_only=True):
-    """A signal that a handler waited for."""
-
-    name: str
-    payload: P
-    key: str
-    signal_id: UUID
-    category: str
-    source_type: str
-    source_identity: str
-    correlation_id: str
-    accepted_at: datetime
 
 
 class _Stored(Struct):
@@ -150,54 +136,6 @@ def _default_name(keys: Sequence[str]) -> str:
     return " ".join(keys).encode()[:TEXT_MAX_BYTES].decode(errors="ignore")
 
 
-# Links
-
-_DIGEST: Final = re.compile("[0-9a-f]{64}")
-
-
-class Callback(Struct, frozen=True):
-    """Where a callback goes, and the right to signal there."""
-
-    execution_id: ExecutionId
-    waitpoint_id: UUID
-    token: WaitpointToken
-
-
-def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: WaitpointToken | str) -> str:
-    """Execution, waitpoint and token as one text that is safe in a link. It is the right to signal: treat it as one."""
-    raw = token.reveal() if isinstance(token, WaitpointToken) else token
-    kid, _, digest = raw.partition(":")
-    data = struct.pack(">H", execution_id.partition) + execution_id.uuid.bytes + waitpoint_id.bytes
-    if not kid.isascii() or not _DIGEST.fullmatch(digest) or not kid:
-        raise InvalidInput("not a token", field="token", allowed="the token of a waitpoint")
-    data += bytes.fromhex(digest) + kid.encode()
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def parse_callback(text: object) -> Callback:
-    """A callback from its text; `InvalidInput` when it is none. The token is verified when a signal is delivered."""
-    wrong = InvalidInput("not a callback", field="callback", allowed="what callback_text gives")
-    if not isinstance(text, str) or not 90 <= len(text) <= 200 or not text.isascii():
-        raise wrong
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        (partition,) = struct.unpack(">H", data[:2])
-        kid, digest = data[66:].decode("ascii"), data[34:66].hex()
-        if (
-            len(data) < 67
-            or callback_text(
-                execution_id := ExecutionId.of(partition, UUID(bytes=data[2:18])),
-                waitpoint_id := UUID(bytes=data[18:34]),
-                token := WaitpointToken(f"{kid}:{digest}"),
-            )
-            != text
-        ):
-            raise wrong
-    except (ValueError, binascii.Error, struct.error):
-        raise wrong from None
-    return Callback(execution_id, waitpoint_id, token)
-
-
 def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
     """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for the receiver to say."""
     if payload is None:
@@ -210,14 +148,3 @@ def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
         raise InvalidInput(problem, field="payload", allowed="what has a JSON form")
     sealed, encoding = codecs.seal(encoded)
     return sealed, encoding or "json"
-
-
-def common_key(keys: Sequence[str], given: str | None) -> str:
-    """The one key that is meant; `InvalidInput` lists them when that is not clear."""
-    if given is not None:
-        return given
-    if len(keys) != 1:
-        raise InvalidInput(
-            f"it waits at {len(keys)} waitpoints", field="key", allowed=", ".join(sorted(keys)) or "none"
-        )
-    return keys[0]
