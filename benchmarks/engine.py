@@ -21,6 +21,7 @@ from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from flowfabric._duties import ALL, TimerDuty
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.execution import Created, NewExecution
 
 _BATCH = 100
 _FILL_BATCH = 500
@@ -80,9 +81,9 @@ class EngineQueue:
 
         async def submit() -> None:
             for size in batches:
-                item = ff.NewExecution(execution_kind="noop", input_payload=body)
+                item = NewExecution(execution_kind="noop", input_payload=body)
                 for verdict in await self.engine.create_many([item] * size):
-                    assert isinstance(verdict, ff.Created)
+                    assert isinstance(verdict, Created)
 
         await asyncio.gather(*(submit() for _ in range(self._sizes.connections)))
         self._jobs += jobs

@@ -21,6 +21,7 @@ from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import WorkersDrain
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import crc16, mint_uuid
@@ -57,7 +58,7 @@ def layers(width: int) -> Callable[[int], Edges]:
 
 def graph(nodes: int, after: Edges, payload: bytes) -> list[NewNode]:
     item = tasks.noop.submission("").item()
-    execution = ff.NewExecution(execution_kind=item.execution_kind, input_payload=payload, policy=item.policy)
+    execution = NewExecution(execution_kind=item.execution_kind, input_payload=payload, policy=item.policy)
     return [
         NewNode(name=f"n{n}", execution=execution, after=[NewEdge(upstream=f"n{up}") for up in after(n)])
         for n in range(nodes)

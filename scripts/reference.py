@@ -22,7 +22,10 @@ import msgspec
 import flowfabric as ff
 from flowfabric import _duties, _taxonomy, contexts, drawing, errors, middleware, testing
 from flowfabric.app import app
+from flowfabric.app.flow_builder import Join, SubFlow
 from flowfabric.bridges import callbacks
+from flowfabric.client import Submission, SyncFlowRun, SyncRun
+from flowfabric.contexts import SyncWaitpoint, Waitpoint
 from flowfabric.contracts import signature
 from flowfabric.engine import flow_control, flow_reads, hooks, reads
 from flowfabric.values import (
@@ -49,6 +52,7 @@ from flowfabric.values import (
     vector,
     wait,
 )
+from flowfabric.values.options import Options
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
@@ -96,7 +100,7 @@ def tasks_page() -> str:
         " [steps](../guides/steps.md) on.",
         "",
     ]
-    for cls in (ff.App, ff.Task, app.ScheduleSpec, ff.Options):
+    for cls in (ff.App, ff.Task, app.ScheduleSpec, Options):
         lines += _documented(cls)
     lines += ["## In a handler", ""]
     lines += _documented(ff.Context, level=3, inherited=True)
@@ -105,7 +109,7 @@ def tasks_page() -> str:
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
     lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
-    for cls in (ff.Waitpoint, ff.SyncWaitpoint):
+    for cls in (Waitpoint, SyncWaitpoint):
         lines += _documented(cls, level=3, inherited=True, made_here=False)
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
@@ -131,14 +135,14 @@ def flows_page() -> str:
     for cls, without in (
         (ff.Flow, ("submissions", "ids", "build", "id_of")),  # for the client
         (ff.Node, ()),
-        (ff.Join, ()),
-        (ff.SubFlow, ()),
+        (Join, ()),
+        (SubFlow, ()),
     ):
         lines += _documented(cls, made_here=False, without=without)
     lines += ["## Joins", ""]
     for join in (ff.all_of, ff.any_of, ff.quorum):
         lines += _function(join)
-    for cls in (ff.FlowRun, ff.SyncFlowRun, contexts.ChildFlow):
+    for cls in (ff.FlowRun, SyncFlowRun, contexts.ChildFlow):
         lines += _documented(cls, made_here=False)
     lines += ["## Pictures", "", "`flowfabric.drawing`", "", _paragraphs(drawing.__doc__), ""]
     for draw in (drawing.to_text, drawing.plain, drawing.to_mermaid, drawing.to_dot, drawing.to_svg):
@@ -157,7 +161,7 @@ def clients_page() -> str:
         " `task.submit(...)` uses one of its own accord.",
         "",
     ]
-    for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
+    for cls in (ff.AsyncClient, ff.Run, Submission, ff.Client, SyncRun):
         lines += _documented(cls)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
@@ -195,8 +199,8 @@ def records_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "Records are frozen. What `flowfabric` itself exports is marked with its import; the others are answers that"
-        " nobody has to construct.",
+        "Records are frozen. Below each name stands where it is imported from; most are answers that nobody has to"
+        " construct.",
         "",
     ]
     for title, modules in (
@@ -270,8 +274,7 @@ def _documented(
 ) -> list[str]:
     """A class with its public members, each under a heading of its own."""
     lines = [f"{'#' * level} {cls.__name__}", ""]
-    if own != "flowfabric" or cls.__name__ in ff.__all__:
-        lines += [f"`{own}.{cls.__name__}`", ""]
+    lines += [f"`{own}.{cls.__name__}`" if own != "flowfabric" else _place(cls), ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
         lines += [_paragraphs(cls.__doc__), ""]
     if issubclass(cls, msgspec.Struct):
@@ -321,6 +324,11 @@ def _raised_as(family: str, kind: str) -> str:
     return f"`{special or next(c.__name__ for c in _classes(errors) if getattr(c, 'family', None) == family)}`"
 
 
+def _place(cls: type) -> str:
+    """Where a class is imported from."""
+    return f"`{'flowfabric' if cls.__name__ in ff.__all__ else cls.__module__}.{cls.__name__}`"
+
+
 def _classes(module: ModuleType) -> Iterator[type]:
     for name, value in vars(module).items():
         if inspect.isclass(value) and value.__module__ == module.__name__:
@@ -335,8 +343,7 @@ def _is_interesting(cls: type) -> bool:
 
 def _class(cls: type) -> list[str]:
     lines = []
-    if cls.__name__ in ff.__all__:
-        lines += [f"`flowfabric.{cls.__name__}`", ""]
+    lines += [_place(cls), ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
         lines += [_paragraphs(cls.__doc__), ""]
     if issubclass(cls, Enum):

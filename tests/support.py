@@ -15,7 +15,10 @@ import asyncpg
 import flowfabric as ff
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
+from flowfabric.values.execution import Created
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.lease import Handle
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
@@ -80,7 +83,7 @@ class Clock:
 async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
     """Create one execution and give its id."""
     created = await engine.create_execution(**{"execution_kind": "test", **fields})
-    assert isinstance(created, ff.Created)
+    assert isinstance(created, Created)
     return created.execution_id
 
 
@@ -105,7 +108,7 @@ async def started(engine: ff.Engine, *, lease_ttl: timedelta = timedelta(seconds
     return await claim_one(engine, lease_ttl=lease_ttl)
 
 
-RETRY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
+RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
 
 
 class Reached:
@@ -116,7 +119,7 @@ class Reached:
         self.claimed = claimed
 
     @property
-    def handle(self) -> ff.Handle:
+    def handle(self) -> Handle:
         assert self.claimed is not None
         return self.claimed.handle
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
+from flowfabric.errors import StateError
 from tests.acceptance import waits_app
 
 SCRIPT = Path(__file__).with_name("waits_app.py")
@@ -80,7 +81,7 @@ class Site:
         while True:
             try:
                 await run.signal(key, payload=payload)
-            except (ff.NotFound, ff.StateError):
+            except (ff.NotFound, StateError):
                 assert time.monotonic() < deadline, self.words()
                 await asyncio.sleep(0.02)
             else:

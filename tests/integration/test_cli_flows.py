@@ -29,6 +29,7 @@ from flowfabric.values.flow import CancellationPolicy, FlowCancelled, PartiallyC
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
 from tests.integration.test_cli import PROGRAM, Answer, call, on_a_terminal, run
 from tests.sql.flowing import Flow, drain, submitted
@@ -768,7 +769,7 @@ async def test_a_cancelled_flow_is_replayed_whole(engine: ff.Engine, ask: Any) -
 
 
 async def test_what_cannot_be_replayed_any_more_is_told(engine: ff.Engine, ask: Any) -> None:
-    policy = ff.ExecutionPolicy(max_replay_count=0)
+    policy = ExecutionPolicy(max_replay_count=0)
     flow = await submitted(engine, {"a": [], "b": ["a"]}, policy=policy)
     await flow.fail("a")
     await drain(engine)

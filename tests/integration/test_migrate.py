@@ -17,6 +17,7 @@ import flowfabric as ff
 from flowfabric._postgres import migrate as module
 from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, current_version, migrate, steps
 from flowfabric.engine.service import migrate_database, schema_version
+from flowfabric.errors import ConnectionFailed, TransportError
 from tests.integration.test_connection import a_role, as_user
 from tests.support import in_database, started, submit
 
@@ -122,7 +123,7 @@ async def test_a_database_in_use_can_be_migrated(plain_engine: ff.Engine, databa
 
 async def test_a_failing_first_migration_leaves_nothing(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
-    with pytest.raises(ff.TransportError, match="division by zero"):
+    with pytest.raises(TransportError, match="division by zero"):
         await migrate_database(empty)
     async with session(empty) as sql:
         assert await sql.fetchval("select to_regnamespace('flowfabric')") is None
@@ -138,7 +139,7 @@ async def test_a_failing_step_leaves_the_version_before_it_and_can_be_resumed(
         execution_id = await submit(engine)
         before = await shape(sql)
         with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
-        with pytest.raises(ff.TransportError):
+        with pytest.raises(TransportError):
             await migrate_database(database)
         assert await shape(sql) == before
         assert await schema_version(database) == SCHEMA_VERSION
@@ -164,7 +165,7 @@ async def test_a_migration_that_is_killed_leaves_nothing_and_blocks_nobody(
                     " where datname = current_database() and query = 'select pg_sleep(600)'"
                 ):
                     await asyncio.sleep(0.01)
-            with pytest.raises(ff.TransportError) as lost:
+            with pytest.raises(TransportError) as lost:
                 await dying
             assert lost.value.retryable
         assert await admin.fetchval("select to_regnamespace('flowfabric')") is None
@@ -200,7 +201,7 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
 
 
 async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str) -> None:
-    with pytest.raises(ff.ConnectionFailed, match="create the role first") as missing:
+    with pytest.raises(ConnectionFailed, match="create the role first") as missing:
         await migrate_database(empty, worker_roles=("no_such_role",))
     assert missing.value.kind == "missing_privileges"
     assert await schema_version(empty) == 0
@@ -208,7 +209,7 @@ async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str
 
 async def test_a_user_who_may_not_create_the_schema_is_told_so(empty: str) -> None:
     async with session(empty) as sql, a_role(sql) as role:
-        with pytest.raises(ff.ConnectionFailed) as refused:
+        with pytest.raises(ConnectionFailed) as refused:
             await migrate_database(as_user(empty, role))
     assert refused.value.kind == "missing_privileges"
     assert await schema_version(empty) == 0
@@ -230,7 +231,7 @@ async def test_an_owner_without_superuser_rights_can_migrate_and_work(empty: str
 async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
     before = await shape(sql)
-    with pytest.raises(ff.ConnectionFailed) as newer:
+    with pytest.raises(ConnectionFailed) as newer:
         await migrate_database(database)
     assert newer.value.kind == "schema_newer"
     assert await shape(sql) == before
@@ -258,7 +259,7 @@ async def test_functions_of_another_build_are_told_and_replaced_whole(
 ) -> None:
     await sql.execute("update flowfabric.build set functions = 'another'")
     await sql.execute("create function flowfabric.left_behind() returns int language sql as 'select 1'")
-    with pytest.raises(ff.ConnectionFailed, match="flowfabric migrate"):
+    with pytest.raises(ConnectionFailed, match="flowfabric migrate"):
         await ff.Engine.connect(database)
     await migrate_database(database)
     async with await ff.Engine.connect(database):

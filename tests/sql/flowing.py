@@ -21,6 +21,7 @@ from flowfabric.values.flow import Applied, Edge, EdgeGroup, FlowSnapshot, FlowS
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.values.joins import AllOf, EdgeGroupPolicy
+from flowfabric.values.lease import Operator
 from tests.support import WORKER, claim_one, submit
 
 LONG = timedelta(days=30)
@@ -108,7 +109,7 @@ class Flow:
 
     async def cancel(self, *names: str, reason: str = "enough") -> None:
         for name in names:
-            await self.engine.cancel(ff.Operator(self[name]), reason)
+            await self.engine.cancel(Operator(self[name]), reason)
 
     async def drain(self) -> None:
         """Let all duties of flows go idle."""

@@ -28,6 +28,8 @@ from flowfabric.values.flow import Applied, Edge, FlowCancelHeader
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, Suspended
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
@@ -37,7 +39,7 @@ from tests.support import WORKER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RETRY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
+RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
 LET_RUN = OnSatisfied.LET_RUN
 REF = "result"
 
@@ -63,7 +65,7 @@ class Scene:
         self.stage = stage
         self.parties = parties
         self.flow = flow
-        self.handles: dict[str, ff.Handle] = {}
+        self.handles: dict[str, Handle] = {}
         self.edges: dict[str, UUID] = {}
         self.waitpoints: dict[str, Any] = {}
         self.loose: dict[str, ff.ExecutionId] = {}
@@ -169,7 +171,7 @@ def wait_children(name: str) -> Act:
 
 
 def cancel(name: str) -> Act:
-    return Act(f"cancel {name}", lambda s, p: p.cancel(ff.Operator(s.flow[name]), "enough"))
+    return Act(f"cancel {name}", lambda s, p: p.cancel(Operator(s.flow[name]), "enough"))
 
 
 def replay(name: str) -> Act:
@@ -559,7 +561,7 @@ async def over(stage: Stage, parties: list[Party]) -> Scene:
 
 
 async def cancel_loose(scene: Scene) -> None:
-    await scene.parties[0].cancel(ff.Operator(scene.loose["n"]), "unused")
+    await scene.parties[0].cancel(Operator(scene.loose["n"]), "unused")
 
 
 async def skipped(stage: Stage, parties: list[Party]) -> Scene:

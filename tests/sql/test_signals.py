@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.errors import ValidationFailed
 from flowfabric.values.conditions import (
     Condition,
     Count,
@@ -30,6 +31,7 @@ from flowfabric.values.event import Event
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import AlreadySeeded
 from flowfabric.values.lease import HandleKind
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import AlreadySatisfied, Fresh, ResumePolicy, Suspended
 from tests.interleave import Party, waiting
@@ -864,7 +866,7 @@ async def test_a_payload_comes_back_bit_by_bit(world: SuspendingWorld, payload: 
 async def test_one_byte_too_many_is_refused(world: SuspendingWorld, kind: Callable[[bytes], Any]) -> None:
     wait = await world.suspend()
     before = await world.stored()
-    with pytest.raises(ff.ValidationFailed) as caught:
+    with pytest.raises(ValidationFailed) as caught:
         await world.send(wait, payload=kind(bytes(LIMIT + 1)))
     assert caught.value.kind == "payload_too_large"
     assert await world.stored() == before
@@ -882,7 +884,7 @@ async def test_one_byte_too_many_is_refused(world: SuspendingWorld, kind: Callab
 async def test_so_many_signals_per_execution(
     world: SuspendingWorld, policy: int | None, argument: int | None, allowed: int | None
 ) -> None:
-    creating = {} if policy is None else {"policy": ff.ExecutionPolicy(max_signals_per_execution=policy)}
+    creating = {} if policy is None else {"policy": ExecutionPolicy(max_signals_per_execution=policy)}
     given = {} if argument is None else {"max_signals_per_execution": argument}
     wait = await world.suspend(on("k", "never"), creating=creating)
     for _ in range(allowed or 5):
@@ -895,7 +897,7 @@ async def test_so_many_signals_per_execution(
 
 
 async def test_the_limit_is_for_the_life_of_the_execution(world: SuspendingWorld) -> None:
-    wait = await world.pend(policy=ff.ExecutionPolicy(max_signals_per_execution=3))
+    wait = await world.pend(policy=ExecutionPolicy(max_signals_per_execution=3))
     await world.accept(wait)
     await world.pend("j", of=wait)
     assert (await world.accept(wait, "j")).effect == BUFFERED
@@ -908,9 +910,9 @@ async def test_the_limit_is_for_the_life_of_the_execution(world: SuspendingWorld
     assert await outcome(world.send(wait)) == "signal_limit_exceeded"
 
 
-@pytest.mark.parametrize("policy", [None, ff.ExecutionPolicy()])
+@pytest.mark.parametrize("policy", [None, ExecutionPolicy()])
 async def test_ten_thousand_are_allowed_when_nothing_is_said(
-    request: pytest.FixtureRequest, world: SuspendingWorld, policy: ff.ExecutionPolicy | None
+    request: pytest.FixtureRequest, world: SuspendingWorld, policy: ExecutionPolicy | None
 ) -> None:
     if request.node.callspec.params["server"] != "wheel":
         pytest.skip("once is enough")

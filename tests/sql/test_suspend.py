@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.errors import ExecutionNotActive
 from flowfabric.values.conditions import (
     AllOf,
     Condition,
@@ -27,8 +28,8 @@ from flowfabric.values.conditions import (
     on,
 )
 from flowfabric.values.ids import ExecutionId
-from flowfabric.values.lease import Handle, HandleKind
-from flowfabric.values.policies import SuspensionPolicy
+from flowfabric.values.lease import Fence, Handle, HandleKind, Operator
+from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
 from flowfabric.values.wait import (
     AlreadySatisfied,
     Closed,
@@ -809,7 +810,7 @@ async def test_a_pending_waitpoint_past_its_time_is_marked_when_it_is_met(world:
 
 async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: SuspendingWorld) -> None:
     wait = await world.suspend()
-    with pytest.raises(ff.ExecutionNotActive) as refused:
+    with pytest.raises(ExecutionNotActive) as refused:
         await _call(world.engine, "triple", wait.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
     error = refused.value
     assert (error.terminal_outcome, error.lifecycle_phase) == ("none", "suspended")
@@ -947,7 +948,7 @@ async def test_what_is_not_said_has_a_default(world: SuspendingWorld) -> None:
     }  # fmt: skip
 
 
-POLICY = ff.ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
+POLICY = ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
 
 
 @pytest.mark.parametrize("given", [None, timedelta(minutes=5)])
@@ -967,7 +968,7 @@ async def test_the_policy_is_no_deadline_for_who_waits_for_one(world: Suspending
 
 
 async def test_the_time_of_the_attempt_stands_still_while_it_is_suspended(world: SuspendingWorld) -> None:
-    timed = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     wait = await world.hold(policy=timed)
     started = (await world.record(wait.id)).started_at
     await world.clock.advance(minutes=20)
@@ -996,7 +997,7 @@ async def test_the_time_of_the_attempt_stands_still_while_it_is_suspended(world:
 async def test_who_claims_again_may_say_how_much_time_the_attempt_has_left(
     world: SuspendingWorld, given: timedelta
 ) -> None:
-    timed = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     wait = await world.suspend(creating={"policy": timed})
     left = (await world.record(wait.id)).attempt_timeout_remaining
     await world.engine.resume_execution(wait.id)
@@ -1189,7 +1190,7 @@ async def _running_elsewhere(world: SuspendingWorld, wait: Waiting) -> None:
 
 
 async def _over(world: SuspendingWorld, wait: Waiting) -> None:
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
 
 
 async def _signalled(world: SuspendingWorld, wait: Waiting) -> None:
@@ -1344,7 +1345,7 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
     # Resumed, signalled and ended ones are not there any more.
     await world.engine.resume_execution(waits[0].id)
     await world.accept(waits[2])
-    await world.engine.cancel(ff.Operator(waits[4].id), "enough")
+    await world.engine.cancel(Operator(waits[4].id), "enough")
     assert [one.execution_id for one in (await world.engine.list_suspended(key)).items] == [
         waits[n].id for n in (1, 3, 5)
     ]
@@ -1557,7 +1558,7 @@ async def test_a_grant_for_what_cannot_be_resumed_any_more_gives_nothing(world: 
     await world.engine.resume_execution(wait.id)
     grant = await world.engine.issue_claim_grant(wait.id, **WORKER)
     if then == "cancelled":
-        await world.engine.cancel(ff.Operator(wait.id), "enough")
+        await world.engine.cancel(Operator(wait.id), "enough")
     else:
         wait.claimed = await world.engine.claim_resumed_execution(wait.id, **WORKER, lease_id=new_id(), lease_ttl=LONG)
         if then == "suspended again":
@@ -1616,7 +1617,7 @@ async def _by_operator(world: SuspendingWorld, wait: Waiting) -> list[UUID]:
 
 async def _by_cancel(world: SuspendingWorld, wait: Waiting) -> list[UUID]:
     await _still_open(world, wait)
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
     return []
 
 
@@ -1651,7 +1652,7 @@ async def test_only_what_ended_the_newest_suspension_is_seen(
     assert wait.suspended is not None
     expected = await end(world, wait)
 
-    async def seen(handle: Handle | ff.Fence) -> list[UUID]:
+    async def seen(handle: Handle | Fence) -> list[UUID]:
         return [one.signal_id for one in await world.engine.observe_signals(handle)]
 
     before = await world.stored()
@@ -1700,7 +1701,7 @@ async def test_a_signal_is_seen_with_all_that_it_said(world: SuspendingWorld) ->
 
 
 async def test_a_retry_does_not_see_what_the_attempt_before_it_waited_for(world: SuspendingWorld) -> None:
-    retry = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
+    retry = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
     wait = await world.suspend(creating={"policy": retry})
     await world.accept(wait)
     claimed = await world.reclaim_resumed(wait)

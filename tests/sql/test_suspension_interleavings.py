@@ -23,6 +23,8 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.values.conditions import on
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.keystore import Rotation
+from flowfabric.values.lease import Handle
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.signal import Accepted
 from flowfabric.values.step import Parked
 from flowfabric.values.wait import (
@@ -54,7 +56,7 @@ class Case:
     """One execution, its worker, a waitpoint of its own, and the id of a signal that is sent more than once."""
 
     id: ff.ExecutionId
-    handle: ff.Handle
+    handle: Handle
     fields: Mapping[str, Any]
     waitpoint: UUID = field(default_factory=mint_uuid)
     token: WaitpointToken | str = "none"
@@ -287,10 +289,10 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
     fields: dict[str, Any] = {}
     for operation in operations:
         fields |= operation.fields
-    timeout = ff.TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
+    timeout = TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
     await submit(
         engine,
-        policy=ff.ExecutionPolicy(retry_policy=RETRY, timeout_policy=timeout),
+        policy=ExecutionPolicy(retry_policy=RETRY, timeout_policy=timeout),
         execution_deadline_at=fields.get("deadline"),
     )
     claimed = await claim_one(engine, lease_ttl=LEASE)
