@@ -248,9 +248,8 @@ def errors_page() -> str:
     lines += [
         "## Kinds",
         "",
-        "*terminal*: do not repeat the call. *retryable*: repeat it later, or read again first. *cooperative*: do what"
-        " the kind says, then stop. *informational*: nothing to do. *bug*: report it. Kinds of parts that are not built"
-        " yet are already in the table.",
+        "*terminal*: do not repeat the call. *retryable*: repeat it later, or read again first. *informational*:"
+        " nothing to do. *bug*: report it.",
         "",
         "| class | kind | meaning for the caller | HTTP status | code on the wire | `retryable` on the wire |",
         "|---|---|---|---|---|---|",

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-ErrorClass = Literal["terminal", "retryable", "cooperative", "informational", "bug"]
+ErrorClass = Literal["terminal", "retryable", "informational", "bug"]
 
 
 class TaxonomyRow(NamedTuple):
     """What is known about one kind of one family.
 
     `code` is the word on the wire, which several kinds may share. `wire_retryable` is the flag in an HTTP
-    error body: it differs from `error_class` only for contention, where old clients expect true.
+    error body: it differs from `error_class` only for contention, where reading again and trying
+    once more is harmless.
     """
 
     family: str
@@ -44,21 +45,17 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("not_found", "not_found", "terminal", 404),
     *_rows(
         "validation",
-        "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_tag_key"
-        " invalid_blocking_reason payload_too_large signal_limit_exceeded invalid_waitpoint_key invalid_token"
-        " waitpoint_not_token_bound invalid_waitpoint_for_execution invalid_lease_for_suspend"
-        " retention_limit_exceeded invalid_offset invalid_frame_type invalid_dependency invalid_budget_scope"
-        " budget_override_not_allowed invalid_quota_spec invalid_kid invalid_secret_hex invalid_grace_ms"
-        " unauthorized",
+        "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_blocking_reason"
+        " payload_too_large signal_limit_exceeded invalid_token invalid_waitpoint_for_execution invalid_dependency"
+        " invalid_kid invalid_secret_hex invalid_grace_ms",
         "terminal",
         400,
     ),
-    *_rows("validation", "corruption handle_from_other_backend", "terminal", 400, code="validation_error"),
+    *_rows("validation", "corruption", "terminal", 400, code="validation_error"),
     *_rows(
         "contention",
-        "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable lease_conflict"
-        " invalid_claim_grant claim_grant_expired no_eligible_execution waitpoint_not_found"
-        " waitpoint_pending_use_buffer_script stale_graph_revision",
+        "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable invalid_claim_grant"
+        " claim_grant_expired waitpoint_not_found stale_graph_revision",
         "retryable",
         409,
         code="contention",
@@ -66,20 +63,19 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("contention", "execution_not_active", "terminal", 409, code="contention", wire_retryable=True),
     *_rows(
         "contention",
-        "execution_not_eligible execution_not_in_eligible_set execution_not_reclaimable no_active_lease",
+        "execution_not_eligible no_active_lease",
         "informational",
         409,
         code="contention",
         wire_retryable=True,
     ),
-    *_rows("contention", "rate_limit_exceeded concurrency_limit_exceeded", "retryable", 429),
+    *_rows("contention", "rate_limit_exceeded", "retryable", 429),
     # Retryable for whoever called in-process; behind HTTP a reconciler finishes the work instead.
     *_rows("contention", "retry_exhausted", "retryable", 500, wire_retryable=False),
     *_rows(
         "conflict",
         "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
-        " waitpoint_already_exists budget_attach_conflict quota_attach_conflict rotation_conflict"
-        " active_attempt_exists duplicate_submission",
+        " waitpoint_already_exists rotation_conflict duplicate_submission",
         "terminal",
         409,
     ),
@@ -87,34 +83,23 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("state", "lease_expired lease_revoked", "terminal", 409, code="already_satisfied"),
     *_rows(
         "state",
-        "execution_not_terminal max_replays_exhausted replay_not_allowed not_runnable terminal"
-        " flow_already_terminal lane_closed",
+        "execution_not_terminal max_replays_exhausted not_runnable terminal flow_already_terminal lane_closed",
         "terminal",
         409,
     ),
-    *_rows("state", "budget_exceeded", "cooperative", 409),
-    *_rows("state", "budget_soft_exceeded", "informational", 409),
     *_rows("state", "grant_already_exists", "informational", 409, code="state_conflict"),
-    *_rows(
-        "state",
-        "already_satisfied duplicate_signal ok_already_applied attempt_already_terminal stream_already_closed",
-        "informational",
-        409,
-        code="already_satisfied",
-    ),
+    *_rows("state", "already_satisfied", "informational", 409),
     *_rows(
         "state",
         "execution_not_suspended already_suspended waitpoint_closed waitpoint_not_pending"
-        " pending_waitpoint_expired waitpoint_not_open not_blocked_by_deps deps_not_satisfied",
+        " pending_waitpoint_expired not_blocked_by_deps deps_not_satisfied",
         "informational",
         409,
         code="state_conflict",
     ),
     *_rows(
         "state",
-        "target_not_signalable resume_condition_not_met stream_closed stale_owner_cannot_append"
-        " execution_not_in_flow attempt_not_started execution_not_eligible_for_attempt max_retries_exhausted"
-        " execution_in_flow flow_not_terminal",
+        "target_not_signalable execution_not_in_flow execution_in_flow flow_not_terminal",
         "terminal",
         409,
         code="state_conflict",
@@ -122,7 +107,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("bug", "attempt_not_in_created_state", "bug", 500),
     *_rows("transport", "transport timeout", "retryable", 500),
     *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
-    *_rows("transport", "protocol auth other", "terminal", 500),
+    *_rows("transport", "protocol other", "terminal", 500),
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(
         "transport",
@@ -132,14 +117,11 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         code="other",
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
-    *_rows("resource_exhausted", "resource_exhausted", "retryable", 429),
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),
     *_rows("step", "step_failed steps_changed", "terminal", 409),
     *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
-    *_rows("stream_disconnected", "stream_disconnected", "terminal", 500),
-    *_rows("stream_backpressure", "stream_backpressure", "informational", 500),
 )
 
 BY_KIND: Final[Mapping[tuple[str, str], TaxonomyRow]] = MappingProxyType(

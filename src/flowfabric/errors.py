@@ -1,4 +1,4 @@
-"""Every exception flowfabric raises, as one tree, and the table their properties come from.
+"""Every exception flowfabric raises, as one tree.
 
     FlowFabricError
     +-- NotFound                 the named thing does not exist
@@ -15,7 +15,6 @@
     +-- TransportError           the database could not be asked
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
-    +-- ResourceExhausted        a pool is full: wait and try again
     +-- TimedOut                 an operation of ours took too long
     +-- TaskFailed               the execution whose result was asked for ended without one
     |   +-- Purged               it is not stored any more
@@ -23,15 +22,12 @@
     +-- StepFailed               a durable step failed in an earlier run of the handler
     +-- StepsChanged             the code no longer does what it did when the execution began
     +-- NoSignal                 a wait ended without the signals it was for
-    +-- StreamDisconnected       resubscribe from the cursor
-    +-- StreamBackpressure       the stream skipped ahead: re-read
 
 Beside the tree: `RetryLater` and `Reject`, which handlers raise to say what shall happen to them, and `Interrupted`,
 which is no `Exception`, so that a handler's `except Exception` lets it pass.
 
 A family is one class; `kind` says which case of it. A subclass exists only where a caller does something
-different. `TAXONOMY` holds one row per (family, kind); class, HTTP status and wire code are read from it and
-from nowhere else. How a refusal travels from the database and how it is written on the wire belong to others.
+different. What else is known about a kind (whether trying again helps, HTTP status, wire code) stands in `_taxonomy`.
 """
 
 from __future__ import annotations
@@ -290,25 +286,6 @@ class Unavailable(FlowFabricError):
         return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
 
 
-class ResourceExhausted(FlowFabricError):
-    """A pool is full. Wait `retry_after_ms`, when given, and try again."""
-
-    family = "resource_exhausted"
-
-    def __init__(
-        self,
-        pool: str,
-        max: int,  # noqa: A002 - the attribute is called so too
-        *,
-        retry_after_ms: int | None = None,
-        detail: str = "",
-    ) -> None:
-        self.pool = pool
-        self.max = max
-        self.retry_after_ms = retry_after_ms
-        super().__init__("resource_exhausted", detail or f"{pool} is full ({max})")
-
-
 class TimedOut(FlowFabricError):
     """An operation of ours took too long. `elapsed_ms` is how long it was given."""
 
@@ -453,22 +430,3 @@ class Reject(Exception):
 
 class Interrupted(BaseException):
     """Unwinds a handler in a thread that shall stop: it lost its lease, was cancelled, or waits without a worker."""
-
-
-class StreamDisconnected(FlowFabricError):
-    """The subscription ended. Subscribe again from `cursor`; nothing is lost."""
-
-    family = "stream_disconnected"
-
-    def __init__(self, cursor: object, detail: str = "") -> None:
-        self.cursor = cursor
-        super().__init__("stream_disconnected", detail)
-
-
-class StreamBackpressure(FlowFabricError):
-    """The reader was too slow and the stream skipped ahead. It continues; re-read what matters."""
-
-    family = "stream_backpressure"
-
-    def __init__(self, detail: str = "") -> None:
-        super().__init__("stream_backpressure", detail)
