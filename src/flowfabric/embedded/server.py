@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from flowfabric.settings import load
+
 from .locks import Lock, would_wait
 from .place import (
     DATABASE,
@@ -68,10 +70,10 @@ class EmbeddedServer:
 def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
     """Use the server in `data_dir`, starting it if it does not run. Blocks until it accepts connections.
 
-    `data_dir` is FLOWFABRIC_DATA_DIR or `.flowfabric` if not given. `settings` are server settings for the
+    `data_dir` is that of the settings if not given. `settings` are server settings for the
     case that this call starts it; a running server keeps its own.
     """
-    place = Place(data_dir)
+    place = _place(data_dir)
     with _process.mutex, readable_errors(place):
         place.prepare()
         held = _process.held.get(place.root)
@@ -105,7 +107,7 @@ def stop(data_dir: Path) -> None:
 
 def is_running(data_dir: Path | None = None) -> bool:
     """Whether the server runs, for whomever."""
-    return server_runs(Place(data_dir))
+    return server_runs(_place(data_dir))
 
 
 def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
@@ -113,7 +115,7 @@ def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
 
     Answers where to. The next start begins with an empty database.
     """
-    place = Place(data_dir)
+    place = _place(data_dir)
     if not place.pgdata.exists():
         return None
     with readable_errors(place), Lock(place.start, fcntl.LOCK_EX):
@@ -132,12 +134,16 @@ def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
 
 def majors(data_dir: Path | None = None) -> tuple[str | None, str]:
     """The major versions of the data (None before there are any) and of the installed programs."""
-    return Place(data_dir).major(), str(major_of(find_programs()))
+    return _place(data_dir).major(), str(major_of(find_programs(load().pg_bin)))
 
 
 def program(name: str) -> Path:
     """The path of a Postgres program (psql, pg_dump) of the installation the embedded server uses."""
-    return find_programs() / name
+    return find_programs(load().pg_bin) / name
+
+
+def _place(data_dir: Path | None) -> Place:
+    return Place(load().data_dir if data_dir is None else data_dir)
 
 
 @dataclass
@@ -195,7 +201,7 @@ def _ensure_running(place: Place, settings: Mapping[str, str]) -> Path:
             postmaster = place.postmaster()
             if postmaster and postmaster.is_ready and postmaster.answers() == "yes":
                 return postmaster.socket_dir
-        arguments = [str(place.root), str(start_lock.fd), str(find_programs())]
+        arguments = [str(place.root), str(start_lock.fd), str(find_programs(load().pg_bin))]
         arguments += [f"{name}={value}" for name, value in settings.items()]
         # The process started here forks the watcher and ends, so the user's process has no child to wait for.
         answer = subprocess.run(
