@@ -1,9 +1,6 @@
-"""When a recurring schedule fires: a cron expression in a time zone, or an interval. Values and pure functions.
+"""When a cron expression fires in its time zone.
 
-`Cron` and `Every` are checked when they are made, so that a stored one always has an answer. Storing schedules, and
-seeing to it that a time fires once however many processes look, belongs to others, as does the clock.
-
-Daylight saving. The times of a cron expression are read on the local clock of its zone, by one of two rules:
+Its times are read on the local clock of the zone. Where that clock is moved, one of two rules holds (decision 16):
 
 * An expression that names hours (`30 2 * * *`, `0 */2 * * *`, `*/15 2 * * *`) fires at the first moment when the local
   clock shows the time *or a later one*. In the hour that does not exist, 02:30 fires when the clock jumps, at 03:00;
@@ -11,8 +8,6 @@ Daylight saving. The times of a cron expression are read on the local clock of i
   skipped, nothing is doubled.
 * An expression for every hour (`0 * * * *`, `*/15 * * * *`) fires whenever the local clock shows a matching time: in
   both passes of the hour that exists twice, and with no gap longer or shorter than on other days.
-
-An interval counts elapsed time and knows no zone.
 """
 
 from __future__ import annotations
@@ -54,7 +49,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Any day will do, but always the same one: whether an expression is taken must not depend on when it is given.
 _PROBE: Final = datetime(2000, 1, 1)
 _SECOND: Final = timedelta(seconds=1)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _HALF_DAY: Final = timedelta(hours=12)
 
 

@@ -1,7 +1,8 @@
 """When a recurring schedule fires: a cron expression or an interval, and what happens to times that were missed.
 
 `Cron` and `Every` are checked when they are made, so that a stored one always has an answer. Storing schedules, and
-seeing to it that a time fires once however many processes look, belongs to others, as does the clock.
+seeing to it that a time fires once however many processes look, belongs to others, as does the clock. An
+interval counts elapsed time and knows no zone.
 """
 
 from __future__ import annotations
