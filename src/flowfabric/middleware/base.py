@@ -14,21 +14,13 @@ from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
 
 from flowfabric.errors import InvalidInput, RetryLater
 from flowfabric.values.ids import ExecutionId
+from flowfabric.values.options import Options
 
 Hook = Literal["submit", "execute", "call"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
 # Operations that only give back what this process holds: they do not ask the database, and must work without it.
 LOCAL: Final = frozenset({"close", "shutdown_prepare"})
-
-
-class Options(Protocol):
-    """The options of one submission, those of its task included."""
-
-    @property
-    def tags(self) -> Mapping[str, str] | None: ...
-
-    def replace(self, **changes: Any) -> Self: ...
 
 
 class Submission(Protocol):
