@@ -16,7 +16,7 @@ from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequ
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import callback_text
-from flowfabric.values.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.lease import HandleKind
@@ -250,7 +250,7 @@ class Context(_Facts):
     @overload
     async def wait_for(
         self,
-        what: AllOf | Count | OperatorOnly | TimeoutOnly,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
         *,
         payload: Any = Any,
         name: str | None = None,

@@ -24,7 +24,7 @@ from flowfabric.engine.flow_control import EdgePlace
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Contention, ExecutionNotActive, StateError, ValidationFailed
 from flowfabric.values.attempt import Completion, Failure
-from flowfabric.values.conditions import AllOf, Count, CountKind, TimeoutOnly, on
+from flowfabric.values.conditions import AllMet, Count, CountKind, TimeoutOnly, on
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.flow import Edge, NoOp
@@ -314,7 +314,7 @@ ONE_FLOW = {"flow_id": by_field([None, *UUIDS])}
 JOINS: list[Any] = [
     None, 5, "all_of", [], {}, {"kind": "every"}, {"kind": ["all_of"]}, {"kind": "quorum"},
     {"kind": "quorum", "k": "1"},
-    {"kind": "any_of", "on_satisfied": "stop"}, {"kind": "any_of", "on_satisfied": None}, AllOf((on("k"),)),
+    {"kind": "any_of", "on_satisfied": "stop"}, {"kind": "any_of", "on_satisfied": None}, AllMet((on("k"),)),
     AnyOf("stop"), AnyOf(None), AnyOf([]), Quorum(0), Quorum(-1), Quorum(2**31), Quorum(True), Quorum("1"),  # type: ignore[arg-type]
     Quorum(1.0), Quorum(None), Quorum(1, "stop"),  # type: ignore[arg-type]
 ]  # fmt: skip
@@ -349,7 +349,7 @@ CONDITIONS: list[Any] = [
     {"Single": {"waitpoint_key": 5, "matcher": "Wildcard"}}, {"Single": {"waitpoint_key": "k", "matcher": "wildcard"}},
     {"Single": {"waitpoint_key": "k", "matcher": "Wildcard"}, "more": 1}, {"Composite": {"kind": "AnyOf"}},
     on(""), on("\0"), on("\ud800"), on("x" * 257), on(5), on("k", ""), on("k", "__x"), on("k", "\0"),  # type: ignore[arg-type]
-    AllOf(()), AllOf((None,)), AllOf("k"), Count(0, CountKind.DISTINCT_SIGNALS, ("k",)),  # type: ignore[arg-type]
+    AllMet(()), AllMet((None,)), AllMet("k"), Count(0, CountKind.DISTINCT_SIGNALS, ("k",)),  # type: ignore[arg-type]
     Count(True, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, "DistinctSignals", ("k",)),  # type: ignore[arg-type]
     Count(2**31, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, CountKind.DISTINCT_SIGNALS, ()),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.values.conditions import (
-    AllOf,
+    AllMet,
     Condition,
     OperatorOnly,
     TimeoutOnly,
@@ -499,8 +499,8 @@ class Rule:
 
 
 RULES = [
-    Rule("waitpoints_empty", [], AllOf(())),
-    Rule("allof_empty_members", [Fresh(ONE, ""), Fresh(ONE, ""), UsePending(ONE)], AllOf(())),
+    Rule("waitpoints_empty", [], AllMet(())),
+    Rule("allof_empty_members", [Fresh(ONE, ""), Fresh(ONE, ""), UsePending(ONE)], AllMet(())),
     Rule("timeout_only_without_deadline", [Fresh(ONE, ""), Fresh(ONE, "")], TimeoutOnly(), past=False),
     Rule("waitpoint_key_empty", [Fresh(ONE, "k"), Fresh(ONE, ""), UsePending(ONE)], on("other")),
     Rule("duplicate_waitpoint_binding", [Fresh(ONE, "k"), Fresh(ONE, "l"), UsePending(TWO)], on("other")),
@@ -1434,7 +1434,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
 ) -> None:
     keys = ["k"] if isinstance(condition, OperatorOnly | TimeoutOnly) else []
     wait = await world.suspend(condition, *keys, timeout_at=await world.in_an_hour())
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllMet):
         await world.accept(wait, "a")
     answer = await world.engine.resume_execution(wait.id, trigger)
     assert (answer.execution_id, answer.public_state) == (wait.id, "resumable")
@@ -1459,7 +1459,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
     # What had arrived is still recorded, but satisfied nothing.
     claimed = await world.reclaim_resumed(wait)
     assert await world.engine.observe_signals(claimed.handle) == []
-    assert len((await world.engine.read_signals(wait.id)).items) == isinstance(condition, AllOf)
+    assert len((await world.engine.read_signals(wait.id)).items) == isinstance(condition, AllMet)
 
 
 async def test_a_resumption_may_wait(world: SuspendingWorld) -> None:

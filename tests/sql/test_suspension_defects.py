@@ -19,7 +19,7 @@ from flowfabric._duties import ALL, TimerDuty
 from flowfabric.engine.hooks import TimerKind
 from flowfabric.errors import Conflict, ValidationFailed
 from flowfabric.values.conditions import (
-    AllOf,
+    AllMet,
     ByName,
     Count,
     CountKind,
@@ -224,7 +224,7 @@ async def test_who_does_not_hold_the_lease_cannot_suspend_or_make_waitpoints(wor
     ("bindings", "condition", "code"),
     [
         ([], on("k"), "waitpoints_empty"),
-        (["k"], AllOf(()), "allof_empty_members"),
+        (["k"], AllMet(()), "allof_empty_members"),
         ([""], on("k"), "waitpoint_key_empty"),
         (["k", "k"], on("k"), "duplicate_waitpoint_binding"),
         (["a"], on("b"), "waitpoint_key_mismatch"),
@@ -489,7 +489,7 @@ async def test_no_name_resumes_what_no_signal_may_resume(world: SuspendingWorld,
 async def test_effects_have_three_words_whatever_the_condition(world: SuspendingWorld) -> None:
     for condition in (
         Single("k", ByName("yes")),
-        AllOf((Single("k", ByName("yes")),)),
+        AllMet((Single("k", ByName("yes")),)),
         Count(1, CountKind.DISTINCT_WAITPOINTS, ("k",), ByName("yes")),
         Count(1, CountKind.DISTINCT_SIGNALS, ("k",), ByName("yes")),
         Count(1, CountKind.DISTINCT_SOURCES, ("k",), ByName("yes")),

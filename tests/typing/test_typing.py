@@ -37,7 +37,7 @@ import flowfabric as ff
 from flowfabric.app.flow_builder import Join
 from flowfabric.client import SyncFlowRun, SyncRun
 from flowfabric.middleware import Middleware
-from flowfabric.values.conditions import AllOf, Count
+from flowfabric.values.conditions import AllMet, Count
 from flowfabric.values.execution import ExecutionInfo
 
 app = ff.App(lane="slow", retry=ff.RetryPolicy(max_retries=2))
@@ -154,7 +154,7 @@ GOOD_TASKS = {
         assert_type(ff.quorum(1, [a], b, cancel_rest=True), Join)
         flow.add(count, ff.quorum(1, a, b), after=ff.any_of(a, b))
         flow.map(count, [[]], after=ff.all_of(flow.include(app.flow("inner"))))
-        assert_type(ff.all_of("a", ff.on("b")), AllOf)
+        assert_type(ff.all_of("a", ff.on("b")), AllMet)
         assert_type(ff.any_of("a", "b", n=2, name="x"), Count)
         await ctx.wait_for(ff.all_of("a", "b"))
         await ctx.wait_for(ff.any_of("a", "b"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowfabric.errors import InvalidInput
 from flowfabric.values.conditions import (
-    AllOf,
+    AllMet,
     ByName,
     Condition,
     Count,
@@ -79,7 +79,7 @@ def _words(node: Condition) -> str:
             return f"signal {name} at {key}"
         case Single(key):
             return f"a signal at {key}"
-        case AllOf(members):
+        case AllMet(members):
             return ", and ".join(map(_words, members))
         case Count(n, kind, keys, matcher):
             what = f"signals {matcher.name}" if isinstance(matcher, ByName) else "signals"

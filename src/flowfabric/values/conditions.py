@@ -57,7 +57,7 @@ class TimeoutOnly(Struct, frozen=True):
     """No signal satisfies it; it ends when its time is over."""
 
 
-class AllOf(Struct, frozen=True):
+class AllMet(Struct, frozen=True):
     """Every member holds. One signal may serve several."""
 
     members: tuple[Condition, ...]
@@ -72,8 +72,8 @@ class Count(Struct, frozen=True):
     matcher: Matcher | None = None
 
 
-Condition: TypeAlias = Single | OperatorOnly | TimeoutOnly | AllOf | Count
-_TYPES = (Single, OperatorOnly, TimeoutOnly, AllOf, Count)
+Condition: TypeAlias = Single | OperatorOnly | TimeoutOnly | AllMet | Count
+_TYPES = (Single, OperatorOnly, TimeoutOnly, AllMet, Count)
 
 
 # Builders
@@ -84,9 +84,9 @@ def on(key: str, name: str | None = None) -> Single:
     return Single(key, Wildcard() if name is None else ByName(name))
 
 
-def all_of(*conditions: Condition | str) -> AllOf:
+def all_of(*conditions: Condition | str) -> AllMet:
     """All of these; a text stands for one signal on that key."""
-    return AllOf(tuple(_condition(one) for one in conditions))
+    return AllMet(tuple(_condition(one) for one in conditions))
 
 
 def any_of(*keys: str, n: int = 1, name: str | None = None) -> Count:
@@ -109,7 +109,7 @@ def any_of_waitpoints(keys: Sequence[str]) -> Count:
     return any_of(*keys)
 
 
-def all_of_waitpoints(keys: Sequence[str]) -> AllOf:
+def all_of_waitpoints(keys: Sequence[str]) -> AllMet:
     """A signal on each of these waitpoints."""
     return all_of(*keys)
 
@@ -134,7 +134,7 @@ def condition_to_json(condition: Condition) -> Any:
             return "OperatorOnly"
         case TimeoutOnly():
             return "TimeoutOnly"
-        case AllOf(members):
+        case AllMet(members):
             return {"Composite": {"kind": "AllOf", "members": [condition_to_json(member) for member in members]}}
         case Count(n, kind, waitpoints, matcher):
             found = {"kind": "Count", "n": n, "count_kind": kind.value, "waitpoints": list(waitpoints)}
@@ -163,7 +163,7 @@ def _from_json(value: Any, path: str, depth: int) -> Condition:
         case {"Composite": {"kind": "AllOf", "members": list(members), **rest}, **others} if not rest and not others:
             if depth > MAX_DEPTH:
                 raise InvalidInput(f"depth {depth} exceeds cap {MAX_DEPTH} at {path}", field="resume_condition")
-            return AllOf(
+            return AllMet(
                 tuple(_from_json(member, _below(path, number), depth + 1) for number, member in enumerate(members))
             )
         case {
@@ -212,7 +212,7 @@ def _keys(condition: Condition) -> Iterator[str]:
             yield key
         case Count(waitpoints=keys):
             yield from keys
-        case AllOf(members):
+        case AllMet(members):
             for member in members:
                 yield from _keys(member)
         case _:
@@ -246,7 +246,7 @@ def check_condition(value: object, *, has_deadline: bool, field: str = "resume_c
             case Single(key, matcher):
                 _check_matcher(matcher, path, bad)
                 _check_key(key, path, bad)
-            case AllOf(members):
+            case AllMet(members):
                 if depth > MAX_DEPTH:
                     raise bad(path, f"depth {depth} exceeds cap {MAX_DEPTH}")
                 if not isinstance(members, tuple | list) or not members:
