@@ -19,6 +19,7 @@ from benchmarks.jobs import payload
 from benchmarks.product import migrate_database
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
+from flowfabric.values.execution import Created, NewExecution
 
 _BATCH = 100
 _FILL_BATCH = 500
@@ -79,9 +80,9 @@ class EngineQueue:
 
         async def submit() -> None:
             for size in batches:
-                item = ff.NewExecution(execution_kind="noop", input_payload=body)
+                item = NewExecution(execution_kind="noop", input_payload=body)
                 for verdict in await self.engine.create_many([item] * size):
-                    assert isinstance(verdict, ff.Created)
+                    assert isinstance(verdict, Created)
 
         await asyncio.gather(*(submit() for _ in range(self._sizes.connections)))
         self._jobs += jobs
@@ -259,7 +260,7 @@ class FlowPinned:
         late = until - self.sizes.held_seconds / 4
         submitted = done = done_late = 0
         claims: list[float] = []
-        item = ff.NewExecution(execution_kind="noop", input_payload=payload(self.sizes.payload_bytes))
+        item = NewExecution(execution_kind="noop", input_payload=payload(self.sizes.payload_bytes))
 
         async def submit() -> None:
             nonlocal submitted

@@ -21,6 +21,7 @@ from benchmarks.product import FlowCancelled, NewEdge, NewNode, crc16, migrate_d
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import WorkersDrain
+from flowfabric.values.execution import NewExecution
 
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _REFERENCE_CANCEL_MS = 186.04
@@ -54,7 +55,7 @@ def layers(width: int) -> Callable[[int], Edges]:
 
 def graph(nodes: int, after: Edges, payload: bytes) -> list[NewNode]:
     item = tasks.noop.submission("").item()
-    execution = ff.NewExecution(execution_kind=item.execution_kind, input_payload=payload, policy=item.policy)
+    execution = NewExecution(execution_kind=item.execution_kind, input_payload=payload, policy=item.policy)
     return [
         NewNode(name=f"n{n}", execution=execution, after=[NewEdge(upstream=f"n{up}") for up in after(n)])
         for n in range(nodes)

@@ -1,10 +1,11 @@
 """What the benchmarks use of flowfabric beyond its public names, gathered in one place."""
 
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
-from flowfabric.graph import FlowCancelled, NewEdge, NewNode
-from flowfabric.ids import crc16, mint_uuid
-from flowfabric.models import Fresh, NewWaitpoint, Suspended, UsePending
+from flowfabric.values.flow import FlowCancelled
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import crc16, mint_uuid
+from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended, UsePending
 
 __all__ = [
     "FlowCancelled",

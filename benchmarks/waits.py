@@ -26,6 +26,8 @@ from benchmarks.product import Fresh, NewWaitpoint, Suspended, UsePending, migra
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import Watcher, drained, running_workers
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.lease import Handle
 
 _CONNECTIONS = 8
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
@@ -297,14 +299,14 @@ class Signals:
     async def _suspended(self, engine: ff.Engine, count: int) -> list[Suspended]:
         found: list[Suspended] = []
 
-        async def suspend(handle: ff.Handle) -> None:
+        async def suspend(handle: Handle) -> None:
             answer = await _suspend(engine, handle, None)
             assert isinstance(answer, Suspended)
             found.append(answer)
 
         for start in range(0, count, 500):
             size = min(500, count - start)
-            await engine.create_many([ff.NewExecution(execution_kind="held")] * size)
+            await engine.create_many([NewExecution(execution_kind="held")] * size)
             claimed = await engine.claim_many(limit=size, **_WORKER)
             await _on_eight([lambda handle=one.handle: suspend(handle) for one in claimed])  # type: ignore[misc]
         return found
@@ -346,7 +348,7 @@ async def _on_eight(calls: Sequence[Callable[[], Awaitable[object]]]) -> float:
     return time.perf_counter() - started
 
 
-async def _suspend(engine: ff.Engine, handle: ff.Handle, waitpoint: NewWaitpoint | None) -> object:
+async def _suspend(engine: ff.Engine, handle: Handle, waitpoint: NewWaitpoint | None) -> object:
     binding = Fresh(mint_uuid(), "go") if waitpoint is None else UsePending(waitpoint.waitpoint_id)
     until = datetime.now(UTC) + _FAR
     return await engine.suspend(handle, waitpoints=[binding], resume_condition=ff.on("go"), timeout_at=until)

@@ -3,7 +3,7 @@
 import asyncio
 
 import flowfabric as ff
-from flowfabric.ids import PartitionKey
+from flowfabric.values.ids import PartitionKey
 
 app = ff.App()
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import flowfabric as ff
-from flowfabric import pictures
+from flowfabric import drawing
 
 app = ff.App()
 listening = iter(["nothing understood", "hello"])
@@ -54,8 +54,8 @@ async def main() -> None:
         except ff.FlowFailed as failure:
             print("failed:", *failure.failures, "- skipped:", *failure.skipped)
             print("package:", failure.results["package"])
-        for line in pictures.to_text(await run.graph()):
-            print(pictures.plain(line))
+        for line in drawing.to_text(await run.graph()):
+            print(drawing.plain(line))
 
         print("again:", *await run.replay())  # the failed node and the one skipped because of it, nothing else
         print((await run.result(timeout=30))["index"])

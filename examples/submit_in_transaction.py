@@ -5,6 +5,7 @@ import asyncio
 import asyncpg
 
 import flowfabric as ff
+from flowfabric.values.lease import Operator
 
 
 async def place_order(engine: ff.Engine, connection: asyncpg.Connection, item: str, in_stock: int) -> ff.ExecutionId:
@@ -41,7 +42,7 @@ async def main() -> None:
         waiting = await engine.find_executions(kinds=["ship"], states=[ff.State.WAITING])
         print(f"{orders} order, {len(waiting.items)} execution waiting")
 
-        await engine.cancel(ff.Operator(shipped), "the end of the example")
+        await engine.cancel(Operator(shipped), "the end of the example")
         await connection.close()
 
 

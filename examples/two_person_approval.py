@@ -3,7 +3,7 @@
 import asyncio
 
 import flowfabric as ff
-from flowfabric.models import Accepted
+from flowfabric.values.signal import Accepted
 
 app = ff.App()
 

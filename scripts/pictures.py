@@ -15,21 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid5
 
-from flowfabric.graph import (
-    AllOf,
-    AnyOf,
-    CancellationPolicy,
-    EdgeGroupPolicy,
-    EdgeSnapshot,
-    FlowGraph,
-    FlowNode,
-    FlowSnapshot,
-    OnSatisfied,
-    Quorum,
-)
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.pictures import FOLD, to_svg
-from flowfabric.state import State
+from flowfabric.drawing.fold import FOLD
+from flowfabric.drawing.svg import to_svg
+from flowfabric.values.flow import CancellationPolicy, EdgeSnapshot, FlowGraph, FlowNode, FlowSnapshot
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.state import State
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "concepts"
 AT = datetime(2030, 1, 1, tzinfo=UTC)

@@ -20,24 +20,40 @@ from typing import Any, get_overloads
 import msgspec
 
 import flowfabric as ff
-from flowfabric import (
-    _duties,
-    app,
+from flowfabric import _duties, _taxonomy, drawing, errors, middleware, sync_contexts, testing
+from flowfabric.app import app
+from flowfabric.app.flow_builder import Join, SubFlow
+from flowfabric.bridges import callbacks
+from flowfabric.client import Submission, SyncFlowRun, SyncRun
+from flowfabric.contexts import Waitpoint
+from flowfabric.contracts import signature
+from flowfabric.engine import audit, cascades, edges, flow_cancel, flow_reads, reads, siblings, timers
+from flowfabric.sync_contexts import SyncWaitpoint
+from flowfabric.values import (
+    attempt,
+    callback,
     conditions,
-    contracts,
-    errors,
+    event,
+    execution,
+    failure,
+    flow,
+    grant,
     graph,
     ids,
-    middleware,
-    models,
-    pictures,
+    joins,
+    keystore,
+    lane,
+    lease,
+    page,
     policies,
+    schedule,
+    signal,
     state,
-    sync_contexts,
-    testing,
+    step,
+    vector,
+    wait,
 )
-from flowfabric.bridges import callbacks
-from flowfabric.engine import audit, cascades, edges, flow_cancel, flow_reads, reads, siblings, timers
+from flowfabric.values.options import Options
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit those. -->"
@@ -106,7 +122,7 @@ def tasks_page() -> str:
         " [steps](../guides/steps.md) on.",
         "",
     ]
-    for cls in (ff.App, ff.Task, app.ScheduleSpec, ff.Options):
+    for cls in (ff.App, ff.Task, app.ScheduleSpec, Options):
         lines += _documented(cls)
     lines += ["## In a handler", ""]
     lines += _documented(ff.Context, level=3, inherited=True)
@@ -115,14 +131,14 @@ def tasks_page() -> str:
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
     lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
-    for cls in (ff.Waitpoint, ff.SyncWaitpoint):
+    for cls in (Waitpoint, SyncWaitpoint):
         lines += _documented(cls, level=3, inherited=True, made_here=False)
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
     lines += ["## What is stored, and what is shared", "", *_documented(ff.Codec, level=3)]
     for name in ("Data", "provided"):
-        lines += [f"### {name}", "", _paragraphs(_words_after(contracts, name)), ""]
+        lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
 
 
@@ -141,17 +157,17 @@ def flows_page() -> str:
     for cls, without in (
         (ff.Flow, ("submissions", "ids", "build", "id_of")),  # for the client
         (ff.Node, ()),
-        (ff.Join, ()),
-        (ff.SubFlow, ()),
+        (Join, ()),
+        (SubFlow, ()),
     ):
         lines += _documented(cls, made_here=False, without=without)
     lines += ["## Joins", ""]
     for join in (ff.all_of, ff.any_of, ff.quorum):
         lines += _function(join)
-    for cls in (ff.FlowRun, ff.SyncFlowRun, sync_contexts.ChildFlow):
+    for cls in (ff.FlowRun, SyncFlowRun, sync_contexts.ChildFlow):
         lines += _documented(cls, made_here=False)
-    lines += ["## Pictures", "", "`flowfabric.pictures`", "", _paragraphs(pictures.__doc__), ""]
-    for draw in (pictures.to_text, pictures.plain, pictures.to_mermaid, pictures.to_dot, pictures.to_svg):
+    lines += ["## Pictures", "", "`flowfabric.drawing`", "", _paragraphs(drawing.__doc__), ""]
+    for draw in (drawing.to_text, drawing.plain, drawing.to_mermaid, drawing.to_dot, drawing.to_svg):
         lines += [f"### {draw.__name__}", "", *_member(draw.__name__, draw), ""]
     return _page(lines)
 
@@ -167,7 +183,7 @@ def clients_page() -> str:
         " `task.submit(...)` uses one of its own accord.",
         "",
     ]
-    for cls in (ff.AsyncClient, ff.Run, ff.Submission, ff.Client, ff.SyncRun):
+    for cls in (ff.AsyncClient, ff.Run, Submission, ff.Client, SyncRun):
         lines += _documented(cls, inherited=True)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
@@ -205,17 +221,19 @@ def records_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "Records are frozen. What `flowfabric` itself exports is marked with its import; the others are answers that"
-        " nobody has to construct.",
+        "Records are frozen. Below each name stands where it is imported from; most are answers that nobody has to"
+        " construct.",
         "",
     ]
     for title, modules in (
         ("Identifiers", [ids]),
-        ("States", [state]),
-        ("Policies", [policies]),
-        ("Conditions", [conditions]),
-        ("Records", [models, reads, timers, audit]),
-        ("Flows", [graph, flow_reads, cascades, siblings, flow_cancel, edges]),
+        ("States", [state, vector]),
+        ("Policies", [policies, failure]),
+        ("Executions", [execution, attempt, lease, step, reads]),
+        ("Waits", [wait, signal, callback, keystore, conditions]),
+        ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, edges]),
+        ("Lanes, schedules, events", [lane, schedule, event, page, timers, audit]),
+        ("Grants", [grant]),
     ):
         lines += [f"## {title}", ""]
         for module in modules:
@@ -252,14 +270,13 @@ def errors_page() -> str:
     lines += [
         "## Kinds",
         "",
-        "*terminal*: do not repeat the call. *retryable*: repeat it later, or read again first. *cooperative*: do what"
-        " the kind says, then stop. *informational*: nothing to do. *bug*: report it. Kinds of parts that are not built"
-        " yet are already in the table.",
+        "*terminal*: do not repeat the call. *retryable*: repeat it later, or read again first. *informational*:"
+        " nothing to do. *bug*: report it.",
         "",
         "| class | kind | meaning for the caller | HTTP status | code on the wire | `retryable` on the wire |",
         "|---|---|---|---|---|---|",
     ]
-    for row in errors.TAXONOMY:
+    for row in _taxonomy.TAXONOMY:
         lines.append(
             f"| {_raised_as(row.family, row.kind)} | `{row.kind}` | {row.error_class} | {row.http_status}"
             f" | `{row.code}` | {'yes' if row.wire_retryable else 'no'} |"
@@ -278,8 +295,7 @@ def _documented(
 ) -> list[str]:
     """A class with its public members, each under a heading of its own."""
     lines = [f"{'#' * level} {cls.__name__}", ""]
-    if own != "flowfabric" or cls.__name__ in ff.__all__:
-        lines += [f"`{own}.{cls.__name__}`", ""]
+    lines += [f"`{own}.{cls.__name__}`" if own != "flowfabric" else _place(cls), ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
         lines += [_paragraphs(cls.__doc__), ""]
     if issubclass(cls, msgspec.Struct):
@@ -329,8 +345,13 @@ def _words_after(module: ModuleType, name: str) -> str:
 
 
 def _raised_as(family: str, kind: str) -> str:
-    special = errors._SPECIAL.get((family, kind))
+    special = _taxonomy.SPECIAL.get((family, kind))
     return f"`{special or next(c.__name__ for c in _classes(errors) if getattr(c, 'family', None) == family)}`"
+
+
+def _place(cls: type) -> str:
+    """Where a class is imported from."""
+    return f"`{'flowfabric' if cls.__name__ in ff.__all__ else cls.__module__}.{cls.__name__}`"
 
 
 def _classes(module: ModuleType) -> Iterator[type]:
@@ -342,13 +363,12 @@ def _classes(module: ModuleType) -> Iterator[type]:
 
 
 def _is_interesting(cls: type) -> bool:
-    return issubclass(cls, msgspec.Struct | Enum | str) or cls in (ids.PartitionKey, models.WaitpointToken)
+    return issubclass(cls, msgspec.Struct | Enum | str) or cls in (ids.PartitionKey, wait.WaitpointToken)
 
 
 def _class(cls: type) -> list[str]:
     lines = []
-    if cls.__name__ in ff.__all__:
-        lines += [f"`flowfabric.{cls.__name__}`", ""]
+    lines += [_place(cls), ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
         lines += [_paragraphs(cls.__doc__), ""]
     if issubclass(cls, Enum):
@@ -466,9 +486,9 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     drifted = []
-    for name, page in PAGES.items():
+    for name, written in PAGES.items():
         file = TARGET / name
-        text = page()
+        text = written()
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             drifted.append(name)
             if "--check" not in sys.argv[1:]:

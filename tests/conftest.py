@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests import sampling
 from tests.places import place_of_data

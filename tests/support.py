@@ -14,9 +14,13 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Fresh
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Created
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.lease import Handle
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
 OTHER = {"worker_id": "pool", "worker_instance_id": "pool-2"}
@@ -121,7 +125,7 @@ class Wipe:
 async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
     """Create one execution and give its id."""
     created = await engine.create_execution(**{"execution_kind": "test", **fields})
-    assert isinstance(created, ff.Created)
+    assert isinstance(created, Created)
     return created.execution_id
 
 
@@ -146,7 +150,7 @@ async def started(engine: ff.Engine, *, lease_ttl: timedelta = timedelta(seconds
     return await claim_one(engine, lease_ttl=lease_ttl)
 
 
-RETRY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
+RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
 
 
 class Reached:
@@ -157,7 +161,7 @@ class Reached:
         self.claimed = claimed
 
     @property
-    def handle(self) -> ff.Handle:
+    def handle(self) -> Handle:
         assert self.claimed is not None
         return self.claimed.handle
 
@@ -285,7 +289,7 @@ async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
     return Reached(claimed.execution_id, claimed)
 
 
-# Every position of the transition table that can be reached without flows, as `flowfabric.state.position` writes it.
+# Every position of the transition table that can be reached without flows, as `values.transitions.position` writes it.
 #   letter  W waits for a worker, D is delayed, B is blocked, A is active under a lease, X lost its lease by expiry,
 #           V lost it by revocation, S is suspended, T has ended with the outcome named
 #   suffix  what the next claim starts: .1 the first attempt, .r a retry, .p a replay, .i the attempt that was

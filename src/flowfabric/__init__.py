@@ -1,19 +1,19 @@
-"""Durable execution for Python on plain Postgres."""
+"""Durable execution for Python on plain Postgres.
+
+These are the names that tasks, workers and clients need every day. Records, policies and the operations of the engine
+are imported from their modules: `flowfabric.values`, `flowfabric.errors`, `flowfabric.engine`.
+"""
 
 from flowfabric._duties import Duties
-from flowfabric.app import App, Task
-from flowfabric.client import AsyncClient, Client, FlowRun, Run, Submission, SyncFlowRun, SyncRun
-from flowfabric.conditions import OperatorOnly, TimeoutOnly, count_signals, from_sources, on
-from flowfabric.contexts import Context, Waitpoint
-from flowfabric.contracts import Codec, Data, provided
+from flowfabric.app.app import App
+from flowfabric.app.flow_builder import Flow, Node, all_of, any_of, quorum
+from flowfabric.app.task import Task
+from flowfabric.client import AsyncClient, Client, FlowRun, Run
+from flowfabric.contexts import Context
+from flowfabric.contracts.codecs import Codec
+from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
-    Bug,
-    Conflict,
-    ConnectionFailed,
-    Contention,
-    Corruption,
-    ExecutionNotActive,
     FlowFabricError,
     FlowFailed,
     Interrupted,
@@ -21,138 +21,56 @@ from flowfabric.errors import (
     LeaseLost,
     NoSignal,
     NotFound,
-    Purged,
     Reject,
-    ResourceExhausted,
-    RetriesExhausted,
     RetryLater,
-    StateError,
     StepFailed,
-    StepsChanged,
-    StreamBackpressure,
-    StreamDisconnected,
     TaskFailed,
     TimedOut,
-    TransportError,
-    Unavailable,
-    ValidationFailed,
 )
-from flowfabric.flow import Flow, Join, Node, SubFlow, all_of, any_of, quorum
-from flowfabric.graph import FlowGraph
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    Completion,
-    Created,
-    Duplicate,
-    DuplicateSignal,
-    EventCursor,
-    Failure,
-    Fence,
-    Handle,
-    LaneState,
-    NewExecution,
-    Operator,
-    ScannerFilter,
-    WaitpointToken,
-)
-from flowfabric.options import Options
-from flowfabric.policies import (
-    ExecutionPolicy,
-    Exponential,
-    FailureClass,
-    Fixed,
-    RetryPolicy,
-    RoutingRequirements,
-    StreamPolicy,
-    TimeoutPolicy,
-)
-from flowfabric.signals import Signal, callback_text, parse_callback
-from flowfabric.state import State
-from flowfabric.sync_contexts import SyncContext, SyncWaitpoint
+from flowfabric.sync_contexts import SyncContext
+from flowfabric.values.callback import callback_text, parse_callback
+from flowfabric.values.conditions import count_signals, from_sources, on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
+from flowfabric.values.signal import Signal
+from flowfabric.values.state import State
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "Accepted",
     "App",
     "AsyncClient",
-    "Bug",
     "Client",
     "Codec",
-    "Completion",
-    "Conflict",
-    "ConnectionFailed",
-    "Contention",
     "Context",
-    "Corruption",
-    "Created",
     "Data",
-    "Duplicate",
-    "DuplicateSignal",
     "Duties",
     "Engine",
-    "EventCursor",
     "ExecutionId",
-    "ExecutionNotActive",
-    "ExecutionPolicy",
     "Exponential",
-    "Failure",
-    "FailureClass",
-    "Fence",
     "Fixed",
     "Flow",
     "FlowFabricError",
     "FlowFailed",
-    "FlowGraph",
     "FlowRun",
-    "Handle",
     "Interrupted",
     "InvalidInput",
-    "Join",
-    "LaneState",
     "LeaseLost",
-    "NewExecution",
     "NoSignal",
     "Node",
     "NotFound",
-    "Operator",
-    "OperatorOnly",
-    "Options",
-    "Purged",
     "Reject",
-    "ResourceExhausted",
-    "RetriesExhausted",
     "RetryLater",
     "RetryPolicy",
-    "RoutingRequirements",
     "Run",
-    "ScannerFilter",
     "Signal",
     "State",
-    "StateError",
     "StepFailed",
-    "StepsChanged",
-    "StreamBackpressure",
-    "StreamDisconnected",
-    "StreamPolicy",
-    "SubFlow",
-    "Submission",
     "SyncContext",
-    "SyncFlowRun",
-    "SyncRun",
-    "SyncWaitpoint",
     "Task",
     "TaskFailed",
     "TimedOut",
-    "TimeoutOnly",
-    "TimeoutPolicy",
-    "TransportError",
-    "Unavailable",
-    "ValidationFailed",
-    "Waitpoint",
-    "WaitpointToken",
     "Worker",
     "all_of",
     "any_of",

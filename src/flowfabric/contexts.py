@@ -12,15 +12,20 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
+from flowfabric.app.flow_builder import Flow, Host
 from flowfabric.client.submission import new_submission
-from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.errors import InvalidInput
-from flowfabric.flow import Flow, Host
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Claimed, HandleKind, OpenWait, WaitpointToken
-from flowfabric.options import Options
-from flowfabric.policies import Duration, RetryPolicy, duration
-from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest, callback_text
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.callback import callback_text
+from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.options import Options
+from flowfabric.values.policies import RetryPolicy
+from flowfabric.values.signal import Signal
+from flowfabric.values.wait import OpenWait, WaitpointToken
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient
@@ -231,7 +236,7 @@ class Context(Facts):
     @overload
     async def wait_for(
         self,
-        what: AllOf | Count | OperatorOnly | TimeoutOnly,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
         *,
         payload: Any = Any,
         name: str | None = None,

@@ -1,4 +1,4 @@
-"""Every exception flowfabric raises, as one tree, and the table their properties come from.
+"""Every exception flowfabric raises, as one tree.
 
     FlowFabricError
     +-- NotFound                 the named thing does not exist
@@ -15,7 +15,6 @@
     +-- TransportError           the database could not be asked
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
-    +-- ResourceExhausted        a pool is full: wait and try again
     +-- TimedOut                 an operation of ours took too long
     +-- TaskFailed               the execution whose result was asked for ended without one
     |   +-- Purged               it is not stored any more
@@ -23,205 +22,23 @@
     +-- StepFailed               a durable step failed in an earlier run of the handler
     +-- StepsChanged             the code no longer does what it did when the execution began
     +-- NoSignal                 a wait ended without the signals it was for
-    +-- StreamDisconnected       resubscribe from the cursor
-    +-- StreamBackpressure       the stream skipped ahead: re-read
 
 Beside the tree: `RetryLater` and `Reject`, which handlers raise to say what shall happen to them, and `Interrupted`,
 which is no `Exception`, so that a handler's `except Exception` lets it pass.
 
 A family is one class; `kind` says which case of it. A subclass exists only where a caller does something
-different. `TAXONOMY` holds one row per (family, kind); class, HTTP status and wire code are read from it and
-from nowhere else. How a refusal travels from the database and how it is written on the wire belong to others.
+different. What else is known about a kind (whether trying again helps, HTTP status, wire code) stands in `_taxonomy`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-ErrorClass = Literal["terminal", "retryable", "cooperative", "informational", "bug"]
-
-
-class TaxonomyRow(NamedTuple):
-    """What is known about one kind of one family.
-
-    `code` is the word on the wire, which several kinds may share. `wire_retryable` is the flag in an HTTP
-    error body: it differs from `error_class` only for contention, where old clients expect true.
-    """
-
-    family: str
-    kind: str
-    code: str
-    error_class: ErrorClass
-    http_status: int
-    wire_retryable: bool
-
-
-def _rows(
-    family: str,
-    kinds: str,
-    error_class: ErrorClass,
-    http_status: int,
-    *,
-    code: str | None = None,
-    wire_retryable: bool | None = None,
-) -> tuple[TaxonomyRow, ...]:
-    if wire_retryable is None:
-        wire_retryable = error_class == "retryable"
-    return tuple(
-        TaxonomyRow(family, kind, code or kind, error_class, http_status, wire_retryable) for kind in kinds.split()
-    )
-
-
-TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
-    *_rows("not_found", "not_found", "terminal", 404),
-    *_rows(
-        "validation",
-        "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_tag_key"
-        " invalid_blocking_reason payload_too_large signal_limit_exceeded invalid_waitpoint_key invalid_token"
-        " waitpoint_not_token_bound invalid_waitpoint_for_execution invalid_lease_for_suspend"
-        " retention_limit_exceeded invalid_offset invalid_frame_type invalid_dependency invalid_budget_scope"
-        " budget_override_not_allowed invalid_quota_spec invalid_kid invalid_secret_hex invalid_grace_ms"
-        " unauthorized",
-        "terminal",
-        400,
-    ),
-    *_rows("validation", "corruption handle_from_other_backend", "terminal", 400, code="validation_error"),
-    *_rows(
-        "contention",
-        "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable lease_conflict"
-        " invalid_claim_grant claim_grant_expired no_eligible_execution waitpoint_not_found"
-        " waitpoint_pending_use_buffer_script stale_graph_revision",
-        "retryable",
-        409,
-        code="contention",
-    ),
-    *_rows("contention", "execution_not_active", "terminal", 409, code="contention", wire_retryable=True),
-    *_rows(
-        "contention",
-        "execution_not_eligible execution_not_in_eligible_set execution_not_reclaimable no_active_lease",
-        "informational",
-        409,
-        code="contention",
-        wire_retryable=True,
-    ),
-    *_rows("contention", "rate_limit_exceeded concurrency_limit_exceeded", "retryable", 429),
-    # Retryable for whoever called in-process; behind HTTP a reconciler finishes the work instead.
-    *_rows("contention", "retry_exhausted", "retryable", 500, wire_retryable=False),
-    *_rows(
-        "conflict",
-        "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
-        " waitpoint_already_exists budget_attach_conflict quota_attach_conflict rotation_conflict"
-        " active_attempt_exists duplicate_submission",
-        "terminal",
-        409,
-    ),
-    *_rows("state", "stale_lease", "terminal", 409, code="state_conflict"),
-    *_rows("state", "lease_expired lease_revoked", "terminal", 409, code="already_satisfied"),
-    *_rows(
-        "state",
-        "execution_not_terminal max_replays_exhausted replay_not_allowed not_runnable terminal"
-        " flow_already_terminal lane_closed",
-        "terminal",
-        409,
-    ),
-    *_rows("state", "budget_exceeded", "cooperative", 409),
-    *_rows("state", "budget_soft_exceeded", "informational", 409),
-    *_rows("state", "grant_already_exists", "informational", 409, code="state_conflict"),
-    *_rows(
-        "state",
-        "already_satisfied duplicate_signal ok_already_applied attempt_already_terminal stream_already_closed",
-        "informational",
-        409,
-        code="already_satisfied",
-    ),
-    *_rows(
-        "state",
-        "execution_not_suspended already_suspended waitpoint_closed waitpoint_not_pending"
-        " pending_waitpoint_expired waitpoint_not_open not_blocked_by_deps deps_not_satisfied",
-        "informational",
-        409,
-        code="state_conflict",
-    ),
-    *_rows(
-        "state",
-        "target_not_signalable resume_condition_not_met stream_closed stale_owner_cannot_append"
-        " execution_not_in_flow attempt_not_started execution_not_eligible_for_attempt max_retries_exhausted"
-        " execution_in_flow flow_not_terminal",
-        "terminal",
-        409,
-        code="state_conflict",
-    ),
-    *_rows("bug", "attempt_not_in_created_state", "bug", 500),
-    *_rows("transport", "transport timeout", "retryable", 500),
-    *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
-    *_rows("transport", "protocol auth other", "terminal", 500),
-    *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
-    *_rows(
-        "transport",
-        "database_missing server_too_old schema_missing schema_older schema_newer schema_foreign",
-        "terminal",
-        500,
-        code="other",
-    ),
-    *_rows("unavailable", "unavailable", "terminal", 503),
-    *_rows("resource_exhausted", "resource_exhausted", "retryable", 429),
-    *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
-    *_rows("task", "purged", "terminal", 410),
-    *_rows("step", "step_failed steps_changed", "terminal", 409),
-    *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
-    *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
-    *_rows("stream_disconnected", "stream_disconnected", "terminal", 500),
-    *_rows("stream_backpressure", "stream_backpressure", "informational", 500),
-)
-
-_BY_KIND: Final[Mapping[tuple[str, str], TaxonomyRow]] = MappingProxyType(
-    {(row.family, row.kind): row for row in TAXONOMY}
-)
-
-LEASE_LOST_KINDS: Final = frozenset({"stale_lease", "lease_expired", "lease_revoked"})
-CONNECTION_KINDS: Final = frozenset(
-    {
-        "unreachable",
-        "wrong_password",
-        "missing_privileges",
-        "database_missing",
-        "server_too_old",
-        "schema_missing",
-        "schema_older",
-        "schema_newer",
-        "schema_foreign",
-    }
-)
-
-# Kinds that are raised as a subclass, so that `except LeaseLost` cannot miss one.
-_SPECIAL: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {
-        ("validation", "invalid_input"): "InvalidInput",
-        ("validation", "corruption"): "Corruption",
-        ("contention", "execution_not_active"): "ExecutionNotActive",
-        ("task", "purged"): "Purged",
-        ("step", "step_failed"): "StepFailed",
-        ("step", "steps_changed"): "StepsChanged",
-        ("contention", "retry_exhausted"): "RetriesExhausted",
-        **{("state", kind): "LeaseLost" for kind in LEASE_LOST_KINDS},
-        **{("transport", kind): "ConnectionFailed" for kind in CONNECTION_KINDS},
-    }
-)
-
-# Up to the last @ of the word: a password that was not percent-encoded may hold any of /?#@.
-_URL_SECRET: Final = re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s:/@]*):\S*@", re.IGNORECASE)
-_WORD_SECRET: Final = re.compile(r"(?P<keep>\b(?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
-
-
-def redact(text: str) -> str:
-    """The text without passwords, in either DSN form (`scheme://user:secret@`, `password=secret`)."""
-    text = _URL_SECRET.sub(r"\g<keep>:***@", text)
-    return _WORD_SECRET.sub(r"\g<keep>***", text)
-
+from flowfabric._secrets import redact
+from flowfabric._taxonomy import BY_KIND, CONNECTION_KINDS, LEASE_LOST_KINDS, SPECIAL, ErrorClass
 
 _SHOWN_NODES: Final = 5
 _E = TypeVar("_E", bound="FlowFabricError")
@@ -248,10 +65,10 @@ class FlowFabricError(Exception):
     execution_id: str | None
 
     def __init__(self, kind: str, detail: str = "", *, execution_id: str | None = None) -> None:
-        row = _BY_KIND.get((self.family, kind))
+        row = BY_KIND.get((self.family, kind))
         if row is None:
             raise ValueError(f"{type(self).__name__} has no kind {kind!r}")
-        special = _SPECIAL.get((self.family, kind))
+        special = SPECIAL.get((self.family, kind))
         if special is not None and special not in {cls.__name__ for cls in type(self).__mro__}:
             raise ValueError(f"kind {kind!r} is raised as {special}, not as {type(self).__name__}")
         self.kind = kind
@@ -472,25 +289,6 @@ class Unavailable(FlowFabricError):
         return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
 
 
-class ResourceExhausted(FlowFabricError):
-    """A pool is full. Wait `retry_after_ms`, when given, and try again."""
-
-    family = "resource_exhausted"
-
-    def __init__(
-        self,
-        pool: str,
-        max: int,  # noqa: A002 - the attribute is called so too
-        *,
-        retry_after_ms: int | None = None,
-        detail: str = "",
-    ) -> None:
-        self.pool = pool
-        self.max = max
-        self.retry_after_ms = retry_after_ms
-        super().__init__("resource_exhausted", detail or f"{pool} is full ({max})")
-
-
 class TimedOut(FlowFabricError):
     """An operation of ours took too long. `elapsed_ms` is how long it was given."""
 
@@ -635,59 +433,3 @@ class Reject(Exception):
 
 class Interrupted(BaseException):
     """Unwinds a handler in a thread that shall stop: it lost its lease, was cancelled, or waits without a worker."""
-
-
-class StreamDisconnected(FlowFabricError):
-    """The subscription ended. Subscribe again from `cursor`; nothing is lost."""
-
-    family = "stream_disconnected"
-
-    def __init__(self, cursor: object, detail: str = "") -> None:
-        self.cursor = cursor
-        super().__init__("stream_disconnected", detail)
-
-
-class StreamBackpressure(FlowFabricError):
-    """The reader was too slow and the stream skipped ahead. It continues; re-read what matters."""
-
-    family = "stream_backpressure"
-
-    def __init__(self, detail: str = "") -> None:
-        super().__init__("stream_backpressure", detail)
-
-
-_REFUSALS: Final[Mapping[str, type[FlowFabricError]]] = MappingProxyType(
-    {cls.family: cls for cls in (NotFound, ValidationFailed, Contention, Conflict, StateError, Bug)}
-)
-_REFUSAL_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
-    {row.kind: row.family for row in TAXONOMY if row.family in _REFUSALS}
-)
-
-
-def refusal(kind: str, detail: str = "", *, execution_id: str | None = None, **facts: Any) -> FlowFabricError:
-    """The exception for a refusal that arrived as a kind, in its most specific class.
-
-    Kinds are unique among the families a refusal can belong to, so the kind alone decides. `facts` are the
-    extra attributes of that class (`entity` and `id` of not_found, `field` of invalid_input, the four texts
-    of execution_not_active). Raises ValueError for an unknown kind.
-    """
-    family = _REFUSAL_FAMILY.get(kind)
-    if family is None:
-        raise ValueError(f"no refusal is called {kind!r}")
-    match kind:
-        case "not_found":
-            return NotFound(facts.pop("entity", "execution"), facts.pop("id", execution_id), detail=detail)
-        case "invalid_input":
-            return InvalidInput(detail, execution_id=execution_id, **facts)
-        case "corruption":
-            return Corruption(detail, execution_id=execution_id)
-        case "execution_not_active":
-            return ExecutionNotActive(detail, execution_id=execution_id, **facts)
-        case "retry_exhausted":
-            return RetriesExhausted(detail, execution_id=execution_id)
-        case _ if kind in LEASE_LOST_KINDS:
-            return LeaseLost(kind, detail, execution_id=execution_id)
-        case _ if family == "conflict":
-            return Conflict(kind, detail, execution_id=execution_id, **facts)
-        case _:
-            return _REFUSALS[family](kind, detail, execution_id=execution_id)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """Read once when an engine connects. An argument given in code wins over the environment."""
 
     dsn: str | None = None  # FLOWFABRIC_DSN: the database; unset means the embedded server

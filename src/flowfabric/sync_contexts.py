@@ -10,13 +10,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowfabric.client.submission import new_submission
-from flowfabric.conditions import AllOf, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.contexts import Facts, Scope, WaitpointFacts
-from flowfabric.flow import Flow
-from flowfabric.ids import ExecutionId
-from flowfabric.options import Options
-from flowfabric.policies import Duration, RetryPolicy
-from flowfabric.signals import RAISE, OnTimeout, Raise, Reason, Signal, WaitRequest
+from flowfabric.app.flow_builder import Flow
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.options import Options
+from flowfabric.values.durations import Duration
+from flowfabric.values.policies import RetryPolicy
+from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
+from flowfabric.values.signal import Signal
 
 if TYPE_CHECKING:
     from flowfabric.client.flow_run import FlowRun
@@ -86,7 +88,7 @@ class SyncContext(Facts):
     @overload
     def wait_for(
         self,
-        what: AllOf | Count | OperatorOnly | TimeoutOnly,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
         *,
         payload: Any = Any,
         name: str | None = None,

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import flowfabric as ff
-from flowfabric.models import Claimed, RetryScheduled
+from flowfabric.values.attempt import Claimed, RetryScheduled
 
 
 class Ledger:

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import flowfabric as ff
-from flowfabric.flow import Flow
+from flowfabric.app.flow_builder import Flow
 from tests.acceptance.waits_app import die_at, note
 
 app = ff.App(os.environ.get("DSN"), name="flows")

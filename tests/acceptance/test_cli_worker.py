@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 
 PROGRAM = str(Path(sys.executable).with_name("flowfabric"))
 PATIENCE = 60.0

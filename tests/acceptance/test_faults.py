@@ -25,13 +25,15 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.policies import ExecutionPolicy
 from tests.support import in_database
 
 SCRIPT = Path(__file__).with_name("fault_worker.py")
 PATIENCE = 150.0
-FLAKY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(milliseconds=50))))
+FLAKY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(milliseconds=50))))
 
 pytestmark = [pytest.mark.xdist_group("faults")]
 
@@ -119,13 +121,13 @@ async def load(
         async with await ff.Engine.connect(dsn) as engine:
             answers = await engine.create_many(
                 [
-                    ff.NewExecution(execution_kind="job", input_payload=b"flaky", policy=FLAKY)
+                    NewExecution(execution_kind="job", input_payload=b"flaky", policy=FLAKY)
                     if number % 3 == 0
-                    else ff.NewExecution(execution_kind="job")
+                    else NewExecution(execution_kind="job")
                     for number in range(count)
                 ]
             )
-        ids = [answer.execution_id for answer in answers if isinstance(answer, ff.Created)]
+        ids = [answer.execution_id for answer in answers if isinstance(answer, Created)]
         assert len(ids) == count
         for _ in range(3):
             fleet.hire()

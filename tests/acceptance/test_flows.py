@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import flowfabric as ff
-from flowfabric.flow import Flow
+from flowfabric.app.flow_builder import Flow
 from tests.acceptance import flows_app
 from tests.acceptance.flows_app import app, forever, grow, outer, plain, square, total
 from tests.acceptance.test_waits import PATIENCE

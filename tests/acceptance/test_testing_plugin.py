@@ -14,7 +14,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 
 PATIENCE = 60.0
 AUTO = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
+from flowfabric.errors import StateError
 from tests import sampling
 from tests.acceptance import waits_app
 
@@ -81,7 +82,7 @@ class Site:
         while True:
             try:
                 await run.signal(key, payload=payload)
-            except (ff.NotFound, ff.StateError):
+            except (ff.NotFound, StateError):
                 assert time.monotonic() < deadline, self.words()
                 await asyncio.sleep(0.02)
             else:

@@ -29,7 +29,8 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._postgres import database as database_module
-from flowfabric._postgres import embedded, listen
+from flowfabric._postgres import listen
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
 from tests.conftest import FAST
 from tests.places import place_of_data
 from tests.support import in_database

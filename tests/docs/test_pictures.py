@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 
 import flowfabric as ff
-from flowfabric.graph import NewEdge, NewNode
-from flowfabric.ids import FlowId
-from flowfabric.models import Claimed, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId
 from tests.docs.pages import PAGES, ROOT
 
 

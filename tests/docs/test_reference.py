@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 from pathlib import Path
@@ -9,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import asyncpg
-import msgspec
 import pytest
 
 import flowfabric as ff
@@ -52,9 +52,10 @@ def test_every_operation_says_what_its_signature_cannot() -> None:
 def test_every_setting_has_a_line_with_its_default() -> None:
     text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
     lines = dict(re.findall(r"^\| `(FLOWFABRIC_\w+)` \| (.+?) \|", text, flags=re.MULTILINE))
-    assert set(settings.ENVIRONMENT) == set(settings.Settings.__struct_fields__)
+    fields = dataclasses.fields(settings.Settings)
+    assert set(settings.ENVIRONMENT) == {field.name for field in fields}
     assert set(lines) == set(settings.ENVIRONMENT.values())
-    for field in msgspec.structs.fields(settings.Settings):
+    for field in fields:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         shown = "unset" if default is None else f"`{default}`"
         assert lines[settings.ENVIRONMENT[field.name]] == shown

@@ -30,9 +30,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric.client import bulk
+from flowfabric.client.submission import Submission
+from flowfabric.errors import ConnectionFailed, Purged
 from flowfabric.middleware.base import outcome_of
-from flowfabric.models import Execution
 from flowfabric.testing import Kit
+from flowfabric.values.execution import Execution
 from tests.support import Clock
 
 PATIENCE = 30.0
@@ -406,7 +408,7 @@ async def test_an_attempt_timeout_and_a_retention_are_kept(app: ff.App, plain_en
     assert await plain_engine.trim_retention() == 0
     await clock.advance(days=2)
     assert await plain_engine.trim_retention() == 1
-    with pytest.raises(ff.Purged):
+    with pytest.raises(Purged):
         await run.result()
 
 
@@ -475,7 +477,7 @@ async def test_a_wrong_argument_is_named_before_anything_is_stored(
     for submit in (
         lambda: publish.submit(*args, **kwargs),
         lambda: client.submit("publish", *args, **kwargs),
-        lambda: publish.submit_many([1, good, ff.Submission(task=publish, args=args, kwargs=kwargs)]),
+        lambda: publish.submit_many([1, good, Submission(task=publish, args=args, kwargs=kwargs)]),
     ):
         with pytest.raises(ff.InvalidInput) as refused:
             await submit()
@@ -1102,7 +1104,7 @@ async def test_a_worker_inside_a_circuit_breaker_waits_for_the_database_and_goes
             await until(lambda: breaker.state == "open")
             with pytest.raises(mw.CircuitOpen):
                 while True:  # a trial call in between meets the dead database itself
-                    with contextlib.suppress(ff.ConnectionFailed):
+                    with contextlib.suppress(ConnectionFailed):
                         await publish.submit(2)
             await switch(True)
             await until(lambda: breaker.state == "closed")

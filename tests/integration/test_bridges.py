@@ -29,6 +29,10 @@ from flowfabric.bridges import django as bridge_django
 from flowfabric.bridges import psycopg as bridge_psycopg
 from flowfabric.bridges import sqlalchemy as bridge_sqlalchemy
 from flowfabric.bridges._submission import Fields
+from flowfabric.errors import StateError, ValidationFailed
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import crc16
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.support import WORKER, CheckedEngine, submit
 
 
@@ -385,14 +389,14 @@ async def test_a_submission_exists_once_committed_and_a_rolled_back_one_never_di
 
     await way.begin()
     kept = await way.create(execution_kind="test", idempotency_key="kept")
-    assert isinstance(kept, ff.Created)
+    assert isinstance(kept, Created)
     assert kept.public_state is ff.State.WAITING
     assert await engine.read_execution_state(kept.execution_id) is None
     await way.commit()
 
     assert await engine.read_execution_state(kept.execution_id) is ff.State.WAITING
     again = await engine.create_execution(execution_kind="test", idempotency_key="lost")
-    assert isinstance(again, ff.Created)
+    assert isinstance(again, Created)
     # Without a transaction it exists at once.
     loose = await way.create(execution_kind="test")
     assert await engine.read_execution_state(loose.execution_id) is ff.State.WAITING
@@ -426,9 +430,9 @@ async def test_every_field_arrives_as_the_engine_itself_would_store_it(
         "priority": 99_999,
         "creator_identity": "me",
         "tags": {"no dot": "{,}", "team.owner": "\U0001f98a \\ \" ' %", "\x1fa": ""},
-        "policy": ff.ExecutionPolicy(
+        "policy": ExecutionPolicy(
             retry_policy=ff.RetryPolicy(max_retries=7),
-            routing_requirements=ff.RoutingRequirements(required_capabilities=("b", "a")),
+            routing_requirements=RoutingRequirements(required_capabilities=("b", "a")),
             budget_ids=(budget,),
             dedup_window=timedelta(minutes=5),
         ),
@@ -457,14 +461,14 @@ async def test_a_key_known_through_one_driver_is_a_duplicate_through_every_other
     way: Way, engine: CheckedEngine
 ) -> None:
     theirs = await way.create(execution_kind="test", namespace="n", idempotency_key="key")
-    assert await engine.create_execution(execution_kind="test", namespace="n", idempotency_key="key") == ff.Duplicate(
+    assert await engine.create_execution(execution_kind="test", namespace="n", idempotency_key="key") == Duplicate(
         theirs.execution_id
     )
     ours = await submit(engine, idempotency_key="other")
     await way.begin()
-    assert await way.create(execution_kind="test", idempotency_key="other") == ff.Duplicate(ours)
-    assert await way.create(execution_kind="test", execution_id=ours) == ff.Duplicate(ours)
-    assert isinstance(await way.create(execution_kind="test"), ff.Created)
+    assert await way.create(execution_kind="test", idempotency_key="other") == Duplicate(ours)
+    assert await way.create(execution_kind="test", execution_id=ours) == Duplicate(ours)
+    assert isinstance(await way.create(execution_kind="test"), Created)
     await way.commit()
 
 
@@ -485,14 +489,14 @@ async def test_bad_input_raises_the_same_error_and_leaves_the_transaction_usable
     ]
     for fields in bad:
         whole = {"execution_kind": "test", **fields}
-        with pytest.raises(ff.ValidationFailed) as theirs:
+        with pytest.raises(ValidationFailed) as theirs:
             await way.create(**whole)
-        with pytest.raises(ff.ValidationFailed) as ours:
+        with pytest.raises(ValidationFailed) as ours:
             await engine.create_execution(**whole)
         assert type(theirs.value) is type(ours.value)
         assert str(theirs.value) == str(ours.value)
     with pytest.raises(ff.InvalidInput) as refused:
-        await way.many([ff.NewExecution(execution_kind="test")] * 1001)
+        await way.many([NewExecution(execution_kind="test")] * 1001)
     assert refused.value.field == "items"
     with pytest.raises(ff.InvalidInput):
         await way.many("items")  # type: ignore[arg-type]
@@ -505,7 +509,7 @@ async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: C
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
     given = ff.ExecutionId.of(7, known.uuid)
-    item = ff.NewExecution
+    item = NewExecution
     await way.begin()
     answers = await way.many(
         [
@@ -522,24 +526,24 @@ async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: C
     )
     await way.commit()
     first, closed, same, same_before_policy, policy, priority, chosen, new, twin = answers
-    assert isinstance(first, ff.Created)
+    assert isinstance(first, Created)
     assert closed.kind == "lane_closed"
-    assert same == ff.Duplicate(known)
-    assert same_before_policy == ff.Duplicate(known)
+    assert same == Duplicate(known)
+    assert same_before_policy == Duplicate(known)
     assert policy.kind == "invalid_policy_json"
     assert priority.field == "priority"
-    assert chosen == ff.Created(given, ff.State.WAITING)
-    assert twin == ff.Duplicate(new.execution_id)
+    assert chosen == Created(given, ff.State.WAITING)
+    assert twin == Duplicate(new.execution_id)
     assert await way.many([]) == []
     # A refusal by the database's verdict leaves the transaction usable, and takes nothing.
     await way.begin()
-    with pytest.raises(ff.StateError) as refused:
+    with pytest.raises(StateError) as refused:
         await way.create(execution_kind="test", lane_id="closed", idempotency_key="k")
     assert refused.value.kind == "lane_closed"
-    assert isinstance(await way.create(execution_kind="test"), ff.Created)
+    assert isinstance(await way.create(execution_kind="test"), Created)
     await way.commit()
     await engine.set_lane_state("closed", "active")
-    assert isinstance(await way.create(execution_kind="test", lane_id="closed", idempotency_key="k"), ff.Created)
+    assert isinstance(await way.create(execution_kind="test", lane_id="closed", idempotency_key="k"), Created)
 
 
 async def test_a_committed_submission_wakes_a_sleeping_worker_and_a_rolled_back_one_does_not(
@@ -577,9 +581,9 @@ async def test_the_partition_is_the_engines_whatever_the_count_is(way: Way, sql:
     if isinstance(way, EngineConnection):
         return  # it has read the count before
     expected = [
-        ff.ids.crc16(b"\0k") % 7,
-        ff.ids.crc16(bytes.fromhex(flow.replace("-", ""))) % 7,
-        ff.ids.crc16(made[2].execution_id.uuid.bytes) % 7,
+        crc16(b"\0k") % 7,
+        crc16(bytes.fromhex(flow.replace("-", ""))) % 7,
+        crc16(made[2].execution_id.uuid.bytes) % 7,
     ]
     assert [answer.execution_id.partition for answer in made] == expected
 
@@ -599,7 +603,7 @@ async def test_a_cursor_keeps_the_result_it_holds(database: str) -> None:
 
 
 async def test_a_connection_of_another_kind_is_named_in_the_error(database: str) -> None:
-    item = [ff.NewExecution(execution_kind="test")]
+    item = [NewExecution(execution_kind="test")]
     lite = sa.create_engine("sqlite://")
     with lite.connect() as other, psycopg.connect(database) as connection:
         for call in (
@@ -619,7 +623,7 @@ async def test_a_connection_of_another_kind_is_named_in_the_error(database: str)
 
 
 def test_the_fields_of_the_bridges_are_those_of_the_engine() -> None:
-    assert set(Fields.__annotations__) == set(ff.NewExecution.__struct_fields__)
+    assert set(Fields.__annotations__) == set(NewExecution.__struct_fields__)
 
 
 @pytest.mark.parametrize(

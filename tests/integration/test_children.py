@@ -12,6 +12,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.client import outcomes as watching
+from flowfabric.errors import Purged
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
 
@@ -480,7 +481,7 @@ async def test_what_is_remembered_of_a_child_outlives_it(app: ff.App) -> None:
         await ctx.sleep(0.3)
         try:
             await run.result()
-        except ff.Purged as error:
+        except Purged as error:
             return error.kind
         return ""
 
@@ -723,6 +724,6 @@ async def test_a_result_after_a_purge_says_so(app: ff.App) -> None:
         run = await job.submit()
         assert await result(run) == 5
         await one.engine.delete_execution(run.execution_id)
-    with pytest.raises(ff.Purged) as caught:
+    with pytest.raises(Purged) as caught:
         await result(run)
     assert caught.value.execution_id == run.execution_id

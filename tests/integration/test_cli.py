@@ -23,6 +23,8 @@ from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.cli import app
 from flowfabric.cli._database import near
 from flowfabric.engine.service import schema_version
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.lease import Operator
 from tests.integration.test_connection import SECRET, a_role, as_user
 from tests.support import submit
 
@@ -218,7 +220,7 @@ def test_a_wrong_address_is_told_without_its_secret() -> None:
 
 
 async def test_a_reader_that_leaves_early_is_no_error(plain_engine: ff.Engine, database: str) -> None:
-    await plain_engine.create_many([ff.NewExecution(execution_kind="test") for _ in range(1000)])
+    await plain_engine.create_many([NewExecution(execution_kind="test") for _ in range(1000)])
     shell = f"{PROGRAM} ls --all --quiet --dsn '{database}' | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -263,7 +265,7 @@ def on_a_terminal(*arguments: str, answers: str = "", columns: int = 120, **envi
 
 async def test_a_terminal_gets_colours_and_whole_ids(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
-    await engine.cancel(ff.Operator(execution_id), "no")
+    await engine.cancel(Operator(execution_id), "no")
     for columns in (40, 80, 200):
         code, seen = on_a_terminal("ls", "--dsn", database, columns=columns)
         assert code == 0, seen
@@ -284,7 +286,7 @@ async def test_a_question_is_asked_and_no_means_no(engine: ff.Engine, database: 
 
 
 async def test_a_terminal_shows_how_far_a_long_change_is(plain_engine: ff.Engine, database: str) -> None:
-    await plain_engine.create_many([ff.NewExecution(execution_kind="much") for _ in range(700)])
+    await plain_engine.create_many([NewExecution(execution_kind="much") for _ in range(700)])
     code, seen = on_a_terminal("cancel", "--kind", "much", "--yes", "--dsn", database)
     assert code == 0
     assert "700/700" in seen

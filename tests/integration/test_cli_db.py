@@ -17,9 +17,10 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._postgres import diagnosis, embedded
+from flowfabric._postgres import diagnosis
 from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.cli._database import split_password
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests.conftest import fresh_database
 from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, run

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import mint_uuid
-from flowfabric.models import NewStep
+from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Operator
+from flowfabric.values.step import NewStep
 from tests.integration.test_cli import Answer, call, run
 from tests.support import RETRY, Clock, claim_one, started, submit
 
@@ -84,8 +86,8 @@ async def test_ls_filters(
 
 
 async def test_ls_pages_by_cursor_and_streams_everything(plain_engine: ff.Engine, database: str) -> None:
-    created = await plain_engine.create_many([ff.NewExecution(execution_kind="test") for _ in range(25)])
-    expected = [one.execution_id for one in created if isinstance(one, ff.Created)]
+    created = await plain_engine.create_many([NewExecution(execution_kind="test") for _ in range(25)])
+    expected = [one.execution_id for one in created if isinstance(one, Created)]
     seen: list[str] = []
     cursor: list[str] = []
     while True:
@@ -300,7 +302,7 @@ async def test_either_ids_or_a_filter(engine: ff.Engine, database: str, command:
 
 async def test_all_that_match_are_cancelled_in_chunks(plain_engine: ff.Engine, database: str) -> None:
     for _ in range(2):
-        await plain_engine.create_many([ff.NewExecution(execution_kind="much") for _ in range(600)])
+        await plain_engine.create_many([NewExecution(execution_kind="much") for _ in range(600)])
     kept = await submit(plain_engine, execution_kind="other")
     said = await call("cancel", "--kind", "much", dsn=database, answer="", code=2)
     assert "cancel 1,200 executions?" in said.err
@@ -332,7 +334,7 @@ async def test_what_was_cancelled_is_replayed_only_by_name_or_state(
     engine: ff.Engine, clock: Clock, database: str
 ) -> None:
     cancelled, expired = await submit(engine), await submit(engine, execution_deadline_at=timedelta(seconds=1))
-    await engine.cancel(ff.Operator(cancelled), "on purpose")
+    await engine.cancel(Operator(cancelled), "on purpose")
     await clock.advance(seconds=2)
     await engine.run_timers("deadline")
     assert await engine.read_execution_state(expired) is ff.State.EXPIRED
@@ -423,7 +425,7 @@ async def test_failures_are_listed_with_their_first_line(engine: ff.Engine, cloc
     two = await fail(engine, "\n\nout of luck\nmore")
     expired = await submit(engine, execution_deadline_at=timedelta(seconds=5))
     cancelled = await submit(engine)
-    await engine.cancel(ff.Operator(cancelled), "because")
+    await engine.cancel(Operator(cancelled), "because")
     await clock.advance(seconds=6)
     await engine.expire_execution(expired, "execution_deadline")
     lines = (await call("failures", dsn=database)).out.splitlines()[1:]

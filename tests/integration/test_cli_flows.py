@@ -25,21 +25,13 @@ from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric.cli import app as program
 from flowfabric.client import AsyncClient
 from flowfabric.errors import TimedOut
-from flowfabric.graph import (
-    AllOf,
-    AnyOf,
-    CancellationPolicy,
-    EdgeGroupPolicy,
-    FlowCancelled,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    PartiallyCancelled,
-    Quorum,
-)
-from flowfabric.ids import FlowId
-from flowfabric.models import NewExecution
-from flowfabric.state import State
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import CancellationPolicy, FlowCancelled, PartiallyCancelled
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.state import State
 from tests.integration.test_cli import PROGRAM, Answer, call, on_a_terminal, run
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit
@@ -778,7 +770,7 @@ async def test_a_cancelled_flow_is_replayed_whole(engine: ff.Engine, ask: Any) -
 
 
 async def test_what_cannot_be_replayed_any_more_is_told(engine: ff.Engine, ask: Any) -> None:
-    policy = ff.ExecutionPolicy(max_replay_count=0)
+    policy = ExecutionPolicy(max_replay_count=0)
     flow = await submitted(engine, {"a": [], "b": ["a"]}, policy=policy)
     await flow.fail("a")
     await drain(engine)

@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 
 import flowfabric as ff
 from flowfabric.cli import app as program
-from flowfabric.conditions import Condition, OperatorOnly, TimeoutOnly, named_keys, on
 from flowfabric.engine.service import migrate_database
-from flowfabric.ids import PartitionKey, mint_uuid
-from flowfabric.models import Claimed, Fresh, RecordedSignal, Suspended, WaitpointToken
-from flowfabric.signals import parse_callback
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.callback import parse_callback
+from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly, named_keys, on
+from flowfabric.values.ids import PartitionKey, mint_uuid
+from flowfabric.values.signal import RecordedSignal
+from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.integration.test_cli import Answer, call
 from tests.integration.test_connection import a_role, as_user
 from tests.support import Clock, claim_one, started, submit

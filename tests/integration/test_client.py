@@ -25,9 +25,12 @@ import flowfabric as ff
 from flowfabric.client import bulk
 from flowfabric.client import client as client_module
 from flowfabric.client import outcomes as outcomes_module
-from flowfabric.contracts import CannotDecode
-from flowfabric.ids import mint_execution_id
-from flowfabric.models import Claimed
+from flowfabric.client.submission import Submission
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.errors import Conflict, ConnectionFailed, Purged, StateError, TransportError
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.ids import mint_execution_id
+from flowfabric.values.lane import LaneState
 from tests.conftest import fresh_database
 from tests.support import Clock
 
@@ -96,7 +99,7 @@ async def test_a_known_key_leads_to_what_was_asked_for(
     again = await publish.submit(1, idempotency_key="k")
     assert (again.id, again.is_new) == (first.id, False)
 
-    with pytest.raises(ff.Conflict) as refused:
+    with pytest.raises(Conflict) as refused:
         await publish.submit(1, idempotency_key="k", on_duplicate="raise")
     assert (refused.value.kind, refused.value.existing) == ("duplicate_submission", first.id)
     assert await count(sql) == 1
@@ -149,10 +152,10 @@ async def test_a_batch_treats_known_keys_as_asked(
     await end(plain_engine, "failed")
     standing = await publish.submit(1, idempotency_key="b")
 
-    def batch(**options: Any) -> list[ff.Submission]:
+    def batch(**options: Any) -> list[Submission]:
         return [publish.submission(n, idempotency_key=key, **options) for n, key in enumerate("abc")]
 
-    with pytest.raises(ff.Conflict):
+    with pytest.raises(Conflict):
         await publish.submit_many(batch(on_duplicate="raise"))
     runs = await publish.submit_many(batch(on_duplicate="replace"))
     assert [run.is_new for run in runs] == [True, False, False]
@@ -170,10 +173,10 @@ async def test_a_key_that_another_task_has_used_is_not_taken_for_ones_own(
 
     first = await publish.submit(1, idempotency_key="order-1")
     await end(plain_engine, "failed")
-    with pytest.raises(ff.Conflict, match="of publish") as refused:
+    with pytest.raises(Conflict, match="of publish") as refused:
         await charge.submit(1, idempotency_key="order-1", on_duplicate=rule)
     assert refused.value.existing == first.id
-    with pytest.raises(ff.Conflict, match="of publish") as refused:
+    with pytest.raises(Conflict, match="of publish") as refused:
         await charge.submit_many([charge.submission(1, idempotency_key="order-1", on_duplicate=rule)])
     assert refused.value.existing == first.id
     assert await count(sql) == 1
@@ -184,7 +187,7 @@ async def test_tasks_of_one_batch_do_not_share_a_key(app: ff.App, publish: ff.Ta
     @app.task
     async def charge(draft_id: int) -> None: ...
 
-    with pytest.raises(ff.Conflict, match="of publish"):
+    with pytest.raises(Conflict, match="of publish"):
         await publish.submit_many(
             [publish.submission(1, idempotency_key="a"), charge.submission(1, idempotency_key="a")]
         )
@@ -216,7 +219,7 @@ async def test_a_batch_that_failed_submits_nothing_more(
         nonlocal under_way, asked
         asked += 1
         if asked == 3:
-            raise ff.StateError("lane_closed")
+            raise StateError("lane_closed")
         under_way += 1
         try:
             return await inner(item, payloads)
@@ -224,7 +227,7 @@ async def test_a_batch_that_failed_submits_nothing_more(
             under_way -= 1
 
     monkeypatch.setattr(client.engine, "create_alike", create_alike)
-    with pytest.raises(ff.StateError, match="lane_closed"):
+    with pytest.raises(StateError, match="lane_closed"):
         await publish.submit_many(range(100))
     before = asked
     assert (under_way, before < 10) == (0, True)
@@ -273,7 +276,7 @@ async def test_a_child_submitted_by_a_run_that_was_lost_is_not_a_known_key(
         nonlocal tries
         tries += 1
         if tries == 1:
-            raise ff.TransportError("transport", "gone")
+            raise TransportError("transport", "gone")
         return await inner(*args, **kwargs)
 
     monkeypatch.setattr(ff.Engine, "submit_child", lost_once)
@@ -522,7 +525,7 @@ async def test_cancelled_expired_purged_and_redacted_are_told_apart(
     with pytest.raises(ff.TaskFailed, match="cancelled: not needed") as failed:
         await run.result()
     assert (failed.value.kind, failed.value.execution_id) == ("cancelled", run.id)
-    assert not isinstance(failed.value, ff.Purged)
+    assert not isinstance(failed.value, Purged)
 
     late = await publish.submit(1, deadline=5)
     await clock.advance(seconds=6)
@@ -538,11 +541,11 @@ async def test_cancelled_expired_purged_and_redacted_are_told_apart(
     with pytest.raises(CannotDecode, match="redacted"):
         await done.result()
     await client.delete(done.id)
-    with pytest.raises(ff.Purged, match="purged"):
+    with pytest.raises(Purged, match="purged"):
         await done.result()
     with pytest.raises(ff.NotFound):
         await done.get()
-    with pytest.raises(ff.Purged):
+    with pytest.raises(Purged):
         never = mint_execution_id(namespace="", idempotency_key=None, flow_id=None, count=16)
         await client.run(never).result()
 
@@ -579,10 +582,10 @@ async def test_whoever_waits_when_the_client_is_closed_is_told(app: ff.App, publ
     while not client.outcomes._waiting:
         await asyncio.sleep(0)
     await app.close()
-    with pytest.raises(ff.TransportError, match="closed"):
+    with pytest.raises(TransportError, match="closed"):
         await waiting
     assert await run.state() is ff.State.WAITING  # connects again
-    with pytest.raises(ff.TransportError, match="closed"):
+    with pytest.raises(TransportError, match="closed"):
         await client.get(run.id)
 
 
@@ -715,9 +718,9 @@ async def test_single_executions_are_changed(
     run = await publish.submit(7)
     await client.change_priority(run.id, 5)
     assert (await client.get(run.id)).priority == 5
-    with pytest.raises(ff.StateError):
+    with pytest.raises(StateError):
         await client.replay(run.id)
-    with pytest.raises(ff.StateError):
+    with pytest.raises(StateError):
         await client.delete(run.id)
     await client.cancel(run.id)
     await client.cancel(run.id)
@@ -742,11 +745,11 @@ async def test_lanes_are_shown_and_paused(client: ff.AsyncClient, publish: ff.Ta
         range(3),
     )
     (lane,) = await client.lanes()
-    assert (lane.lane_id, lane.depth, lane.state) == ("default", 3, ff.LaneState.ACTIVE)
-    assert await client.set_lane_state("default", "draining") is ff.LaneState.ACTIVE
-    with pytest.raises(ff.StateError, match="lane"):
+    assert (lane.lane_id, lane.depth, lane.state) == ("default", 3, LaneState.ACTIVE)
+    assert await client.set_lane_state("default", "draining") is LaneState.ACTIVE
+    with pytest.raises(StateError, match="lane"):
         await publish.submit(1)
-    with pytest.raises(ff.StateError, match="lane"):
+    with pytest.raises(StateError, match="lane"):
         await publish.submit_many([1, 2])
     with pytest.raises(ff.InvalidInput, match="draining"):
         await client.set_lane_state("default", "shut")
@@ -921,7 +924,7 @@ async def test_a_database_that_is_away_is_told_and_tried_again(database: str, mo
     @app.task
     async def publish() -> None: ...
 
-    with pytest.raises(ff.ConnectionFailed) as failed:
+    with pytest.raises(ConnectionFailed) as failed:
         await publish.submit()
     assert "secretword" not in str(failed.value) + repr(app)
     app.dsn = database

@@ -19,9 +19,10 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres import database as database_module
 from flowfabric._postgres import dsn as dsn_module
-from flowfabric._postgres import embedded
 from flowfabric._postgres.listen import Listener
+from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database, schema_version
+from flowfabric.errors import ConnectionFailed, RetriesExhausted, TransportError
 from tests.conftest import FAST
 from tests.support import Clock, claim_one, in_database, started, submit
 
@@ -48,11 +49,11 @@ async def a_role(sql: asyncpg.Connection[Any], options: str = "login") -> AsyncI
         await sql.execute(f"drop owned by {name}; drop role {name}")
 
 
-async def refused(dsn: str | None, **options: Any) -> ff.ConnectionFailed:
+async def refused(dsn: str | None, **options: Any) -> ConnectionFailed:
     """The error a connection attempt ends with, after a look that it tells no secret."""
     try:
         engine = await ff.Engine.connect(dsn, **options)
-    except ff.ConnectionFailed as error:
+    except ConnectionFailed as error:
         told = [str(error), repr(error), *traceback.format_exception(error)]
         assert not [text for text in told if SECRET in text]
         assert "\n" not in str(error)
@@ -130,7 +131,7 @@ async def test_no_part_of_a_password_that_was_not_encoded_is_told(
         return Listener(dsn)
 
     for attempt in (ff.Engine.connect, migrate_database, schema_version, listen):
-        with pytest.raises(ff.ConnectionFailed) as caught:
+        with pytest.raises(ConnectionFailed) as caught:
             await attempt(dsn)
         error = caught.value
         assert "percent-encode the password" in str(error) or "not a URL" in str(error)
@@ -398,7 +399,7 @@ async def test_a_call_that_may_not_be_repeated_tells_that_the_answer_is_unknown(
     async with held(database, execution_id):
         changing = asyncio.create_task(plain_engine.change_priority(execution_id, 5))
         await terminate(sql, waiting=True)
-        with pytest.raises(ff.TransportError) as lost:
+        with pytest.raises(TransportError) as lost:
             await changing
     assert lost.value.kind == "transport"
     assert lost.value.retryable
@@ -409,10 +410,10 @@ async def test_patience_with_a_lost_server_is_limited(own_dir: Path, own_server:
     async with await ff.Engine.connect(own_server, reconnect_for=timedelta(milliseconds=300)) as engine:
         await engine.ping()
         await asyncio.to_thread(embedded.stop, own_dir)
-        with pytest.raises(ff.TransportError) as lost:
+        with pytest.raises(TransportError) as lost:
             await engine.server_time_ms()
         assert lost.value.retryable
-        with pytest.raises(ff.TransportError):
+        with pytest.raises(TransportError):
             await engine.ping()
         (await asyncio.to_thread(embedded.start, own_dir, settings=FAST)).release()
         await engine.ping()
@@ -442,7 +443,7 @@ async def test_a_statement_that_takes_too_long_is_given_up_and_not_repeated(data
     ) as engine:
         claimed = await started(engine)
         async with held(database, claimed.execution_id), asyncio.timeout(PATIENCE):
-            with pytest.raises(ff.TransportError) as late:
+            with pytest.raises(TransportError) as late:
                 await engine.complete(claimed.handle)
             assert late.value.kind == "timeout"
             assert late.value.retryable
@@ -488,7 +489,7 @@ async def test_a_closed_engine_does_not_wait_for_a_connection(database: str) -> 
     engine = await ff.Engine.connect(database, reconnect_for=timedelta(hours=1))
     await engine.close()
     async with asyncio.timeout(PATIENCE):
-        with pytest.raises(ff.TransportError):
+        with pytest.raises(TransportError):
             await engine.server_time_ms()
 
 
@@ -529,7 +530,7 @@ async def test_a_conflict_that_does_not_go_away_is_told_as_such(
         create trigger conflict before update on flowfabric.execution for each row execute function public.conflict();
         """
     )
-    with pytest.raises(ff.RetriesExhausted):
+    with pytest.raises(RetriesExhausted):
         await plain_engine.complete(claimed.handle)
     await sql.execute("drop trigger conflict on flowfabric.execution")
     await plain_engine.complete(claimed.handle)
@@ -553,7 +554,7 @@ async def test_a_data_directory_given_wins_over_the_environments_address(
 
 
 async def test_errors_of_a_pool_that_opens_lazily_are_ours(server: str) -> None:
-    with pytest.raises(ff.ConnectionFailed):
+    with pytest.raises(ConnectionFailed):
         await ff.Engine.connect(in_database(server, "no_such_database"), min_size=0)
 
 

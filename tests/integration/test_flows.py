@@ -24,11 +24,14 @@ import pydantic
 import pytest
 
 import flowfabric as ff
-from flowfabric.flow import Flow
-from flowfabric.graph import CancellationScheduled, FlowCancelled, NewEdge, NewNode
+from flowfabric.app.flow_builder import Flow
+from flowfabric.client import Submission
+from flowfabric.errors import StateError, TransportError
 from flowfabric.middleware import Middleware
-from flowfabric.models import NewExecution
 from flowfabric.testing import Kit, NotFinished
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import CancellationScheduled, FlowCancelled
+from flowfabric.values.graph import NewEdge, NewNode
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -589,7 +592,7 @@ async def test_a_node_is_given_what_released_it_while_that_is_replayed(app: ff.A
 
 async def test_middleware_sees_nodes_and_what_they_take(database: str, did: list[str]) -> None:
     class Mine(Middleware):
-        async def submit(self, submission: ff.Submission, proceed: Callable[..., Awaitable[Any]]) -> Any:
+        async def submit(self, submission: Submission, proceed: Callable[..., Awaitable[Any]]) -> Any:
             did.append(f"{submission.kind} {submission.args}")
             if submission.args == (7,):
                 raise PermissionError("not seven")
@@ -674,7 +677,7 @@ async def test_closing_a_flow_lets_its_nodes_run(app: ff.App) -> None:
         race.gates["a"].set()
         assert await result(run) == {"a": "a", "winner": "a"}
     assert (await run.get()).cancel_reason == "closed"
-    with pytest.raises(ff.StateError):
+    with pytest.raises(StateError):
         await (await app.client()).engine.extend_flow(run.flow_id, [NewNode(name="x", execution=_execution())])
 
 
@@ -1189,7 +1192,7 @@ async def test_a_lost_answer_to_a_key_that_another_was_first_with(
         if not others:
             monkeypatch.setattr(engine, "_row", real)
             others.append(await flow().submit(idempotency_key="k"))
-            raise ff.TransportError("transport", "the answer was lost")
+            raise TransportError("transport", "the answer was lost")
         return await real(sql, *args, **options)
 
     monkeypatch.setattr(engine, "_row", lossy)

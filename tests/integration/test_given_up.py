@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import UsePending
+from flowfabric.errors import Unavailable
+from flowfabric.values.wait import UsePending
 
 PATIENCE = 30.0
 
@@ -102,13 +103,13 @@ async def test_an_older_snapshot_is_refused_where_it_would_miss_a_signal(
     waitpoint = await engine.create_waitpoint(claimed.handle, "k", claimed.handle.lease_ttl)
     await sql.execute(f"alter database {name} set default_transaction_isolation = 'repeatable read'")
     async with await ff.Engine.connect(database, prepared_statements=False, notifications=False) as other:
-        with pytest.raises(ff.Unavailable, match="READ COMMITTED"):
+        with pytest.raises(Unavailable, match="READ COMMITTED"):
             await other.park(claimed.handle, signals_on={waitpoint.waitpoint_id: 0})
-        with pytest.raises(ff.Unavailable, match="READ COMMITTED"):
+        with pytest.raises(Unavailable, match="READ COMMITTED"):
             await other.suspend(
                 claimed.handle, waitpoints=[UsePending(waitpoint.waitpoint_id)], resume_condition=ff.on("k")
             )
-        with pytest.raises(ff.Unavailable, match="READ COMMITTED"):
+        with pytest.raises(Unavailable, match="READ COMMITTED"):
             await other.deliver_signal(
                 claimed.execution_id, waitpoint.waitpoint_id, waitpoint.token, signal_name="s", source_type="t"
             )

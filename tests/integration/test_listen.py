@@ -14,7 +14,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine import claims
-from flowfabric.models import Claimed
+from flowfabric.values.attempt import Claimed
 from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
 
 LONG = timedelta(minutes=10)

@@ -18,7 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import flowfabric as ff
 from flowfabric import middleware as mw
-from flowfabric.models import Claimed
+from flowfabric.errors import ExecutionNotActive, TransportError
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.execution import NewExecution
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 
@@ -65,7 +67,7 @@ async def test_an_execution_lives_its_whole_life_through_a_layered_engine(layere
 
 
 async def test_batches_and_duties_pass_once_too(layered: ff.Engine, seen: Seen, clock: Clock) -> None:
-    made = await layered.create_many([ff.NewExecution(execution_kind="test") for _ in range(3)])
+    made = await layered.create_many([NewExecution(execution_kind="test") for _ in range(3)])
     assert len(made) == 3
     claimed = await layered.claim_many(limit=3, **WORKER)
     assert len(await layered.complete_many([each.handle for each in claimed])) == 3
@@ -101,7 +103,7 @@ async def test_refusals_come_through_and_are_counted_by_category(engine: Checked
     layered = mw.layer(engine, [meter])
     claimed = await started(layered)
     await layered.complete(claimed.handle)
-    with pytest.raises(ff.ExecutionNotActive):
+    with pytest.raises(ExecutionNotActive):
         await layered.fail(claimed.handle, "late")
     with pytest.raises(ff.InvalidInput):
         await layered.read_execution("nonsense")  # type: ignore[arg-type]
@@ -129,7 +131,7 @@ async def test_duties_of_a_layered_engine_run_through_it_and_end_with_it(databas
     assert engine._background == []
     assert all(task.done() for task in duties._tasks)
     assert seen.methods.count("close") == 1
-    with pytest.raises(ff.TransportError):
+    with pytest.raises(TransportError):
         await engine.ping()
 
 
@@ -138,7 +140,7 @@ async def test_closing_the_engine_below_closes_the_layered_one(database: str, se
     layered = mw.layer(engine, [seen])
     await layered.ping()
     await engine.close()
-    with pytest.raises(ff.TransportError):
+    with pytest.raises(TransportError):
         await layered.ping()
     assert seen.methods == ["ping", "ping"]
 
@@ -259,7 +261,7 @@ async def test_a_circuit_opens_on_a_dead_database_and_closes_when_it_is_back(
         await layered.ping()
         await switch(False)
         for _ in range(5):
-            with pytest.raises(ff.TransportError) as failed:
+            with pytest.raises(TransportError) as failed:
                 await layered.ping()
             assert not isinstance(failed.value, mw.CircuitOpen)
         for _ in range(3):
@@ -267,7 +269,7 @@ async def test_a_circuit_opens_on_a_dead_database_and_closes_when_it_is_back(
                 await layered.server_time_ms()
         assert seen.take() == ["ping"] * 6  # what was refused did not get further
         now = 30.0
-        with pytest.raises(ff.TransportError):
+        with pytest.raises(TransportError):
             await layered.ping()
         with pytest.raises(mw.CircuitOpen):
             await layered.ping()
@@ -279,7 +281,7 @@ async def test_a_circuit_opens_on_a_dead_database_and_closes_when_it_is_back(
         assert breaker.state == "closed"
         await switch(False)
         for _ in range(5):
-            with pytest.raises(ff.TransportError):
+            with pytest.raises(TransportError):
                 await layered.ping()
     # Leaving the block closed the engine, open circuit or not.
     assert breaker.state == "open"

@@ -17,6 +17,7 @@ import flowfabric as ff
 from flowfabric._postgres import migrate as module
 from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, current_version, migrate, steps
 from flowfabric.engine.service import migrate_database, schema_version
+from flowfabric.errors import ConnectionFailed, TransportError
 from tests.integration.test_connection import a_role, as_user
 from tests.support import in_database, started, submit
 
@@ -124,7 +125,7 @@ async def test_a_database_in_use_can_be_migrated(plain_engine: ff.Engine, databa
 
 async def test_a_failing_first_migration_leaves_nothing(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
-    with pytest.raises(ff.TransportError, match="division by zero"):
+    with pytest.raises(TransportError, match="division by zero"):
         await migrate_database(empty)
     async with session(empty) as sql:
         assert await sql.fetchval("select to_regnamespace('flowfabric')") is None
@@ -140,7 +141,7 @@ async def test_a_failing_step_leaves_the_version_before_it_and_can_be_resumed(
         execution_id = await submit(engine)
         before = await shape(sql)
         with_step(monkeypatch, "create table flowfabric.half (); select 1 / 0")
-        with pytest.raises(ff.TransportError):
+        with pytest.raises(TransportError):
             await migrate_database(database)
         assert await shape(sql) == before
         assert await schema_version(database) == SCHEMA_VERSION
@@ -166,7 +167,7 @@ async def test_a_migration_that_is_killed_leaves_nothing_and_blocks_nobody(
                     " where datname = current_database() and query = 'select pg_sleep(600)'"
                 ):
                     await asyncio.sleep(0.01)
-            with pytest.raises(ff.TransportError) as lost:
+            with pytest.raises(TransportError) as lost:
                 await dying
             assert lost.value.retryable
         assert await admin.fetchval("select to_regnamespace('flowfabric')") is None
@@ -202,7 +203,7 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
 
 
 async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str) -> None:
-    with pytest.raises(ff.ConnectionFailed, match="create the role first") as missing:
+    with pytest.raises(ConnectionFailed, match="create the role first") as missing:
         await migrate_database(empty, worker_roles=("no_such_role",))
     assert missing.value.kind == "missing_privileges"
     assert await schema_version(empty) == 0
@@ -210,7 +211,7 @@ async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str
 
 async def test_a_user_who_may_not_create_the_schema_is_told_so(empty: str) -> None:
     async with session(empty) as sql, a_role(sql) as role:
-        with pytest.raises(ff.ConnectionFailed) as refused:
+        with pytest.raises(ConnectionFailed) as refused:
             await migrate_database(as_user(empty, role))
     assert refused.value.kind == "missing_privileges"
     assert await schema_version(empty) == 0
@@ -232,7 +233,7 @@ async def test_an_owner_without_superuser_rights_can_migrate_and_work(empty: str
 async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
     before = await shape(sql)
-    with pytest.raises(ff.ConnectionFailed) as newer:
+    with pytest.raises(ConnectionFailed) as newer:
         await migrate_database(database)
     assert newer.value.kind == "schema_newer"
     assert await shape(sql) == before
@@ -260,7 +261,7 @@ async def test_functions_of_another_build_are_told_and_replaced_whole(
 ) -> None:
     await sql.execute("update flowfabric.build set functions = 'another'")
     await sql.execute("create function flowfabric.left_behind() returns int language sql as 'select 1'")
-    with pytest.raises(ff.ConnectionFailed, match="flowfabric migrate"):
+    with pytest.raises(ConnectionFailed, match="flowfabric migrate"):
         await ff.Engine.connect(database)
     await migrate_database(database)
     async with await ff.Engine.connect(database):
@@ -288,7 +289,7 @@ async def test_new_steps_are_applied_once_and_in_order(
     assert await sql.fetchval("select steps from flowfabric.deployment_info()") == [
         *ALL_STEPS, "0002_extra", "0003_extra", "0004_extra",
     ]  # fmt: skip
-    with pytest.raises(ff.ConnectionFailed) as newer:
+    with pytest.raises(ConnectionFailed) as newer:
         await migrate_database(database)
     assert newer.value.kind == "schema_newer"
 
@@ -303,7 +304,7 @@ async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
     )
     before = await shape(sql)
     for call in (migrate_database, schema_version, ff.Engine.connect):
-        with pytest.raises(ff.ConnectionFailed, match=r"flowfabric db dump.*flowfabric db reset") as foreign:
+        with pytest.raises(ConnectionFailed, match=r"flowfabric db dump.*flowfabric db reset") as foreign:
             await call(database)  # type: ignore[operator]
         assert foreign.value.kind == "schema_foreign"
     assert await shape(sql) == before
@@ -314,10 +315,10 @@ async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
         " (schema_version integer, functions text, flow_partitions integer, server_version integer)"
         " language sql as $$select 4, 'another', 256, 180000$$"
     )
-    with pytest.raises(ff.ConnectionFailed, match="run `flowfabric migrate`"):
+    with pytest.raises(ConnectionFailed, match="run `flowfabric migrate`"):
         await ff.Engine.connect(database)
     for call in (migrate_database, schema_version):
-        with pytest.raises(ff.ConnectionFailed) as foreign:
+        with pytest.raises(ConnectionFailed) as foreign:
             await call(database)  # type: ignore[operator]
         assert foreign.value.kind == "schema_foreign"
     # A step of the package that was renamed since is another step.
@@ -327,7 +328,7 @@ async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
     await migrate_database(database)
     monkeypatch.undo()
     with_step(monkeypatch, "select 1", name="renamed")
-    with pytest.raises(ff.ConnectionFailed, match=r"0002_extra.*0002_renamed"):
+    with pytest.raises(ConnectionFailed, match=r"0002_extra.*0002_renamed"):
         await migrate_database(database)
 
 

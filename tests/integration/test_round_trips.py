@@ -19,10 +19,19 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.client import AsyncClient
-from flowfabric.conditions import on
-from flowfabric.graph import AnyOf, Edge, EdgeSnapshot, FlowSubmitted, NewEdge, NewNode, Quorum
-from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Event, Fresh, NewStep, NewWaitpoint, ReclaimGrant, Suspended
+from flowfabric.errors import StateError
+from flowfabric.values.attempt import Failure
+from flowfabric.values.conditions import on
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Edge, EdgeSnapshot
+from flowfabric.values.grant import ClaimGrant, ReclaimGrant
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit, submit_member
 
 SOCKET = ".s.PGSQL.5432"
@@ -91,7 +100,7 @@ async def waiting(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
     return await submit(engine)
 
 
-async def two_active(engine: ff.Engine, _clock: Clock) -> list[ff.Handle]:
+async def two_active(engine: ff.Engine, _clock: Clock) -> list[Handle]:
     return [(await started(engine)).handle for _ in range(2)]
 
 
@@ -117,12 +126,12 @@ async def reclaim_granted(engine: ff.Engine, clock: Clock) -> ReclaimGrant:
     return grant
 
 
-async def pending(engine: ff.Engine, clock: Clock) -> tuple[ff.Handle, NewWaitpoint]:
+async def pending(engine: ff.Engine, clock: Clock) -> tuple[Handle, NewWaitpoint]:
     handle = (await started(engine)).handle
     return handle, await engine.create_waitpoint(handle, "k", timedelta(days=1))
 
 
-async def waiting_open(engine: ff.Engine, _clock: Clock) -> ff.Handle:
+async def waiting_open(engine: ff.Engine, _clock: Clock) -> Handle:
     handle = (await started(engine)).handle
     await engine.open_wait(handle, "w", 0, ["k"], None)
     return handle
@@ -175,7 +184,7 @@ async def scheduled(engine: ff.Engine, _clock: Clock) -> None:
 
 def node(name: str, *after: str, **fields: Any) -> NewNode:
     edges = [NewEdge(upstream=one) for one in after]
-    return NewNode(name=name, execution=ff.NewExecution(execution_kind="test"), after=edges, **fields)
+    return NewNode(name=name, execution=NewExecution(execution_kind="test"), after=edges, **fields)
 
 
 async def chain(engine: ff.Engine, _clock: Clock) -> FlowSubmitted:
@@ -232,8 +241,8 @@ async def raced(engine: ff.Engine, _clock: Clock) -> tuple[FlowId, ff.ExecutionI
 async def skipped(engine: ff.Engine, clock: Clock) -> Event:
     """The end of a skipped member whose edges are still to be resolved."""
     made = await chain(engine, clock)
-    await engine.cancel(ff.Operator(made.nodes["a"]), "no")
-    seen: ff.EventCursor | None = None
+    await engine.cancel(Operator(made.nodes["a"]), "no")
+    seen: EventCursor | None = None
     while True:
         page = await engine.read_events(family="completion", after=seen)
         for event in page.items:
@@ -244,7 +253,7 @@ async def skipped(engine: ff.Engine, clock: Clock) -> Event:
 
 async def ended(engine: ff.Engine, _clock: Clock) -> FlowId:
     made = await engine.submit_flow([node("a")])
-    await engine.cancel(ff.Operator(made.nodes["a"]), "no")
+    await engine.cancel(Operator(made.nodes["a"]), "no")
     return made.flow_id
 
 
@@ -256,12 +265,12 @@ async def owing(engine: ff.Engine, clock: Clock) -> tuple[FlowId, ff.ExecutionId
 
 async def to_acknowledge(engine: ff.Engine, clock: Clock) -> tuple[FlowId, ff.ExecutionId]:
     flow, member = await owing(engine, clock)
-    await engine.cancel(ff.Operator(member), "no")
+    await engine.cancel(Operator(member), "no")
     return flow, member
 
 
 async def promoted(engine: ff.Engine, made: FlowSubmitted) -> None:
-    with contextlib.suppress(ff.StateError):  # only a defect leaves something to promote
+    with contextlib.suppress(StateError):  # only a defect leaves something to promote
         await engine.promote_blocked_to_eligible(made.nodes["b"])
 
 
@@ -272,8 +281,8 @@ def state(name: str) -> Setup:
     return reach
 
 
-def new(count: int) -> list[ff.NewExecution]:
-    return [ff.NewExecution(execution_kind="test", tags={"n.n": str(n)}, idempotency_key=None) for n in range(count)]
+def new(count: int) -> list[NewExecution]:
+    return [NewExecution(execution_kind="test", tags={"n.n": str(n)}, idempotency_key=None) for n in range(count)]
 
 
 ids = {"lease_id": mint_uuid, "attempt_id": mint_uuid}
@@ -297,13 +306,13 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "fail": (state("A"), lambda e, at: e.fail(at.handle, "boom")),
     "fail_many": (
         two_active,
-        lambda e, handles: e.fail_many([ff.Failure(authority=handle, reason="boom") for handle in handles]),
+        lambda e, handles: e.fail_many([Failure(authority=handle, reason="boom") for handle in handles]),
     ),
     "delay": (state("A"), lambda e, at: e.delay(at.handle, timedelta(1))),
     "wait_children": (state("A"), lambda e, at: e.wait_children(at.handle)),
     "release": (state("A"), lambda e, at: e.release(at.handle)),
-    "cancel": (state("W.1"), lambda e, at: e.cancel(ff.Operator(at.id), "no")),
-    "create_alike": (nothing, lambda e, _: e.create_alike(ff.NewExecution(execution_kind="test"), [b"1", b"2"])),
+    "cancel": (state("W.1"), lambda e, at: e.cancel(Operator(at.id), "no")),
+    "create_alike": (nothing, lambda e, _: e.create_alike(NewExecution(execution_kind="test"), [b"1", b"2"])),
     "claim_lanes": (waiting, lambda e, _: e.claim_lanes({"default": 1, "other": 1}, limit=2, **WORKER)),
     "sleep_for_work": (nothing, lambda e, _: e.sleep_for_work(timedelta(seconds=1))),
     "record_steps": (two_active, lambda e, handles: e.record_steps([(h, NewStep(name="s")) for h in handles])),
@@ -523,7 +532,7 @@ async def test_every_operation_is_one_round_trip_once_it_is_prepared(
             for kind in ("lease", "delay", "deadline", "parked", "waitpoint", "suspension", "retention"):
                 await plain_engine.run_timers(kind, limit=1000)
             for left in (await plain_engine.list_waits(limit=1000)).items:
-                await plain_engine.cancel(ff.Operator(left.execution_id), "enough")
+                await plain_engine.cancel(Operator(left.execution_id), "enough")
             for leftover in await plain_engine.claim_many(**WORKER, limit=1000):
                 await plain_engine.complete(leftover.handle)
             while (await plain_engine.cancel_siblings()).action != "none":

@@ -22,8 +22,11 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
+from flowfabric.client import SyncFlowRun, SyncRun
 from flowfabric.client import client as client_module
 from flowfabric.client.portal import Portal
+from flowfabric.errors import ConnectionFailed, Purged, TransportError
+from flowfabric.values.lane import LaneState
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
@@ -123,7 +126,7 @@ def _sync_words(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "twin"), [(ff.AsyncClient, ff.Client), (ff.Run, ff.SyncRun), (ff.FlowRun, ff.SyncFlowRun)]
+    ("source", "twin"), [(ff.AsyncClient, ff.Client), (ff.Run, SyncRun), (ff.FlowRun, SyncFlowRun)]
 )
 def test_both_clients_have_the_same_methods_with_the_same_signatures(source: type, twin: type) -> None:
     ours, theirs = _public(source), _public(twin)
@@ -187,9 +190,9 @@ def test_lists_and_changes(client: ff.Client, publish: ff.Task[..., str], monkey
     runs[0].cancel()
     client.redact(runs[0].id)
     client.delete(runs[0].id)
-    with pytest.raises(ff.Purged):
+    with pytest.raises(Purged):
         runs[0].result()
-    assert client.set_lane_state("default", "paused") is ff.LaneState.ACTIVE
+    assert client.set_lane_state("default", "paused") is LaneState.ACTIVE
     assert client.schedules() == []
     with pytest.raises(ff.NotFound):
         client.pause_schedule("nothing")
@@ -285,12 +288,12 @@ def test_closing_ends_what_waits_in_other_threads_and_closing_again_is_nothing(
         until(lambda: sum(map(len, client._client.outcomes._waiting.values())) == 3)
         client.close()
         for one in waiting:
-            with pytest.raises(ff.TransportError, match="closed"):
+            with pytest.raises(TransportError, match="closed"):
                 one.result(PATIENCE)
     client.close()
     every.close()
     for use in (lambda: client.submit(publish, 7), run.result, client.lanes, lambda: list(client.all())):
-        with pytest.raises(ff.TransportError, match="the client is closed"):
+        with pytest.raises(TransportError, match="the client is closed"):
             use()
     assert not client._portal._thread.is_alive()
     gc.collect()  # nothing that was never awaited is left behind: that would be a warning, and an error here
@@ -299,7 +302,7 @@ def test_closing_ends_what_waits_in_other_threads_and_closing_again_is_nothing(
 def test_a_client_that_cannot_connect_leaves_nothing_behind() -> None:
     before = threading.active_count()
     app = ff.App("postgresql://nobody:secretword@127.0.0.1:1/nothing")
-    with pytest.raises(ff.ConnectionFailed) as failed:
+    with pytest.raises(ConnectionFailed) as failed:
         ff.Client(app)
     assert "secretword" not in str(failed.value)
     until(lambda: threading.active_count() == before)
@@ -420,6 +423,6 @@ def test_a_portal_answers_and_raises_and_iterates() -> None:
     with contextlib.closing(portal):
         pass
     work = answer(5)
-    with pytest.raises(ff.TransportError):
+    with pytest.raises(TransportError):
         portal.call(work)
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED

@@ -14,6 +14,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._postgres.scratch import TEMPLATE
+from flowfabric.errors import ConnectionFailed, TransportError
 from flowfabric.middleware import Middleware
 from flowfabric.testing import (
     CrashChangedResult,
@@ -254,7 +255,7 @@ async def test_an_app_is_as_it_was_when_the_kit_is_closed(flowfabric_dsn: str) -
         assert await asyncio.to_thread(kit.wait, kit.run_inline(job)) == "done"
         assert app.dsn == flowfabric_dsn
     assert app.dsn == "postgresql://nobody@nowhere/nothing"
-    with pytest.raises(ff.ConnectionFailed):
+    with pytest.raises(ConnectionFailed):
         await job.submit()
 
 
@@ -322,7 +323,7 @@ async def test_a_server_of_ones_own_gives_databases_and_keeps_the_template(
 
 
 async def test_a_server_that_is_not_there_is_named(tmp_path: Any) -> None:
-    with pytest.raises(ff.ConnectionFailed, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
         await asyncio.to_thread(Server, tmp_path, "postgresql://nobody:secret@127.0.0.1:1/nothing")
 
 
@@ -632,7 +633,7 @@ async def test_a_crash_writes_nothing_more(kit: Kit, app: ff.App, did: Ledger) -
                 ctx.step("second", did.entry("second")),
                 client.engine.create_execution(execution_kind="ghost"),
             ):
-                with pytest.raises((asyncio.CancelledError, ff.TransportError)):
+                with pytest.raises((asyncio.CancelledError, TransportError)):
                     await attempt
             did.append("cut")
             return -1

@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric.bridges.callbacks import MAX_BODY, receive
-from flowfabric.conditions import Condition, OperatorOnly, TimeoutOnly
-from flowfabric.contracts import CannotDecode
-from flowfabric.models import Accepted, DuplicateSignal, WaitpointToken
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.testing import Kit, Nondeterministic, NotFinished
+from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import WaitpointToken
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -539,7 +541,7 @@ async def test_a_payload_that_is_not_json_or_too_large_is_refused_where_it_is_se
     await kit.run_all()
     with pytest.raises(ff.InvalidInput, match="payload"):
         await run.signal("k", payload=object())
-    with pytest.raises(ff.ValidationFailed) as caught:
+    with pytest.raises(ValidationFailed) as caught:
         await run.signal("k", payload="x" * 65_536)
     assert caught.value.kind == "payload_too_large"
     assert (await (await kit.engine()).read_signals(run.execution_id)).items == []
@@ -852,7 +854,7 @@ async def test_an_operator_ends_a_wait_without_a_signal(
     assert await run.state() is ff.State.DELAYED
     found = await kit.run_until_ended(run)
     assert found == "none" if default else "an operator resumed" in found and "wait_overridden" in found
-    with pytest.raises(ff.StateError):
+    with pytest.raises(StateError):
         await run.resume()
 
 
@@ -1023,7 +1025,7 @@ async def test_a_second_signal_to_a_wait_that_is_over_is_refused_and_not_kept_fo
     token = await engine.read_waitpoint_token(f"{{fp:{run.execution_id.partition}}}", place.waitpoint_id)
     assert token is not None
     await run.signal(payload=1)
-    with pytest.raises(ff.StateError) as caught:
+    with pytest.raises(StateError) as caught:
         await engine.deliver_signal(
             run.execution_id, place.waitpoint_id, token, signal_name="x", source_type="test", payload=b"9"
         )
@@ -1369,7 +1371,7 @@ async def test_real_workers_and_duties_do_all_of_it(database: str, did: Ledger) 
             while True:
                 try:
                     await run.signal(key, payload=payload)
-                except (ff.NotFound, ff.StateError):
+                except (ff.NotFound, StateError):
                     await asyncio.sleep(0.01)
                 else:
                     return

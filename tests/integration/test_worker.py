@@ -22,6 +22,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.errors import ConnectionFailed, ExecutionNotActive, TransportError
 from flowfabric.middleware import Middleware
 from flowfabric.worker import second_thread
 from flowfabric.worker.schedules import ScheduleDuty, declare, fire
@@ -735,7 +736,7 @@ async def test_a_worker_that_cannot_start_leaves_nothing_open(app: ff.App, sql: 
 async def test_a_worker_without_a_database_says_so_and_leaves_nothing_behind() -> None:
     app = ff.App("postgresql://nobody@127.0.0.1:1/nowhere")
     before = set(threading.enumerate())
-    with pytest.raises(ff.ConnectionFailed, match="cannot be reached"):
+    with pytest.raises(ConnectionFailed, match="cannot be reached"):
         await ff.Worker(app).run()
     assert [thread for thread in set(threading.enumerate()) - before if "flowfabric" in thread.name] == []
 
@@ -830,7 +831,7 @@ async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
     async def job() -> str:
         return "done"
 
-    errors: list[Exception] = [ff.TransportError("transport", "gone"), KeyError("odd"), ff.TransportError("other", "?")]
+    errors: list[Exception] = [TransportError("transport", "gone"), KeyError("odd"), TransportError("other", "?")]
 
     async def fail() -> None:
         if errors:
@@ -863,7 +864,7 @@ async def test_what_the_database_cannot_take_for_a_moment_is_reported_later(
         async def fail(method: str = method) -> None:
             if left[method]:
                 left[method] -= 1
-                raise ff.TransportError("transport", f"{method} is lost")
+                raise TransportError("transport", f"{method} is lost")
 
         calls.before[method] = fail
     async with working(app):
@@ -878,7 +879,7 @@ async def test_what_the_database_cannot_take_for_a_moment_is_reported_later(
 async def test_a_handler_that_found_no_database_is_run_again_although_it_has_no_retries(
     app: ff.App, calls: Calls
 ) -> None:
-    trouble = [ff.TransportError("timeout", "hangs")]
+    trouble = [TransportError("timeout", "hangs")]
 
     async def fail() -> None:
         if trouble:
@@ -899,7 +900,7 @@ async def test_a_handler_that_found_no_database_is_run_again_although_it_has_no_
 async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is_away_for_a_moment(
     app: ff.App, calls: Calls
 ) -> None:
-    trouble = [ff.TransportError("transport", "gone")]
+    trouble = [TransportError("transport", "gone")]
 
     async def fail() -> None:
         if trouble:
@@ -937,11 +938,11 @@ class Flaky(Middleware):
         count = self._calls[method]
         if not self.is_calm and (count == 1 or self._random.random() < 0.1):
             self.lost[method] += 1
-            raise ff.TransportError("transport", f"{method}: the call was lost")
+            raise TransportError("transport", f"{method}: the call was lost")
         answer = await proceed()
         if not self.is_calm and (count == 2 or self._random.random() < 0.1):
             self.lost[method] += 1
-            raise ff.TransportError("transport", f"{method}: the answer was lost")
+            raise TransportError("transport", f"{method}: the answer was lost")
         return answer
 
 
@@ -1043,7 +1044,7 @@ async def test_executions_taken_away_at_random_leave_nothing_behind_in_the_worke
             for row in rng.sample(found, min(len(found), 3)):
                 run = by_id[row["id"]]
                 if rng.random() < 0.5:
-                    with contextlib.suppress(ff.ExecutionNotActive):  # it was quicker
+                    with contextlib.suppress(ExecutionNotActive):  # it was quicker
                         await run.cancel()
                         taken["cancelled"] += 1
                 else:

@@ -13,8 +13,11 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.engine.service import migrate_database, schema_version
-from flowfabric.ids import mint_uuid
-from flowfabric.models import NewStep, ReclaimGrant
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.grant import ReclaimGrant
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Operator
+from flowfabric.values.step import NewStep
 from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, RETRY, WORKER, Clock, claim_one, started, submit
 
@@ -66,7 +69,7 @@ async def test_the_whole_life_of_an_execution_needs_no_more_than_execute(worker:
     grant = await worker.issue_reclaim_grant(execution_id, **OTHER)
     assert isinstance(grant, ReclaimGrant)
     await worker.reclaim_execution(execution_id, **OTHER, lease_id=mint_uuid(), attempt_id=mint_uuid())
-    await worker.cancel(ff.Operator(execution_id), "enough")
+    await worker.cancel(Operator(execution_id), "enough")
     await worker.replay_execution(execution_id)
     claim_grant = await worker.issue_claim_grant(execution_id, **WORKER)
     assert await worker.verify_grant(execution_id, claim_grant.grant_key) == "ok"
@@ -134,7 +137,7 @@ async def test_steps_children_and_waiting_need_no_more_than_execute(worker: ff.E
         ]
     )
     assert answers[0] is None and not any(isinstance(answer, ff.FlowFabricError) for answer in answers)
-    child = await worker.submit_child(parent.handle, "child", 0, ff.NewExecution(execution_kind="child", lane_id="c"))
+    child = await worker.submit_child(parent.handle, "child", 0, NewExecution(execution_kind="child", lane_id="c"))
     assert len(await worker.read_steps([parent.execution_id])) == 4
     assert (await worker.park(parent.handle, ends_of=[child.execution_id])).parked
     await worker.watch([child.execution_id], timedelta(seconds=60))
@@ -162,7 +165,7 @@ async def test_schedules_need_no_more_than_execute(worker: ff.Engine, clock: Clo
     await worker.resume_schedule("s")
     (due,) = await worker.due_schedules()
     assert await worker.until_next_schedule() is not None
-    items = [ff.NewExecution(execution_kind="k")]
+    items = [NewExecution(execution_kind="k")]
     made = await worker.fire_schedule("s", due.due_at, next_at=None, fired_at=due.due_at, items=items)
     found = await worker.read_schedule("s")
     assert found is not None and made == [found.last_execution_id]

@@ -16,24 +16,17 @@ from typing import Any
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    AlreadySatisfied,
-    Attempt,
-    Claimed,
-    ClaimGrant,
-    Execution,
-    Fresh,
-    NewStep,
-    Parked,
-    Rejected,
-    TimeoutBehavior,
-    UsePending,
-    WaitpointToken,
-)
-from flowfabric.policies import SuspensionPolicy
-from flowfabric.state import TRANSITIONS, Transition, matches, position
+from flowfabric.errors import Contention, StateError
+from flowfabric.values.attempt import Attempt, Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Created, Duplicate, Execution, Rejected
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutBehavior, TimeoutPolicy
+from flowfabric.values.step import NewStep, Parked
+from flowfabric.values.transitions import TRANSITIONS, Transition, matches, position
+from flowfabric.values.wait import AlreadySatisfied, Fresh, UsePending, WaitpointToken
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, Wipe, new_id
 
 COUNTERS = ("total_attempt_count", "retry_count", "replay_count", "lease_reclaim_count", "current_lease_epoch")
@@ -65,7 +58,7 @@ class CaseEngine(CheckedEngine):
         if self.checking:
             await super().check()
 
-    async def create_execution(self, **fields: Any) -> ff.Created | ff.Duplicate:
+    async def create_execution(self, **fields: Any) -> Created | Duplicate:
         policy = self.creating.get("policy", fields.get("policy"))
         return await super().create_execution(**{**self.creating, **fields, "policy": policy})
 
@@ -169,9 +162,9 @@ async def outcome(call: Awaitable[Any]) -> str:
             return type(answer).__name__
 
 
-def stranger(execution_id: ff.ExecutionId) -> ff.Handle:
+def stranger(execution_id: ff.ExecutionId) -> Handle:
     """A handle of a lease that never was."""
-    return ff.Handle(
+    return Handle(
         partition=execution_id.partition,
         uuid=execution_id.uuid,
         attempt_index=0,
@@ -192,14 +185,14 @@ class Case:
         self.engine: ff.Engine = world.engine
         self.id = at.id
         self.handle = stranger(at.id) if at.claimed is None else at.handle
-        self.operator = ff.Operator(at.id)
+        self.operator = Operator(at.id)
         self.grant: ClaimGrant | None = None
         self.other = ExecutionId.of(11, new_id())  # unknown until `_another` makes it
         self.binding: Fresh | UsePending = Fresh(new_id(), "k")
         self.token = WaitpointToken(f"k1:{'0' * 64}")
 
-    def by(self, source: str) -> ff.Operator:
-        return ff.Operator(self.id, source)
+    def by(self, source: str) -> Operator:
+        return Operator(self.id, source)
 
 
 Call = Callable[[Case], Awaitable[Any]]
@@ -218,7 +211,7 @@ def _later(**parts: float) -> Call:
 
 async def _claim_grant(case: Case) -> None:
     """A claim grant where the state allows one."""
-    with contextlib.suppress(ff.Contention):
+    with contextlib.suppress(Contention):
         case.grant = await case.engine.issue_claim_grant(case.id, **WORKER)
 
 
@@ -234,7 +227,7 @@ async def _another(case: Case) -> None:
 
 async def _another_ended(case: Case) -> None:
     await _another(case)
-    await case.engine.cancel(ff.Operator(case.other), "enough")
+    await case.engine.cancel(Operator(case.other), "enough")
 
 
 async def _verdict(batch: Awaitable[list[Any]]) -> Any:
@@ -251,7 +244,7 @@ async def _park_until(case: Case, **later: float) -> Parked:
 
 async def _pending_waitpoint(case: Case) -> None:
     """A pending waitpoint where there is a lease to make one with."""
-    with contextlib.suppress(ff.Contention, ff.StateError):
+    with contextlib.suppress(Contention, StateError):
         made = await case.engine.create_waitpoint(case.handle, "k", HOUR)
         case.binding, case.token = UsePending(made.waitpoint_id), made.token
 
@@ -335,19 +328,19 @@ BLOCKING_REASONS = {
     "paused_by_policy": "blocked_by_lane_state",
 }
 # Retries what a worker reports, not what the timer ends.
-TIMED = ff.ExecutionPolicy(
-    retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND)), timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR)
+TIMED = ExecutionPolicy(
+    retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND)), timeout_policy=TimeoutPolicy(attempt_timeout=HOUR)
 )
-TIMED_ONCE = ff.ExecutionPolicy(
+TIMED_ONCE = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND), retryable_categories=("transient",)),
-    timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR),
+    timeout_policy=TimeoutPolicy(attempt_timeout=HOUR),
 )
-NO_RECLAIM = ff.ExecutionPolicy(retry_policy=RETRY.retry_policy, max_reclaim_count=0)
+NO_RECLAIM = ExecutionPolicy(retry_policy=RETRY.retry_policy, max_reclaim_count=0)
 
 
-def _gives_up(behavior: TimeoutBehavior) -> ff.ExecutionPolicy:
+def _gives_up(behavior: TimeoutBehavior) -> ExecutionPolicy:
     """A suspension that names no time of its own ends after an hour, in this way."""
-    return ff.ExecutionPolicy(
+    return ExecutionPolicy(
         retry_policy=RETRY.retry_policy,
         suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior=behavior),
     )

@@ -17,21 +17,14 @@ from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.sibling_cancel import SiblingCancel
-from flowfabric.graph import (
-    AllOf,
-    Applied,
-    Edge,
-    EdgeGroup,
-    EdgeGroupPolicy,
-    FlowSnapshot,
-    FlowSummary,
-    GroupState,
-    NewEdge,
-    NewNode,
-    Staged,
-)
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Event, Execution, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event
+from flowfabric.values.execution import Execution, NewExecution
+from flowfabric.values.flow import Applied, Edge, EdgeGroup, FlowSnapshot, FlowSummary, GroupState, Staged
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AllOf, EdgeGroupPolicy
+from flowfabric.values.lease import Operator
 from tests.support import WORKER, claim_one, submit
 
 LONG = timedelta(days=30)
@@ -119,7 +112,7 @@ class Flow:
 
     async def cancel(self, *names: str, reason: str = "enough") -> None:
         for name in names:
-            await self.engine.cancel(ff.Operator(self[name]), reason)
+            await self.engine.cancel(Operator(self[name]), reason)
 
     async def drain(self) -> None:
         """Let all duties of flows go idle."""

@@ -17,12 +17,12 @@ from uuid import UUID
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.conditions import Condition, named_keys, on
-from flowfabric.models import (
-    Accepted,
-    Claimed,
-    DuplicateSignal,
-    Event,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import Condition, named_keys, on
+from flowfabric.values.event import Event
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import (
     ExpiredSuspension,
     Fresh,
     Suspended,
@@ -70,7 +70,7 @@ class Waiting:
         return self.claimed.execution_id
 
     @property
-    def handle(self) -> ff.Handle:
+    def handle(self) -> Handle:
         return self.claimed.handle
 
     @property
@@ -300,7 +300,7 @@ async def run_to_its_end(world: SuspendingWorld, wait: Waiting) -> None:
 
 
 async def cancel(world: SuspendingWorld, wait: Waiting) -> None:
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
 
 
 async def time_out(world: SuspendingWorld, wait: Waiting) -> None:

@@ -20,12 +20,23 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric._postgres.checks import MAX_PAYLOAD
-from flowfabric.conditions import AllOf, Count, CountKind, TimeoutOnly, on
 from flowfabric.engine.edges import EdgePlace
 from flowfabric.engine.reads import Place
-from flowfabric.graph import AnyOf, Edge, NewEdge, NewNode, NoOp, Quorum
-from flowfabric.ids import FlowId, mint_uuid
-from flowfabric.models import ClaimGrant, Completion, Fresh, NewStep, ResumePolicy, Suspended, UsePending
+from flowfabric.errors import Contention, ExecutionNotActive, StateError, ValidationFailed
+from flowfabric.values.attempt import Completion, Failure
+from flowfabric.values.conditions import AllMet, Count, CountKind, TimeoutOnly, on
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.flow import Edge, NoOp
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.lease import Fence, Handle, Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, ResumePolicy, Suspended, UsePending
 from tests import sampling
 from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
@@ -90,17 +101,17 @@ POLICIES: list[Any] = [
     {"max_reclaim_count": "5"}, {"retry_policy": []}, {"retry_policy": {"max_retries": 1.5}},
     {"timeout_policy": {"attempt_timeout_ms": 10**20}}, {"delay_until": 10**18}, {"dedup_window_ms": -1},
     {"priority": True}, {"unknown": object()}, {"retry_policy": {"backoff": 5}},
-    ff.ExecutionPolicy(max_replay_count=-1),
+    ExecutionPolicy(max_replay_count=-1),
 ]  # fmt: skip
 POLICY_TEXTS: list[Any] = [
     {"budget_ids": ["x"]}, {"quota_policy_id": "x"}, {"unknown": "\0"}, {"unknown": ["\ud800"]}, {"\0": 1},
-    ff.ExecutionPolicy(delay_until=NAIVE), {"routing_requirements": {"isolation_level": "\0"}},
+    ExecutionPolicy(delay_until=NAIVE), {"routing_requirements": {"isolation_level": "\0"}},
 ]  # fmt: skip
 FILTERS: list[Any] = [
-    5, "n", ("a", "b"), ff.ScannerFilter(namespace="\0"), ff.ScannerFilter(namespace=5),  # type: ignore[arg-type]
-    ff.ScannerFilter(namespace="x" * 257), ff.ScannerFilter(instance_tag=("a",)),  # type: ignore[arg-type]
-    ff.ScannerFilter(instance_tag="ab"), ff.ScannerFilter(instance_tag=("\0", "x")),  # type: ignore[arg-type]
-    ff.ScannerFilter(instance_tag=("x", "\ud800")), ff.ScannerFilter(instance_tag=(1, 2)),  # type: ignore[arg-type]
+    5, "n", ("a", "b"), ScannerFilter(namespace="\0"), ScannerFilter(namespace=5),  # type: ignore[arg-type]
+    ScannerFilter(namespace="x" * 257), ScannerFilter(instance_tag=("a",)),  # type: ignore[arg-type]
+    ScannerFilter(instance_tag="ab"), ScannerFilter(instance_tag=("\0", "x")),  # type: ignore[arg-type]
+    ScannerFilter(instance_tag=("x", "\ud800")), ScannerFilter(instance_tag=(1, 2)),  # type: ignore[arg-type]
 ]  # fmt: skip
 TAG_KEYS: list[Any] = [None, 5, "", "nodot", "A.b", "a.B", "a.", ".b", "a..b", "a.b\n", "ä.b", "\0.b", "a." + "b" * 255]
 TAGS: list[Any] = [
@@ -125,7 +136,7 @@ class World:
         await engine.mark_lease_expired_if_due(self.expired.execution_id)
         await engine.set_lane_state("default", "paused")
         self.done = (await self._claimed(engine)).execution_id
-        await engine.complete(ff.Operator(self.done), b"done")
+        await engine.complete(Operator(self.done), b"done")
         await self._suspend(engine)
         self.held = await self._claimed(engine)
         self.pending = await engine.create_waitpoint(self.held.handle, "k", timedelta(days=1))
@@ -180,7 +191,7 @@ def by_kind(kind: str, values: list[Any]) -> tuple[Any, list[Any]]:
     return {"kind": kind}, values
 
 
-def _fence(world: World, **change: Any) -> ff.Fence:
+def _fence(world: World, **change: Any) -> Fence:
     handle = world.held.handle
     fields = {
         "execution_id": handle.execution_id,
@@ -188,11 +199,11 @@ def _fence(world: World, **change: Any) -> ff.Fence:
         "lease_epoch": handle.lease_epoch,
         "attempt_id": handle.attempt_id,
     }
-    return ff.Fence(**(fields | change))
+    return Fence(**(fields | change))
 
 
 AUTHORITIES: list[Any] = [
-    None, 5, "x", UNKNOWN, ff.Operator("nonsense"),  # type: ignore[arg-type]
+    None, 5, "x", UNKNOWN, Operator("nonsense"),  # type: ignore[arg-type]
     lambda world: _fence(world, execution_id="x"),
     lambda world: _fence(world, lease_id="x"),
     lambda world: _fence(world, lease_id=None),
@@ -290,7 +301,7 @@ def _nodes(world: World) -> dict[str, Any]:
 
 def _node(name: Any, *after: Any, policy: Any = None, execution_policy: Any = None, **fields: Any) -> NewNode:
     given = {"execution_kind": "k", "lane_id": "flows", "policy": execution_policy} | fields
-    execution = ff.NewExecution(**given)
+    execution = NewExecution(**given)
     node = NewNode(name=name, execution=execution, after=after)
     return node if policy is None else msgspec.structs.replace(node, policy=policy)
 
@@ -304,7 +315,7 @@ ONE_FLOW = {"flow_id": by_field([None, *UUIDS])}
 JOINS: list[Any] = [
     None, 5, "all_of", [], {}, {"kind": "every"}, {"kind": ["all_of"]}, {"kind": "quorum"},
     {"kind": "quorum", "k": "1"},
-    {"kind": "any_of", "on_satisfied": "stop"}, {"kind": "any_of", "on_satisfied": None}, AllOf((on("k"),)),
+    {"kind": "any_of", "on_satisfied": "stop"}, {"kind": "any_of", "on_satisfied": None}, AllMet((on("k"),)),
     AnyOf("stop"), AnyOf(None), AnyOf([]), Quorum(0), Quorum(-1), Quorum(2**31), Quorum(True), Quorum("1"),  # type: ignore[arg-type]
     Quorum(1.0), Quorum(None), Quorum(1, "stop"),  # type: ignore[arg-type]
 ]  # fmt: skip
@@ -312,7 +323,7 @@ NODES: list[Any] = [
     None, 5, "ab", b"ab", {}, {"a": 1}, [], [5], [None], ["a"], [_node("a")] * 2, [_node("")],
     *([_node(value)] for value in (None, *TEXTS)),
     *([NewNode(name="a", execution=value)] for value in (None, 5, {"execution_kind": "k"})),
-    *([NewNode(name="a", execution=ff.NewExecution(execution_kind="k"), after=value)] for value in (None, 5, "b", {})),
+    *([NewNode(name="a", execution=NewExecution(execution_kind="k"), after=value)] for value in (None, 5, "b", {})),
     *([_node("a", value)] for value in (None, 5, "b", UNKNOWN, _node("b"))),
     *([_node("a", NewEdge(upstream=value))] for value in (None, 5, "b", [], b"b", UNKNOWN, ff.ExecutionId("rubbish"))),
     *([_node("a"), _node("b", NewEdge(upstream="a", data_passing_ref=value))] for value in TEXTS),
@@ -339,7 +350,7 @@ CONDITIONS: list[Any] = [
     {"Single": {"waitpoint_key": 5, "matcher": "Wildcard"}}, {"Single": {"waitpoint_key": "k", "matcher": "wildcard"}},
     {"Single": {"waitpoint_key": "k", "matcher": "Wildcard"}, "more": 1}, {"Composite": {"kind": "AnyOf"}},
     on(""), on("\0"), on("\ud800"), on("x" * 257), on(5), on("k", ""), on("k", "__x"), on("k", "\0"),  # type: ignore[arg-type]
-    AllOf(()), AllOf((None,)), AllOf("k"), Count(0, CountKind.DISTINCT_SIGNALS, ("k",)),  # type: ignore[arg-type]
+    AllMet(()), AllMet((None,)), AllMet("k"), Count(0, CountKind.DISTINCT_SIGNALS, ("k",)),  # type: ignore[arg-type]
     Count(True, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, "DistinctSignals", ("k",)),  # type: ignore[arg-type]
     Count(2**31, CountKind.DISTINCT_SIGNALS, ("k",)), Count(1, CountKind.DISTINCT_SIGNALS, ()),
 ]  # fmt: skip
@@ -433,18 +444,18 @@ CASES = [
     Case(
         "create_many",
         lambda world: {"items": []},
-        items=by_field([None, "x", 5, {"a": 1}, [ff.NewExecution(execution_kind="k")] * 1001]),
+        items=by_field([None, "x", 5, {"a": 1}, [NewExecution(execution_kind="k")] * 1001]),
     ),
     Case(
         "create_alike",
-        lambda world: {"item": ff.NewExecution(execution_kind="k"), "payloads": [b"1"]},
+        lambda world: {"item": NewExecution(execution_kind="k"), "payloads": [b"1"]},
         item=by_field(
             [
                 None,
                 5,
-                ff.NewExecution(execution_kind="\0"),
-                ff.NewExecution(execution_kind=5),  # type: ignore[arg-type]
-                ff.NewExecution(execution_kind="k", lane_id="é"),
+                NewExecution(execution_kind="\0"),
+                NewExecution(execution_kind=5),  # type: ignore[arg-type]
+                NewExecution(execution_kind="k", lane_id="é"),
             ],
             "*",
         ),
@@ -723,10 +734,10 @@ CASES = [
                 5,
                 "x",
                 (0, 0),
-                ff.EventCursor(-1),
-                ff.EventCursor(2**63),
-                ff.EventCursor("0"),
-                ff.EventCursor(None),
+                EventCursor(-1),
+                EventCursor(2**63),
+                EventCursor("0"),
+                EventCursor(None),
             ]  # type: ignore[arg-type]
         ),
         limit=by_field(INTS),
@@ -813,7 +824,7 @@ CASES = [
             "authority": world.held.handle,
             "name": "s",
             "n": 0,
-            "item": ff.NewExecution(execution_kind="child", lane_id="own"),
+            "item": NewExecution(execution_kind="child", lane_id="own"),
         },
         authority=by_field(AUTHORITIES, "*"),
         name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
@@ -823,11 +834,11 @@ CASES = [
                 None,
                 5,
                 "x",
-                ff.NewExecution(execution_kind="\0"),
-                ff.NewExecution(execution_kind="k", lane_id="é"),
-                ff.NewExecution(execution_kind="k", priority="5"),  # type: ignore[arg-type]
-                ff.NewExecution(execution_kind="k", tags={"a": 5}),  # type: ignore[dict-item]
-                ff.NewExecution(execution_kind="k", execution_id=BEYOND),
+                NewExecution(execution_kind="\0"),
+                NewExecution(execution_kind="k", lane_id="é"),
+                NewExecution(execution_kind="k", priority="5"),  # type: ignore[arg-type]
+                NewExecution(execution_kind="k", tags={"a": 5}),  # type: ignore[dict-item]
+                NewExecution(execution_kind="k", execution_id=BEYOND),
             ],
             "*",
         ),
@@ -838,9 +849,9 @@ CASES = [
             "authority": world.held.handle,
             "name": "s",
             "n": 0,
-            "item": ff.NewExecution(execution_kind="child", lane_id="own"),
+            "item": NewExecution(execution_kind="child", lane_id="own"),
         },
-        item=by_kind("invalid_policy_json", [ff.NewExecution(execution_kind="k", policy=value) for value in POLICIES]),
+        item=by_kind("invalid_policy_json", [NewExecution(execution_kind="k", policy=value) for value in POLICIES]),
     ),
     Case(
         "watch",
@@ -920,19 +931,19 @@ CASES = [
             "due_at": DUE,
             "next_at": None,
             "fired_at": DUE,
-            "items": [ff.NewExecution(execution_kind="k", lane_id="own")],
+            "items": [NewExecution(execution_kind="k", lane_id="own")],
         },
         name=by_field([None, "", *TEXTS]),
         due_at=by_field([None, *MOMENTS, timedelta(1)]),
         next_at=by_field([*MOMENTS, timedelta(1)]),
         fired_at=by_field([*MOMENTS, timedelta(1)]),
-        items=by_field([None, 5, "x", {"a": 1}, [5], [ff.NewExecution(execution_kind="\0")]], "*"),
+        items=by_field([None, 5, "x", {"a": 1}, [5], [NewExecution(execution_kind="\0")]], "*"),
     ),
     # waitpoints, suspensions and signals
     Case(
         "create_waitpoint",
         lambda world: {**_authority(world), "waitpoint_key": "k", "expires_in": timedelta(1)},
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         waitpoint_key=by_field([None, *TEXTS]),
         expires_in=by_field([None, 5, "5"]),
     ),
@@ -945,7 +956,7 @@ CASES = [
     Case(
         "close_waitpoint",
         lambda world: {**_authority(world), "waitpoint_id": world.pending.waitpoint_id},
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         **ONE_WAITPOINT,
         reason=by_field([None, "", *TEXTS]),
     ),
@@ -981,7 +992,7 @@ CASES = [
     Case(
         "suspend",
         _suspending,
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         **SUSPEND_FIELDS,
     ),
     Case("suspend", _suspending, **SUSPEND_FIELDS_TOO),
@@ -999,7 +1010,7 @@ CASES = [
             "waitpoints": [world.pending.waitpoint_id],
             "resume_condition": on("k"),
         },
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         waitpoints=by_field([None, 5, "x", [], *([value] for value in (None, *UUIDS))]),
         resume_condition=by_field([*CONDITIONS, TimeoutOnly()]),
         reason_code=by_field([None, 5, "", "nonsense", []]),
@@ -1046,7 +1057,7 @@ CASES = [
     Case(
         "observe_signals",
         _authority,
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id), _fence], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id), _fence], "*"),
     ),
     Case(
         "read_signals",
@@ -1085,7 +1096,7 @@ CASES = [
     Case(
         "open_wait",
         lambda world: {**_authority(world), "name": "w", "n": 0, "keys": ["k"], "within": timedelta(1)},
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
         n=by_field(INTS),
         keys=by_field([None, 5, "k", [], [5], [""], ["\0"], ["x" * 257]]),
@@ -1094,7 +1105,7 @@ CASES = [
     Case(
         "settle_wait",
         lambda world: {**_authority(world), "name": "w", "n": 0, "condition": on("k")},
-        authority=by_field([*AUTHORITIES, lambda world: ff.Operator(world.held.execution_id)], "*"),
+        authority=by_field([*AUTHORITIES, lambda world: Operator(world.held.execution_id)], "*"),
         name=by_field([None, "", *TEXTS[:-2], "x" * 513]),
         n=by_field(INTS),
         condition=by_field(CONDITIONS, "resume_condition"),
@@ -1118,7 +1129,7 @@ CASES = [
     Case(
         "count_events",
         lambda world: {},
-        after=by_field([5, "x", (0, 0), ff.EventCursor(-1), ff.EventCursor(2**63)]),
+        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63)]),
     ),
     Case("shutdown_prepare", lambda world: {}, grace=by_field([None, 5, timedelta(-1), timedelta.max])),
     # flows: graphs
@@ -1309,7 +1320,7 @@ CASES = [
         "cascade_completion",
         lambda world: {"event": world.end},
         event=by_field(
-            [lambda w, v=value: msgspec.structs.replace(w.end, cursor=ff.EventCursor(v)) for value in REVISIONS]
+            [lambda w, v=value: msgspec.structs.replace(w.end, cursor=EventCursor(v)) for value in REVISIONS]
         ),
     ),
     Case(
@@ -1437,7 +1448,7 @@ async def test_every_bad_argument_is_refused_by_name_and_changes_nothing(
             answer = await getattr(plain_engine, case.name)(**(case.good(world) | {argument: value}))
             if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], ff.FlowFabricError):
                 raise answer[0]  # a bad item of a batch is its own verdict
-        except ff.ValidationFailed as error:
+        except ValidationFailed as error:
             if isinstance(expected, dict):
                 if error.kind != expected["kind"]:
                     wrong.append(f"{what}: {error!r}")
@@ -1464,9 +1475,9 @@ async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clo
         await world.build(plain_engine, clock)
         try:
             await getattr(plain_engine, case.name)(**case.good(world))
-        except ff.ValidationFailed as error:
+        except ValidationFailed as error:
             raise AssertionError(f"{case.name}: {error!r}") from error
-        except (ff.Contention, ff.StateError):
+        except (Contention, StateError):
             pass
         for claimed in (world.held, world.expired):
             await _end(plain_engine, claimed.execution_id)
@@ -1476,8 +1487,8 @@ async def test_the_arguments_taken_as_good_are_good(plain_engine: ff.Engine, clo
 
 
 async def _end(engine: ff.Engine, target: ff.ExecutionId) -> None:
-    with contextlib.suppress(ff.ExecutionNotActive):
-        await engine.cancel(ff.Operator(target), "done with it")
+    with contextlib.suppress(ExecutionNotActive):
+        await engine.cancel(Operator(target), "done with it")
 
 
 def test_every_operation_of_the_engine_is_in_the_table() -> None:
@@ -1531,8 +1542,8 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
         assert (unknown.value.entity, unknown.value.id) == ("execution", UNKNOWN), name
         with pytest.raises(ff.InvalidInput if name in INGRESS else ff.NotFound):
             await getattr(engine, name)(BEYOND, **fields)
-    fence = ff.Fence(execution_id=UNKNOWN, lease_id=mint_uuid(), lease_epoch=1, attempt_id=mint_uuid())  # type: ignore[arg-type]
-    for authority in (fence, ff.Operator(UNKNOWN), ff.Operator(BEYOND)):
+    fence = Fence(execution_id=UNKNOWN, lease_id=mint_uuid(), lease_epoch=1, attempt_id=mint_uuid())  # type: ignore[arg-type]
+    for authority in (fence, Operator(UNKNOWN), Operator(BEYOND)):
         for call in (
             lambda a=authority: engine.complete(a),
             lambda a=authority: engine.fail(a, "no"),
@@ -1548,7 +1559,7 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
             await call()
     for call in (
         lambda: engine.park(fence, ends_of=[BEYOND]),
-        lambda: engine.submit_child(fence, "s", 0, ff.NewExecution(execution_kind="k")),
+        lambda: engine.submit_child(fence, "s", 0, NewExecution(execution_kind="k")),
         lambda: engine.create_waitpoint(fence, "k", timedelta(1)),
         lambda: engine.close_waitpoint(fence, mint_uuid()),
         lambda: engine.suspend_by_triple(fence, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k")),
@@ -1581,7 +1592,7 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     ):
         (verdict,) = await batch
         assert isinstance(verdict, ff.NotFound)
-    (failed,) = await engine.fail_many([ff.Failure(authority=fence, reason="no")])
+    (failed,) = await engine.fail_many([Failure(authority=fence, reason="no")])
     assert isinstance(failed, ff.NotFound)
     assert (await engine.block_execution_for_admission(UNKNOWN, "paused_by_operator")).message == "execution_not_found"  # type: ignore[union-attr]
     assert (await engine.mark_lease_expired_if_due(UNKNOWN)).reason == "execution_not_found"  # type: ignore[union-attr]
@@ -1622,7 +1633,7 @@ async def test_an_unknown_flow_is_not_found_and_nothing_changes(
         with pytest.raises(ff.NotFound) as unknown:
             await call()
         assert (unknown.value.entity, unknown.value.id) == ("flow", str(flow))
-    with pytest.raises(ff.ValidationFailed) as refused:
+    with pytest.raises(ValidationFailed) as refused:
         await engine.resolve_dependency(flow, **edge, outcome="success")
     assert refused.value.kind == "invalid_dependency"
     with pytest.raises(ff.NotFound):
@@ -1653,14 +1664,14 @@ async def test_a_handle_that_nobody_could_have_been_given_is_refused_at_once(pla
         {"partition": "x"}, {"uuid": "x"}, {"lease_epoch": 2**63}, {"attempt_index": 2**40}, {"lease_id": 5},
         {"attempt_id": b"x"}, {"lease_epoch": "1"},
     ):  # fmt: skip
-        forged = ff.Handle(**(fields | change))
+        forged = Handle(**(fields | change))
         for call in (
             lambda h=forged: plain_engine.renew(h),
             lambda h=forged: plain_engine.complete(h),
             lambda h=forged: plain_engine.fail(h, "no"),
             lambda h=forged: plain_engine.release(h),
         ):
-            with pytest.raises(ff.ValidationFailed):
+            with pytest.raises(ValidationFailed):
                 await call()
     await plain_engine.complete(held.handle)
 
@@ -1691,7 +1702,7 @@ async def test_the_text_of_a_failure_is_escaped_and_never_refused(plain_engine: 
     engine = plain_engine
     held = [await started(engine) for _ in range(3)]
     await engine.fail(held[0].handle, text, category=text)
-    (verdict,) = await engine.fail_many([ff.Failure(authority=held[1].handle, reason=text, category=text)])
+    (verdict,) = await engine.fail_many([Failure(authority=held[1].handle, reason=text, category=text)])
     assert not isinstance(verdict, ff.FlowFabricError)
     await engine.cancel(held[2].handle, text)
     for claimed in held[:2]:
@@ -1716,7 +1727,7 @@ async def test_the_text_of_a_failure_is_escaped_and_never_refused(plain_engine: 
     assert (await engine.read_execution(member)).cancellation_reason == (backlog.reason or "flow_cancelled")  # type: ignore[union-attr]
     revoked = await started(engine)
     await engine.revoke_lease(revoked.execution_id, reason=text)
-    await engine.cancel(ff.Operator(revoked.execution_id), "done")
+    await engine.cancel(Operator(revoked.execution_id), "done")
     await engine.replay_execution(revoked.execution_id, reason=text)
 
 
@@ -1748,7 +1759,7 @@ async def test_any_text_is_stored_as_it_is_or_refused(
             continue
         full = await plain_engine.read_execution(answer.execution_id)
         assert full is not None
-        if isinstance(answer, ff.Created):
+        if isinstance(answer, Created):
             assert (full.execution_kind, full.namespace, full.creator_identity) == (kind, namespace, creator)
             assert (full.tags, full.idempotency_key or "") == ({tag: value}, key)
             found = await plain_engine.find_executions(tag=(tag, value), namespace=namespace, kinds=[kind])
@@ -1788,7 +1799,7 @@ KNOWN = st.sampled_from(
 async def test_any_policy_is_kept_or_refused(plain_engine: ff.Engine, policy: Any) -> None:
     try:
         answer = await plain_engine.create_execution(execution_kind="k", policy=policy)
-    except ff.ValidationFailed:
+    except ValidationFailed:
         return
     full = await plain_engine.read_execution(answer.execution_id)
     assert full is not None

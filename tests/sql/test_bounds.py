@@ -14,7 +14,10 @@ from flowfabric._duties import TimerRunner
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.retention import Retention
 from flowfabric.engine.timers import Round
-from flowfabric.models import Completed, Renewed, TerminalFailed
+from flowfabric.values.attempt import Completed, Completion, Failure, TerminalFailed
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.lease import Handle, Renewed
+from flowfabric.values.page import ScannerFilter
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 pytestmark = pytest.mark.both_servers
@@ -24,12 +27,12 @@ async def test_a_bad_item_of_a_batch_is_its_own_verdict(engine: CheckedEngine) -
     first, second = await started(engine), await started(engine)
     answers = await engine.renew_many([first.handle, 5, second.handle])  # type: ignore[list-item]
     assert [type(answer) for answer in answers] == [Renewed, ff.InvalidInput, Renewed]
-    done = await engine.complete_many([ff.Completion(first.handle, "text"), ff.Completion(first.handle, b"bytes")])  # type: ignore[arg-type]
+    done = await engine.complete_many([Completion(first.handle, "text"), Completion(first.handle, b"bytes")])  # type: ignore[arg-type]
     assert [type(answer) for answer in done] == [ff.InvalidInput, Completed]
     failed = await engine.fail_many(
         [
-            ff.Failure(authority=second.handle, reason="x", failure_class="unheard of"),
-            ff.Failure(authority=second.handle, reason="x", failure_class="permanent"),
+            Failure(authority=second.handle, reason="x", failure_class="unheard of"),
+            Failure(authority=second.handle, reason="x", failure_class="permanent"),
         ]
     )
     assert isinstance(failed[0], ff.FlowFabricError)
@@ -40,16 +43,14 @@ async def test_a_bad_item_of_a_batch_is_its_own_verdict(engine: CheckedEngine) -
 async def test_a_handle_without_a_time_to_live_cannot_renew(engine: CheckedEngine) -> None:
     held = await started(engine)
     for ttl in (timedelta(0), 30):
-        forged = ff.Handle(
-            **{name: getattr(held.handle, name) for name in ff.Handle.__struct_fields__} | {"lease_ttl": ttl}
-        )
+        forged = Handle(**{name: getattr(held.handle, name) for name in Handle.__struct_fields__} | {"lease_ttl": ttl})
         with pytest.raises(ff.InvalidInput, match="lease_ttl"):
             await engine.renew(forged)
 
 
 async def test_a_round_takes_about_as_many_executions_as_it_may(plain_engine: ff.Engine, clock: Clock) -> None:
     for size in (300, 300, 300):
-        later = ff.NewExecution(execution_kind="test", delay_until=timedelta(seconds=5))
+        later = NewExecution(execution_kind="test", delay_until=timedelta(seconds=5))
         await plain_engine.create_many([later] * size)
     await clock.advance(seconds=6)
     first = await plain_engine.run_timers("delay", limit=400)
@@ -84,7 +85,7 @@ async def test_a_duty_with_a_filter_leaves_the_timers_of_others_alone(
     ours = await submit(engine, namespace="ours", delay_until=timedelta(seconds=2))
     await clock.advance(seconds=3)
     before = await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours.uuid)
-    done = await engine.run_timers("delay", limit=1, filter=ff.ScannerFilter(namespace="ours"))
+    done = await engine.run_timers("delay", limit=1, filter=ScannerFilter(namespace="ours"))
     assert done.handled == 1
     assert await engine.read_execution_state(ours) == ff.State.WAITING
     assert await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours.uuid) == before
@@ -126,7 +127,7 @@ async def test_a_lane_with_many_kinds_gives_out_the_best_of_them(plain_engine: f
 
 async def test_a_reader_whose_filter_matches_nothing_moves_on(engine: CheckedEngine) -> None:
     await started(engine, namespace="a")
-    nothing = ff.ScannerFilter(namespace="b")
+    nothing = ScannerFilter(namespace="b")
     page = await engine.read_events(filter=nothing)
     assert page.items == []
     assert page.next_cursor is not None

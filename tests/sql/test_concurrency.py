@@ -20,9 +20,12 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted
-from flowfabric.ids import crc16, mint_uuid
-from flowfabric.models import Claimed, Event, EventCursor
+from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted, Unavailable
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import crc16, mint_uuid
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
 from tests.conftest import fresh_database
 from tests.interleave import Party, waiting
 from tests.support import MINUTE, OTHER, WORKER, Clock, claim_one, submit
@@ -75,7 +78,7 @@ async def test_of_many_workers_one_gets_the_execution(crowd: list[ff.Engine]) ->
 @pytest.mark.parametrize("limit", [1, 7])
 async def test_every_execution_of_every_partition_is_claimed_once(crowd: list[ff.Engine], limit: int) -> None:
     everywhere = [ff.ExecutionId.of(partition, mint_uuid()) for partition in range(256)]
-    await crowd[0].create_many([ff.NewExecution(execution_kind="test", execution_id=each) for each in everywhere])
+    await crowd[0].create_many([NewExecution(execution_kind="test", execution_id=each) for each in everywhere])
 
     async def work(number: int, engine: ff.Engine) -> list[Claimed]:
         taken: list[Claimed] = []
@@ -91,9 +94,9 @@ async def test_every_execution_of_every_partition_is_claimed_once(crowd: list[ff
 async def test_no_epoch_is_given_out_twice_while_leases_come_and_go(crowd: list[ff.Engine], clock: Clock) -> None:
     """Workers that complete, fail, give back or forget; duties beside them; in the end everything has completed."""
     retries = ff.RetryPolicy(max_retries=1000, backoff=ff.Fixed(timedelta(milliseconds=0)))
-    policy = ff.ExecutionPolicy(retry_policy=retries, max_reclaim_count=1000)
+    policy = ExecutionPolicy(retry_policy=retries, max_reclaim_count=1000)
     count = 120
-    await crowd[0].create_many([ff.NewExecution(execution_kind="test", policy=policy) for _ in range(count)])
+    await crowd[0].create_many([NewExecution(execution_kind="test", policy=policy) for _ in range(count)])
     leases: list[tuple[ff.ExecutionId, int]] = []
     completed: list[ff.ExecutionId] = []
 
@@ -142,8 +145,8 @@ async def test_sequential_claims_follow_priority_across_partitions_and_routes(pl
     chance = random.Random(7)
     needs = [
         None,
-        ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=["gpu"])),
-        ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=["gpu", "eu"])),
+        ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=["gpu"])),
+        ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=["gpu", "eu"])),
     ]
     made: list[tuple[int, int]] = []  # how urgent, which came first
     numbers: dict[ff.ExecutionId, int] = {}
@@ -167,7 +170,7 @@ async def test_sequential_claims_follow_priority_across_partitions_and_routes(pl
 
 
 async def test_what_nobody_can_run_does_not_hold_up_the_rest(plain_engine: ff.Engine) -> None:
-    gpu = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=["gpu"]))
+    gpu = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=["gpu"]))
     hard = [await submit(plain_engine, policy=gpu, priority=100) for _ in range(30)]
     easy = [await submit(plain_engine) for _ in range(5)]
 
@@ -216,7 +219,7 @@ async def test_of_many_creators_with_one_key_one_creates(crowd: list[ff.Engine])
         answers = await asyncio.gather(
             *(engine.create_execution(execution_kind="test", idempotency_key=f"k{number}") for engine in crowd)
         )
-        assert Counter(type(answer) for answer in answers) == {ff.Created: 1, ff.Duplicate: CALLERS - 1}
+        assert Counter(type(answer) for answer in answers) == {Created: 1, Duplicate: CALLERS - 1}
         assert len({answer.execution_id for answer in answers}) == 1
     assert len(await _all_ids(crowd[0])) == 20
 
@@ -227,7 +230,7 @@ async def test_of_many_creators_with_one_id_one_creates(crowd: list[ff.Engine]) 
         answers = await asyncio.gather(
             *(engine.create_execution(execution_kind="test", execution_id=target) for engine in crowd)
         )
-        assert Counter(type(answer) for answer in answers) == {ff.Created: 1, ff.Duplicate: CALLERS - 1}
+        assert Counter(type(answer) for answer in answers) == {Created: 1, Duplicate: CALLERS - 1}
         assert {answer.execution_id for answer in answers} == {target}
 
 
@@ -235,19 +238,19 @@ async def test_batches_that_share_keys_and_ids_create_each_once(crowd: list[ff.E
     ids = [ff.ExecutionId.of(number, mint_uuid()) for number in range(40)]
     names = [*(f"key-{number}" for number in range(40)), *ids]
 
-    def item(name: str | ff.ExecutionId) -> ff.NewExecution:
+    def item(name: str | ff.ExecutionId) -> NewExecution:
         if isinstance(name, ff.ExecutionId):
-            return ff.NewExecution(execution_kind="test", execution_id=name)
-        return ff.NewExecution(execution_kind="test", idempotency_key=name)
+            return NewExecution(execution_kind="test", execution_id=name)
+        return NewExecution(execution_kind="test", idempotency_key=name)
 
     async def create(number: int, engine: ff.Engine) -> list[tuple[Any, Any]]:
         mine = random.Random(number).sample(names, 60)
         return list(zip(mine, await engine.create_many([item(name) for name in mine]), strict=True))
 
     answers = list(chain(*await asyncio.gather(*(create(n, engine) for n, engine in enumerate(crowd)))))
-    assert {type(answer) for _, answer in answers} <= {ff.Created, ff.Duplicate}
+    assert {type(answer) for _, answer in answers} <= {Created, Duplicate}
     asked = {name for name, _ in answers}
-    created = Counter(name for name, answer in answers if isinstance(answer, ff.Created))
+    created = Counter(name for name, answer in answers if isinstance(answer, Created))
     assert created == dict.fromkeys(asked, 1)
     for name in asked:
         assert len({answer.execution_id for each, answer in answers if each == name}) == 1
@@ -272,17 +275,17 @@ async def test_a_key_without_window_never_matches_however_long_the_call_waited(
     plain_engine: ff.Engine, party: Party, sql: asyncpg.Connection[Any], database: str
 ) -> None:
     other = await Party.join(database)
-    never = ff.ExecutionPolicy(dedup_window=timedelta(0))
+    never = ExecutionPolicy(dedup_window=timedelta(0))
     # Keys are taken in the order of their partitions: the one that is held comes before the one that is contested.
     keys = sorted(("a", "b"), key=lambda key: crc16(b"\0" + key.encode()) % 256)
-    items = [ff.NewExecution(execution_kind="test", idempotency_key=key, policy=never) for key in keys]
+    items = [NewExecution(execution_kind="test", idempotency_key=key, policy=never) for key in keys]
     await submit(plain_engine)
     await party.begin()
     await party.create_many(items[:1])
     task = await waiting(sql, other, other.create_many(items), behind=party)
     await plain_engine.create_many(items[1:])
     await party.rollback()
-    assert [type(answer) for answer in await task] == [ff.Created, ff.Created]
+    assert [type(answer) for answer in await task] == [Created, Created]
     other.connection.terminate()
 
 
@@ -296,28 +299,26 @@ async def _all_ids(engine: ff.Engine) -> set[ff.ExecutionId]:
 
 async def _due_work(engine: ff.Engine, clock: Clock, count: int) -> None:
     """Executions of which each has exactly one thing due, so that what happens does not depend on the order."""
-    timeout = ff.TimeoutPolicy(attempt_timeout=timedelta(seconds=10))
+    timeout = TimeoutPolicy(attempt_timeout=timedelta(seconds=10))
     retry = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(hours=1)))
-    soon = ff.StreamPolicy(retention_ttl=timedelta(seconds=10))
+    soon = StreamPolicy(retention_ttl=timedelta(seconds=10))
     many = range(count)
 
     async def active(kind: str, lease_ttl: timedelta, **fields: Any) -> list[Claimed]:
-        await engine.create_many([ff.NewExecution(execution_kind=kind, **fields) for _ in many])
+        await engine.create_many([NewExecution(execution_kind=kind, **fields) for _ in many])
         return await engine.claim_many(**WORKER, kinds=[kind], limit=count, lease_ttl=lease_ttl)
 
     lapsing = await active("lapses", timedelta(seconds=10))
     # Cut shorter, each lease is watched by two timers, which two runners may take at the same time.
     await engine.renew_many([claimed.handle for claimed in lapsing], lease_ttl=timedelta(seconds=5))
-    await active("times out", timedelta(hours=1), policy=ff.ExecutionPolicy(timeout_policy=timeout))
-    await active(
-        "is retried", timedelta(hours=1), policy=ff.ExecutionPolicy(timeout_policy=timeout, retry_policy=retry)
-    )
-    ended = await active("is forgotten", timedelta(hours=1), policy=ff.ExecutionPolicy(stream_policy=soon))
+    await active("times out", timedelta(hours=1), policy=ExecutionPolicy(timeout_policy=timeout))
+    await active("is retried", timedelta(hours=1), policy=ExecutionPolicy(timeout_policy=timeout, retry_policy=retry))
+    ended = await active("is forgotten", timedelta(hours=1), policy=ExecutionPolicy(stream_policy=soon))
     await engine.complete_many([claimed.handle for claimed in ended])
     in_time = timedelta(seconds=10)
     await engine.create_many(
-        [ff.NewExecution(execution_kind="is late", execution_deadline_at=in_time) for _ in many]
-        + [ff.NewExecution(execution_kind="is promoted", delay_until=in_time) for _ in many]
+        [NewExecution(execution_kind="is late", execution_deadline_at=in_time) for _ in many]
+        + [NewExecution(execution_kind="is promoted", delay_until=in_time) for _ in many]
     )
     await clock.advance(seconds=11)
 
@@ -396,7 +397,7 @@ async def test_a_reader_sees_every_event_once_in_one_order_while_writers_commit_
     plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     writers = [await Party.join(database) for _ in range(4)]
-    await plain_engine.create_many([ff.NewExecution(execution_kind="test") for _ in range(120)])
+    await plain_engine.create_many([NewExecution(execution_kind="test") for _ in range(120)])
     done = 0
 
     async def write(number: int, party: Party) -> None:
@@ -502,7 +503,7 @@ async def test_a_serialization_failure_is_repeated_and_applied_once(
         outcomes = await sql.fetch("select outcome from flowfabric.event where outcome is not null")
         assert [row["outcome"] for row in outcomes] == ["success"]
         assert await engine.audit(events=True) == []
-        with pytest.raises(ff.Unavailable, match="READ COMMITTED"):  # an old snapshot could miss an event for ever
+        with pytest.raises(Unavailable, match="READ COMMITTED"):  # an old snapshot could miss an event for ever
             await engine.read_events()
 
 

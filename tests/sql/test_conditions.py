@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.values.conditions import (
     Condition,
     OperatorOnly,
     TimeoutOnly,
@@ -32,7 +32,9 @@ from flowfabric.conditions import (
     named_keys,
     on,
 )
-from flowfabric.models import Accepted, AlreadySatisfied, DuplicateSignal, Fresh, Handle, Suspended, UsePending
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Fresh, Suspended, UsePending
 from tests import conditions as twin
 from tests import sampling
 from tests.conditions import KEYS, SIGNALS, Sent, trees
@@ -410,7 +412,7 @@ async def test_signals_do_through_the_engine_what_the_contract_says(
         assert (await claim_one(plain_engine)).execution_id == claimed.execution_id
     else:
         assert heard == []
-    await plain_engine.cancel(ff.Operator(claimed.execution_id), "over")
+    await plain_engine.cancel(Operator(claimed.execution_id), "over")
 
 
 ONE_KEY = trees(KEYS[:1]).filter(lambda tree: {*named_keys(condition_from_json(tree))} == {"a"})
@@ -468,4 +470,4 @@ async def test_signals_count_whether_they_came_before_the_suspension_or_after(
         assert (suspension.close_reason, suspension.closer_signal_id) == ("resumed", different[closer - 1].signal_id)
         assert list(suspension.satisfier_signal_ids) == satisfiers
         assert [one.signal_id for one in await plain_engine.observe_signals(claimed.handle)] == satisfiers
-    await plain_engine.cancel(ff.Operator(claimed.execution_id), "over")
+    await plain_engine.cancel(Operator(claimed.execution_id), "over")

@@ -12,7 +12,12 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import FlowId, crc16, mint_uuid
+from flowfabric.errors import StateError, ValidationFailed
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.lane import LaneState
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
 pytestmark = pytest.mark.both_servers
@@ -33,7 +38,7 @@ async def test_a_new_execution_waits_for_its_first_attempt(engine: CheckedEngine
     before = await clock.now()
     created = await engine.create_execution(execution_kind="k")
     after = await clock.now()
-    assert created == ff.Created(created.execution_id, ff.State.WAITING)
+    assert created == Created(created.execution_id, ff.State.WAITING)
     full = await engine.read_execution(created.execution_id)
     assert full is not None
     assert before < full.created_at < after
@@ -126,7 +131,7 @@ async def test_only_a_delay_into_the_future_delays(engine: CheckedEngine, clock:
 
 async def test_a_delay_in_the_policy_counts_when_no_other_is_given(engine: CheckedEngine, clock: Clock) -> None:
     later = (await clock.now() + DAY).replace(microsecond=0)
-    policy = ff.ExecutionPolicy(delay_until=later)
+    policy = ExecutionPolicy(delay_until=later)
     full = await engine.read_execution(await submit(engine, policy=policy))
     assert full is not None
     assert (full.public_state, full.delay_until) == (ff.State.DELAYED, later)
@@ -139,7 +144,7 @@ async def test_a_deadline_comes_from_the_argument_or_the_policy_and_may_be_past(
     engine: CheckedEngine, clock: Clock
 ) -> None:
     past = await clock.now() - DAY
-    policy = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(execution_deadline=60))
+    policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(execution_deadline=60))
     full = await engine.read_execution(await submit(engine, policy=policy))
     assert full is not None
     assert full.deadline_at == full.created_at + timedelta(seconds=60)
@@ -173,23 +178,23 @@ async def test_a_known_key_answers_the_execution_that_stands_and_changes_nothing
         delay_until=DAY,
         execution_deadline_at=DAY,
     )
-    assert again == ff.Duplicate(first)
+    assert again == Duplicate(first)
     assert await _digest(sql) == before
-    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), ff.Created)
+    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), Created)
     assert isinstance(
-        await engine.create_execution(execution_kind="k", idempotency_key="k", namespace="n\0"[:1] + "m"), ff.Created
+        await engine.create_execution(execution_kind="k", idempotency_key="k", namespace="n\0"[:1] + "m"), Created
     )
 
 
 async def test_a_known_key_stands_after_the_end_and_the_purge_of_its_execution(
     engine: CheckedEngine, clock: Clock
 ) -> None:
-    policy = ff.ExecutionPolicy(dedup_window=timedelta(days=9))
+    policy = ExecutionPolicy(dedup_window=timedelta(days=9))
     first = await submit(engine, idempotency_key="k", policy=policy)
-    await engine.cancel(ff.Operator(first), "no")
+    await engine.cancel(Operator(first), "no")
     await clock.advance(days=2)
     assert await engine.trim_retention() == 1
-    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == ff.Duplicate(first)
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(first)
 
 
 async def test_an_empty_key_is_no_key(engine: CheckedEngine) -> None:
@@ -202,26 +207,26 @@ async def test_an_empty_key_is_no_key(engine: CheckedEngine) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "window"),
-    [(None, DAY), (ff.ExecutionPolicy(), DAY), (ff.ExecutionPolicy(dedup_window=60), timedelta(seconds=60))],
+    [(None, DAY), (ExecutionPolicy(), DAY), (ExecutionPolicy(dedup_window=60), timedelta(seconds=60))],
 )
 async def test_a_key_matches_within_its_window_and_not_after(
     engine: CheckedEngine, clock: Clock, policy: Any, window: timedelta
 ) -> None:
     first = await submit(engine, idempotency_key="k", policy=policy)
     await clock.advance(seconds=window.total_seconds() - 5)
-    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == ff.Duplicate(first)
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(first)
     await clock.advance(seconds=5)
     second = await engine.create_execution(execution_kind="k", idempotency_key="k", policy=policy)
-    assert isinstance(second, ff.Created)
+    assert isinstance(second, Created)
     assert second.execution_id != first
-    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == ff.Duplicate(second.execution_id)
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(second.execution_id)
 
 
 async def test_a_window_of_zero_records_the_key_and_never_matches(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    never = ff.ExecutionPolicy(dedup_window=0)
-    item = ff.NewExecution(execution_kind="k", idempotency_key="k", policy=never)
+    never = ExecutionPolicy(dedup_window=0)
+    item = NewExecution(execution_kind="k", idempotency_key="k", policy=never)
     made = [await submit(engine, idempotency_key="k", policy=never) for _ in range(2)]
     made += [answer.execution_id for answer in await engine.create_many([item, item])]  # type: ignore[union-attr]
     assert len(set(made)) == 4
@@ -232,14 +237,14 @@ async def test_a_window_of_zero_records_the_key_and_never_matches(
 
 
 async def test_within_a_batch_the_first_key_with_a_window_stands_for_those_behind_it(engine: CheckedEngine) -> None:
-    never = ff.ExecutionPolicy(dedup_window=0)
-    plain = ff.NewExecution(execution_kind="k", idempotency_key="k")
-    zero = ff.NewExecution(execution_kind="k", idempotency_key="k", policy=never)
+    never = ExecutionPolicy(dedup_window=0)
+    plain = NewExecution(execution_kind="k", idempotency_key="k")
+    zero = NewExecution(execution_kind="k", idempotency_key="k", policy=never)
     answers = await engine.create_many([zero, plain, plain, zero])
-    assert [type(answer) for answer in answers] == [ff.Created, ff.Created, ff.Duplicate, ff.Duplicate]
+    assert [type(answer) for answer in answers] == [Created, Created, Duplicate, Duplicate]
     stands = answers[1].execution_id  # type: ignore[union-attr]
-    assert answers[2:] == [ff.Duplicate(stands)] * 2  # type: ignore[arg-type]
-    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == ff.Duplicate(stands)
+    assert answers[2:] == [Duplicate(stands)] * 2  # type: ignore[arg-type]
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(stands)
 
 
 async def test_a_known_id_is_a_duplicate_and_changes_nothing(
@@ -250,7 +255,7 @@ async def test_a_known_id_is_a_duplicate_and_changes_nothing(
     again = await engine.create_execution(
         execution_kind="k", lane_id="new lane", execution_id=first, delay_until=DAY, tags={"x.y": "z"}
     )
-    assert again == ff.Duplicate(first)
+    assert again == Duplicate(first)
     assert await _digest(sql) == before
 
 
@@ -260,16 +265,16 @@ async def test_a_known_id_under_a_new_key_does_not_take_the_key(
     first = await submit(engine, execution_id=ff.ExecutionId.of(_key_home("", "k"), mint_uuid()))
     before = await _digest(sql)
     again = await engine.create_execution(execution_kind="k", execution_id=first, idempotency_key="k")
-    assert again == ff.Duplicate(first)
+    assert again == Duplicate(first)
     assert await _digest(sql) == before
-    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), ff.Created)
+    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), Created)
 
 
 async def test_the_key_is_looked_up_before_the_id(engine: CheckedEngine) -> None:
     home = _key_home("", "k")
     known = await submit(engine, execution_id=ff.ExecutionId.of(home, mint_uuid()))
     keyed = await submit(engine, idempotency_key="k")
-    assert await engine.create_execution(execution_kind="k", execution_id=known, idempotency_key="k") == ff.Duplicate(
+    assert await engine.create_execution(execution_kind="k", execution_id=known, idempotency_key="k") == Duplicate(
         keyed
     )
 
@@ -280,7 +285,7 @@ async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(pla
         answers = await asyncio.gather(
             *(plain_engine.create_execution(execution_kind="k", **fields) for _ in range(20))  # type: ignore[arg-type]
         )
-        created = [answer for answer in answers if isinstance(answer, ff.Created)]
+        created = [answer for answer in answers if isinstance(answer, Created)]
         assert len(created) == 1
         assert {answer.execution_id for answer in answers} == {created[0].execution_id}
 
@@ -288,10 +293,10 @@ async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(pla
 async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngine) -> None:
     uuid = mint_uuid()
     ids = [ff.ExecutionId.of(partition, uuid) for partition in (1, 2, 3)]
-    items = [ff.NewExecution(execution_kind="k", execution_id=one, tags={"a.b": "c"}) for one in ids]
-    assert await engine.create_many(items) == [ff.Created(one, ff.State.WAITING) for one in ids]
+    items = [NewExecution(execution_kind="k", execution_id=one, tags={"a.b": "c"}) for one in ids]
+    assert await engine.create_many(items) == [Created(one, ff.State.WAITING) for one in ids]
     await engine.change_priority(ids[1], 5)
-    await engine.cancel(ff.Operator(ids[2]), "no")
+    await engine.cancel(Operator(ids[2]), "no")
     assert [(await claim_one(engine)).execution_id for _ in range(2)] == [ids[1], ids[0]]
 
 
@@ -318,7 +323,7 @@ async def test_a_flow_id_alone_makes_no_member(engine: CheckedEngine) -> None:
 
 async def test_a_key_is_scoped_to_its_flow(engine: CheckedEngine) -> None:
     member = await submit(engine, flow_id=FLOW, idempotency_key="k")
-    assert await engine.create_execution(execution_kind="k", flow_id=FLOW, idempotency_key="k") == ff.Duplicate(member)
+    assert await engine.create_execution(execution_kind="k", flow_id=FLOW, idempotency_key="k") == Duplicate(member)
     others = [
         await submit(engine, idempotency_key="k"),
         await submit(engine, flow_id=FlowId(mint_uuid()), idempotency_key="k"),
@@ -364,15 +369,15 @@ async def test_what_is_wrong_first_is_answered_first(engine: CheckedEngine, sql:
         # 2 and 3 duplicates before lane and policy
         for fields in ({"idempotency_key": "k"}, {"execution_id": known}):
             for bad in (bad_policy, bad_capability):
-                assert await engine.create_execution(**bad, lane_id="closed", **fields) == ff.Duplicate(known)
+                assert await engine.create_execution(**bad, lane_id="closed", **fields) == Duplicate(known)
         # 4 lane before policy
         for bad in (bad_policy, bad_capability, {"execution_kind": "k"}):
-            with pytest.raises(ff.StateError) as closed:
+            with pytest.raises(StateError) as closed:
                 await engine.create_execution(**bad, lane_id="closed", idempotency_key="new")
             assert closed.value.kind == "lane_closed"
         # 5 policy and capabilities
         for bad, kind in ((bad_policy, "invalid_policy_json"), (bad_capability, "invalid_capabilities")):
-            with pytest.raises(ff.ValidationFailed) as policy:
+            with pytest.raises(ValidationFailed) as policy:
                 await engine.create_execution(**bad, lane_id="unknown", idempotency_key="new")
             assert policy.value.kind == kind
         assert await _digest(sql) == before
@@ -380,10 +385,10 @@ async def test_what_is_wrong_first_is_answered_first(engine: CheckedEngine, sql:
 
 async def test_a_refused_submission_does_not_keep_its_key(engine: CheckedEngine) -> None:
     await engine.set_lane_state("l", "disabled")
-    with pytest.raises(ff.StateError):
+    with pytest.raises(StateError):
         await engine.create_execution(execution_kind="k", lane_id="l", idempotency_key="k")
     await engine.set_lane_state("l", "active")
-    assert isinstance(await engine.create_execution(execution_kind="k", lane_id="l", idempotency_key="k"), ff.Created)
+    assert isinstance(await engine.create_execution(execution_kind="k", lane_id="l", idempotency_key="k"), Created)
 
 
 async def test_a_paused_lane_takes_submissions(engine: CheckedEngine) -> None:
@@ -398,18 +403,18 @@ async def test_a_paused_lane_takes_submissions(engine: CheckedEngine) -> None:
 async def test_a_lane_is_registered_with_its_first_execution_and_not_by_a_duplicate(engine: CheckedEngine) -> None:
     await submit(engine, lane_id="first", idempotency_key="k")
     lane = (await engine.list_lanes()).items[0]
-    assert (lane.lane_id, lane.state, lane.registered_by) == ("first", ff.LaneState.ACTIVE, "create_execution")
+    assert (lane.lane_id, lane.state, lane.registered_by) == ("first", LaneState.ACTIVE, "create_execution")
     await engine.create_execution(execution_kind="k", lane_id="second", idempotency_key="k")
     assert await _lanes(engine) == ["first"]
     # Nor by a duplicate in a batch that creates something elsewhere.
     answers = await engine.create_many(
         [
-            ff.NewExecution(execution_kind="k", lane_id="third", idempotency_key="k"),
-            ff.NewExecution(execution_kind="k", lane_id="fourth"),
-            ff.NewExecution(execution_kind="k", lane_id="fifth", policy="bad"),
+            NewExecution(execution_kind="k", lane_id="third", idempotency_key="k"),
+            NewExecution(execution_kind="k", lane_id="fourth"),
+            NewExecution(execution_kind="k", lane_id="fifth", policy="bad"),
         ]
     )
-    assert [type(answer) for answer in answers] == [ff.Duplicate, ff.Created, ff.ValidationFailed]
+    assert [type(answer) for answer in answers] == [Duplicate, Created, ValidationFailed]
     assert await _lanes(engine) == ["first", "fourth"]
 
 
@@ -431,7 +436,7 @@ async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngi
     known = await submit(engine, idempotency_key="known")
     await engine.set_lane_state("closed", "disabled")
     given = ff.ExecutionId.of(4, mint_uuid())
-    item = ff.NewExecution
+    item = NewExecution
     answers: list[Any] = await engine.create_many(
         [
             item(execution_kind="a"),
@@ -452,9 +457,9 @@ async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngi
         "Created", "Duplicate", "lane_closed", "Created", "Duplicate", "invalid_input", "invalid_input",
         "invalid_policy_json", "Created", "Duplicate", "Created",
     ]  # fmt: skip
-    assert answers[1] == ff.Duplicate(known)
-    assert answers[3] == ff.Created(given, ff.State.DELAYED)
-    assert answers[4] == ff.Duplicate(given)
+    assert answers[1] == Duplicate(known)
+    assert answers[3] == Created(given, ff.State.DELAYED)
+    assert answers[4] == Duplicate(given)
     assert answers[9].execution_id == answers[8].execution_id
     snapshot = await engine.describe_execution(answers[8].execution_id)
     assert snapshot is not None
@@ -463,18 +468,18 @@ async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngi
 
 
 async def test_a_batch_holds_up_to_a_thousand(plain_engine: ff.Engine) -> None:
-    item = ff.NewExecution(execution_kind="a")
+    item = NewExecution(execution_kind="a")
     with pytest.raises(ff.InvalidInput) as refused:
         await plain_engine.create_many([item] * 1001)
     assert refused.value.field == "items"
     assert await plain_engine.create_many([]) == []
     answers = await plain_engine.create_many([item] * 1000)
-    assert len({answer.execution_id for answer in answers if isinstance(answer, ff.Created)}) == 1000
+    assert len({answer.execution_id for answer in answers if isinstance(answer, Created)}) == 1000
 
 
 async def test_items_of_one_batch_are_claimed_in_order_of_priority(engine: CheckedEngine) -> None:
     answers = await engine.create_many(
-        [ff.NewExecution(execution_kind=kind, priority=p) for kind, p in (("a", 1), ("b", 3), ("a", 2))]
+        [NewExecution(execution_kind=kind, priority=p) for kind, p in (("a", 1), ("b", 3), ("a", 2))]
     )
     order = [(await claim_one(engine)).execution_id for _ in range(3)]
     assert order == [answers[place].execution_id for place in (1, 2, 0)]  # type: ignore[union-attr]

@@ -10,9 +10,17 @@ from uuid import UUID
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Claimed, ClaimGrant, Event, ReclaimGrant, RetryScheduled
-from flowfabric.state import AttemptState, BlockingReason, LifecyclePhase, TerminalOutcome
+from flowfabric.errors import Contention, Corruption, ExecutionNotActive, ValidationFailed
+from flowfabric.values.attempt import Claimed, RetryScheduled
+from flowfabric.values.event import Event
+from flowfabric.values.execution import Created, Duplicate
+from flowfabric.values.grant import ClaimGrant, ReclaimGrant
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import Fence, Handle, Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
+from flowfabric.values.state import TerminalOutcome
+from flowfabric.values.vector import AttemptState, BlockingReason, LifecyclePhase
 from tests.sql.cases import CaseEngine, World, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 
@@ -22,8 +30,8 @@ SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 
 
-def retrying(**fields: Any) -> ff.ExecutionPolicy:
-    return ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(**{"backoff": ff.Fixed(10 * SECOND), **fields}))
+def retrying(**fields: Any) -> ExecutionPolicy:
+    return ExecutionPolicy(retry_policy=ff.RetryPolicy(**{"backoff": ff.Fixed(10 * SECOND), **fields}))
 
 
 def minted() -> dict[str, Any]:
@@ -104,7 +112,7 @@ async def test_a_word_the_engine_does_not_know_is_corruption_not_a_guess(world: 
     world.engine.checking = False
     at = await world.reach("W.1")
     await world.sql.execute("update flowfabric.execution set blocking_reason = 'pending_claim'")
-    with pytest.raises(ff.Corruption):
+    with pytest.raises(Corruption):
         await world.engine.read_execution_info(at.id)
 
 
@@ -140,18 +148,18 @@ async def test_the_outcome_is_stored_and_not_guessed_from_the_attempt(world: Wor
     assert info.state_vector.terminal_outcome == outcome_
     # Nor does the attempt that came before an end say anything: a failed one, then a cancelled execution.
     retry = await world.reach("D.r")
-    await world.engine.cancel(ff.Operator(retry.id), "x")
+    await world.engine.cancel(Operator(retry.id), "x")
     assert await world.at(retry.id) == "T:cancelled"
 
 
 @pytest.mark.parametrize("by", ["worker", "operator"])
 async def test_a_cancelled_execution_can_be_replayed_and_forgotten_whoever_cancelled_it(world: World, by: str) -> None:
     at = await world.reach("A")
-    await world.engine.cancel(at.handle if by == "worker" else ff.Operator(at.id), "x")
+    await world.engine.cancel(at.handle if by == "worker" else Operator(at.id), "x")
     assert await world.at(at.id) == "T:cancelled"
     await world.engine.replay_execution(at.id)
     assert await world.at(at.id) == "W.p"
-    await world.engine.cancel(ff.Operator(at.id), "x")
+    await world.engine.cancel(Operator(at.id), "x")
     await world.clock.advance(hours=25)
     assert await world.engine.trim_retention() == 1
     assert await world.at(at.id) == "-"
@@ -223,7 +231,7 @@ async def test_a_finished_execution_cannot_be_renewed_completed_again_or_failed_
     before = await world.picture(at.id)
     assert await outcome(world.engine.renew(at.handle)) == "execution_not_active"
     assert await outcome(world.engine.fail(at.handle, "boom")) == "execution_not_active"
-    assert await outcome(world.engine.complete(ff.Operator(at.id), b"other")) == "execution_not_active"
+    assert await outcome(world.engine.complete(Operator(at.id), b"other")) == "execution_not_active"
     await world.engine.complete(at.handle, b"other")
     assert await world.picture(at.id) == before
     assert shorthand(before.stored["event"]).count("K:success") == 1
@@ -259,12 +267,12 @@ async def test_internal_cancels_need_no_fence_and_all_others_do(world: World) ->
         "cleanup": "invalid_input",
     }.items():
         at = await world.reach("A")
-        assert await outcome(world.engine.cancel(ff.Operator(at.id, source), "x")) == answer
+        assert await outcome(world.engine.cancel(Operator(at.id, source), "x")) == answer
 
 
 async def test_a_wrong_fence_is_a_stale_lease_in_every_call(world: World) -> None:
     at = await world.reach("A")
-    fence = ff.Fence(
+    fence = Fence(
         execution_id=at.id, lease_id=new_id(), lease_epoch=1, attempt_id=at.handle.attempt_id  # type: ignore[arg-type]
     )  # fmt: skip
     for call in (
@@ -285,7 +293,7 @@ async def test_a_wrong_fence_is_a_stale_lease_in_every_call(world: World) -> Non
 @pytest.mark.parametrize("claim", CLAIMS)
 async def test_every_way_of_claiming_gives_a_handle_that_works(world: World, claim: Any) -> None:
     claimed = await claim(world)
-    handle = ff.Handle.decode(claimed.handle.encode())
+    handle = Handle.decode(claimed.handle.encode())
     assert handle == claimed.handle
     await world.engine.renew(handle)
     await world.engine.progress(handle, percent=50)
@@ -322,7 +330,7 @@ async def test_a_lease_is_shown_only_while_it_is_held(world: World, state: str) 
 async def test_claims_follow_priority_then_age_across_all_partitions_and_pass_over_what_they_cannot_run(
     world: World,
 ) -> None:
-    gpu = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu",)))
+    gpu = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=("gpu",)))
     places = [(255, 1, None), (0, 1, None), (128, 7, None), (3, 9, gpu), (254, 7, None), (1, 0, None)]
     ids = {}
     for partition, priority, policy in places:
@@ -348,8 +356,8 @@ async def test_what_a_policy_asks_for_is_kept_at_creation(world: World) -> None:
     budgets = (new_id(), new_id())
     quota = new_id()
     later = await world.clock.now() + HOUR
-    policy = ff.ExecutionPolicy(
-        routing_requirements=ff.RoutingRequirements(required_capabilities=("z", "a")),
+    policy = ExecutionPolicy(
+        routing_requirements=RoutingRequirements(required_capabilities=("z", "a")),
         budget_ids=budgets,  # type: ignore[arg-type]
         quota_policy_id=quota,  # type: ignore[arg-type]
         delay_until=later,
@@ -384,13 +392,13 @@ async def test_only_a_lost_lease_can_be_reclaimed(world: World, state: str) -> N
 
 
 async def test_nobody_without_a_grant_can_end_an_execution_at_its_cap(world: World) -> None:
-    at = await world.reach("X", policy=ff.ExecutionPolicy(max_reclaim_count=0))
+    at = await world.reach("X", policy=ExecutionPolicy(max_reclaim_count=0))
     assert await outcome(world.engine.reclaim_execution(at.id, **WORKER, **minted())) == "GrantNotFound"
     assert await world.at(at.id) == "X"
 
 
 async def test_at_the_cap_the_attempt_is_closed_and_the_end_is_announced(world: World) -> None:
-    at = await world.reach("X", policy=ff.ExecutionPolicy(max_reclaim_count=0))
+    at = await world.reach("X", policy=ExecutionPolicy(max_reclaim_count=0))
     assert await outcome(world.engine.issue_reclaim_grant(at.id, **WORKER)) == "ReclaimCapExceeded"
     after = await world.picture(at.id)
     assert after.attempts[-1].attempt_lifecycle == "ended_failure"
@@ -441,7 +449,7 @@ async def test_a_delay_does_not_destroy_the_deadline_nor_a_promotion_clear_it(wo
 
 
 async def test_a_lapsed_lease_and_a_slow_attempt_are_two_different_things(world: World) -> None:
-    policy = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     at = await world.reach("A", policy=policy)
     await world.clock.advance(seconds=31)
     assert (await world.engine.run_timers("attempt")).handled == 0
@@ -455,9 +463,7 @@ async def test_a_lapsed_lease_and_a_slow_attempt_are_two_different_things(world:
 
 
 async def test_a_timed_out_attempt_is_retried_when_its_policy_says_so(world: World) -> None:
-    policy = ff.ExecutionPolicy(
-        retry_policy=ff.RetryPolicy(), timeout_policy=ff.TimeoutPolicy(attempt_timeout=10 * SECOND)
-    )
+    policy = ExecutionPolicy(retry_policy=ff.RetryPolicy(), timeout_policy=TimeoutPolicy(attempt_timeout=10 * SECOND))
     at = await world.reach("A", policy=policy)
     await world.clock.advance(seconds=10)
     assert await world.engine.expire_execution(at.id, "attempt_timeout") == "retry_scheduled"
@@ -465,8 +471,8 @@ async def test_a_timed_out_attempt_is_retried_when_its_policy_says_so(world: Wor
 
 
 async def test_the_timer_of_an_earlier_attempt_does_not_end_a_fresh_one(world: World) -> None:
-    policy = ff.ExecutionPolicy(
-        retry_policy=ff.RetryPolicy(backoff=ff.Fixed(0)), timeout_policy=ff.TimeoutPolicy(attempt_timeout=20 * SECOND)
+    policy = ExecutionPolicy(
+        retry_policy=ff.RetryPolicy(backoff=ff.Fixed(0)), timeout_policy=TimeoutPolicy(attempt_timeout=20 * SECOND)
     )
     at = await world.reach("A", policy=policy)
     await world.clock.advance(seconds=15)
@@ -484,18 +490,18 @@ async def test_the_timer_of_an_earlier_attempt_does_not_end_a_fresh_one(world: W
 
 @pytest.mark.parametrize("window", [timedelta(0), 10 * SECOND, None])
 async def test_the_window_of_an_idempotency_key_is_the_policys(world: World, window: timedelta | None) -> None:
-    policy = ff.ExecutionPolicy(dedup_window=window)
+    policy = ExecutionPolicy(dedup_window=window)
 
-    async def create() -> ff.Created | ff.Duplicate:
+    async def create() -> Created | Duplicate:
         return await world.engine.create_execution(execution_kind="test", idempotency_key="k", policy=policy)
 
     first = await create()
     await world.clock.advance(seconds=9)
     again = await create()
-    assert isinstance(again, ff.Created if window == timedelta(0) else ff.Duplicate)
+    assert isinstance(again, Created if window == timedelta(0) else Duplicate)
     assert (again.execution_id == first.execution_id) == (window != timedelta(0))
     await world.clock.advance(seconds=2 if window else 86_400)
-    assert isinstance(await create(), ff.Created)
+    assert isinstance(await create(), Created)
 
 
 async def test_duties_serve_lanes_that_nobody_configured(world: World) -> None:
@@ -512,7 +518,7 @@ async def test_duties_serve_lanes_that_nobody_configured(world: World) -> None:
 async def test_a_replay_is_limited_keeps_all_history_and_serves_every_outcome(world: World) -> None:
     for state in ("T:completed", "T:failed", "T:cancelled", "T:expired"):
         await world.wipe()
-        at = await world.reach(state, policy=ff.ExecutionPolicy(max_replay_count=1))
+        at = await world.reach(state, policy=ExecutionPolicy(max_replay_count=1))
         earlier = await world.engine.list_attempts(at.id)
         await world.engine.replay_execution(at.id)
         claimed = await claim_one(world.engine)
@@ -558,7 +564,7 @@ async def test_every_event_carries_namespace_and_tags_for_any_filter(world: Worl
     await world.engine.revoke_lease(execution_id)
     await world.engine.complete((await claim_one(world.engine)).handle)
     await world.engine.replay_execution(execution_id)
-    await world.engine.cancel(ff.Operator(execution_id), "x")
+    await world.engine.cancel(Operator(execution_id), "x")
     assert await world.engine.claim(**WORKER) is not None
     events = await read_all(world, 9)
     ours = [e for e in events if e.execution_id == execution_id]
@@ -567,12 +573,12 @@ async def test_every_event_carries_namespace_and_tags_for_any_filter(world: Worl
         ("blue", (("plain", "b"), ("team.name", "a")))
     }
     for chosen in (
-        ff.ScannerFilter(namespace="blue"),
-        ff.ScannerFilter(instance_tag=("team.name", "a")),
-        ff.ScannerFilter(namespace="blue", instance_tag=("plain", "b")),
+        ScannerFilter(namespace="blue"),
+        ScannerFilter(instance_tag=("team.name", "a")),
+        ScannerFilter(namespace="blue", instance_tag=("plain", "b")),
     ):
         assert list((await world.engine.read_events(filter=chosen)).items) == ours
-    assert (await world.engine.read_events(filter=ff.ScannerFilter(instance_tag=("team.name", "b")))).items == []
+    assert (await world.engine.read_events(filter=ScannerFilter(instance_tag=("team.name", "b")))).items == []
 
 
 @pytest.mark.parametrize("source", ["operator_override", "flow_cascade", "system_timeout", "cleanup"])
@@ -580,7 +586,7 @@ async def test_every_event_carries_namespace_and_tags_for_any_filter(world: Worl
 async def test_every_cancel_announces_the_end_once_whoever_cancels(world: World, source: str, state: str) -> None:
     at = await world.reach(state)
     for _ in range(2):
-        await world.engine.cancel(ff.Operator(at.id, source), "x")
+        await world.engine.cancel(Operator(at.id, source), "x")
     events = shorthand((await world.picture(at.id)).stored["event"])
     assert [word for word in events if word[0] == "K"] == ["K:cancelled"]
 
@@ -599,7 +605,7 @@ async def test_a_reader_gets_the_events_of_all_partitions_and_goes_on_where_it_s
     assert [e.outcome for e in seen] == ["success"] * 3
     # What comes later is found from there.
     await world.engine.replay_execution(ids[0])
-    await world.engine.cancel(ff.Operator(ids[0]), "x")
+    await world.engine.cancel(Operator(ids[0]), "x")
     await read_all(world, 8)
     assert [e.outcome for e in (await world.engine.read_events(family="completion", after=cursor)).items] == [
         "cancelled"
@@ -616,7 +622,7 @@ async def test_an_event_whose_transaction_began_early_and_ended_late_is_not_skip
         slow.partition,
         slow.uuid,
     )
-    await world.engine.cancel(ff.Operator(fast), "x")
+    await world.engine.cancel(Operator(fast), "x")
     page = await world.engine.read_events()
     assert page.items == []
     await transaction.commit()
@@ -658,9 +664,7 @@ REASONS = {
 @pytest.mark.parametrize("way", REASONS)
 async def test_the_end_of_a_lease_says_why_and_by_whom(world: World, way: str) -> None:
     call, reason, revoked_by = REASONS[way]
-    policy = ff.ExecutionPolicy(
-        retry_policy=ff.RetryPolicy(), timeout_policy=ff.TimeoutPolicy(attempt_timeout=5 * SECOND)
-    )
+    policy = ExecutionPolicy(retry_policy=ff.RetryPolicy(), timeout_policy=TimeoutPolicy(attempt_timeout=5 * SECOND))
     at = await world.reach("A", policy=policy, execution_deadline_at=5 * SECOND)
     if way in ("deadline", "timeout"):
         await world.clock.advance(seconds=6)
@@ -692,7 +696,7 @@ async def test_lapsed_leases_are_listed_whether_marked_or_not_and_revoked_ones_a
 async def test_the_same_id_again_is_a_duplicate_and_no_other_conflict(world: World) -> None:
     execution_id = await submit(world.engine, priority=1)
     again = await world.engine.create_execution(execution_kind="other", execution_id=execution_id, priority=2)
-    assert again == ff.Duplicate(execution_id)
+    assert again == Duplicate(execution_id)
     assert (await world.record(execution_id)).priority == 1
 
 
@@ -700,14 +704,14 @@ async def test_refusals_of_operators_are_typed_and_never_transport_errors(world:
     at = await world.reach("T:completed")
     unknown = ExecutionId.of(3, new_id())
     for call, error, status in (
-        (world.engine.cancel(ff.Operator(at.id), "x"), ff.ExecutionNotActive, 409),
-        (world.engine.change_priority(at.id, 3), ff.Contention, 409),
-        (world.engine.cancel(ff.Operator(unknown), "x"), ff.NotFound, 404),
+        (world.engine.cancel(Operator(at.id), "x"), ExecutionNotActive, 409),
+        (world.engine.change_priority(at.id, 3), Contention, 409),
+        (world.engine.cancel(Operator(unknown), "x"), ff.NotFound, 404),
         (world.engine.change_priority(unknown, 3), ff.NotFound, 404),
         (world.engine.replay_execution(unknown), ff.NotFound, 404),
         (world.engine.revoke_lease(unknown), ff.NotFound, 404),
-        (world.engine.complete(ff.Operator(unknown)), ff.NotFound, 404),
-        (world.engine.create_execution(execution_kind="test", policy="{"), ff.ValidationFailed, 400),
+        (world.engine.complete(Operator(unknown)), ff.NotFound, 404),
+        (world.engine.create_execution(execution_kind="test", policy="{"), ValidationFailed, 400),
     ):
         with pytest.raises(error) as caught:
             await call
@@ -756,8 +760,8 @@ async def test_partitions_above_32767_work_like_any_other(world: World) -> None:
 
 
 async def test_retention_honours_the_policy_of_the_execution_and_every_outcome(world: World) -> None:
-    kept = ff.ExecutionPolicy(stream_policy=ff.StreamPolicy(retention_ttl=timedelta(days=3)))
-    brief = ff.ExecutionPolicy(stream_policy=ff.StreamPolicy(retention_ttl=HOUR))
+    kept = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=3)))
+    brief = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=HOUR))
     long_kept = (await world.reach("T:completed", policy=kept)).id
     brief_ids = [(await world.reach(s, policy=brief)).id for s in ("T:failed", "T:cancelled", "T:expired")]
     usual = (await world.reach("T:cancelled")).id

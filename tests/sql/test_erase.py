@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, Fresh, NewStep, Suspended
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Created, Duplicate
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
@@ -235,22 +239,22 @@ async def test_a_key_is_freed_only_by_an_end_without_success(world: World, state
     freed = state in ("T:failed", "T:cancelled", "T:expired")
     assert await world.engine.free_key(at.id) is freed
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n")
-    assert isinstance(again, ff.Created if freed else ff.Duplicate)
+    assert isinstance(again, Created if freed else Duplicate)
     if freed:
         # The old one frees nothing that is not its own any more.
         assert await world.engine.free_key(at.id) is True
-        assert await world.engine.create_execution(
-            execution_kind="t", idempotency_key="k", namespace="n"
-        ) == ff.Duplicate(again.execution_id)
+        assert await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n") == Duplicate(
+            again.execution_id
+        )
 
 
 async def test_the_key_of_what_is_not_stored_any_more_is_free(world: World) -> None:
     at = await world.reach("T:failed", idempotency_key="k")
     await world.engine.delete_execution(at.id)
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k")
-    assert again == ff.Duplicate(at.id), "a record lives out its own time"
+    assert again == Duplicate(at.id), "a record lives out its own time"
     assert await world.engine.free_key(at.id) is True
-    assert isinstance(await world.engine.create_execution(execution_kind="t", idempotency_key="k"), ff.Created)
+    assert isinstance(await world.engine.create_execution(execution_kind="t", idempotency_key="k"), Created)
 
 
 async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
@@ -263,7 +267,7 @@ async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
     assert await world.engine.free_key(failed.id) is True
     for fields, execution_id in zip(others, standing, strict=True):
         found = await world.engine.create_execution(execution_kind="t", **fields)
-        assert found == ff.Duplicate(execution_id)
+        assert found == Duplicate(execution_id)
 
 
 # ---- retention
@@ -283,8 +287,8 @@ async def test_what_failed_is_kept_for_two_weeks_and_the_rest_for_a_day(world: W
 
 @pytest.mark.parametrize("state", ENDED)
 async def test_a_policy_says_how_long_whatever_the_end(world: World, state: str) -> None:
-    policy = ff.ExecutionPolicy(
-        retry_policy=RETRY.retry_policy, stream_policy=ff.StreamPolicy(retention_ttl=timedelta(hours=3))
+    policy = ExecutionPolicy(
+        retry_policy=RETRY.retry_policy, stream_policy=StreamPolicy(retention_ttl=timedelta(hours=3))
     )
     await world.reach(state, policy=policy)
     await world.clock.advance(hours=2)

@@ -11,11 +11,15 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import FlowId
-from flowfabric.models import Claimed, Event
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.ids import FlowId
+from flowfabric.values.lease import Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.support import OTHER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
-CAP_0 = ff.ExecutionPolicy(max_reclaim_count=0)
+CAP_0 = ExecutionPolicy(max_reclaim_count=0)
 RETRY_ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(5))
 
 
@@ -33,7 +37,7 @@ async def _complete(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
 
 
 async def _complete_as_operator(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
-    await engine.complete(ff.Operator(held.execution_id))
+    await engine.complete(Operator(held.execution_id))
 
 
 async def _fail(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
@@ -49,11 +53,11 @@ async def _cancel(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
 
 
 async def _cancel_as_operator(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
-    await engine.cancel(ff.Operator(held.execution_id), "no")
+    await engine.cancel(Operator(held.execution_id), "no")
 
 
 async def _cancel_by_cascade(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
-    await engine.cancel(ff.Operator(held.execution_id, "flow_cascade"), "no")
+    await engine.cancel(Operator(held.execution_id, "flow_cascade"), "no")
 
 
 async def _delay(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
@@ -103,7 +107,7 @@ async def _capped(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
 
 async def _cancel_after_expiry(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
     await _expire(engine, clock, held)
-    await engine.cancel(ff.Operator(held.execution_id), "no")
+    await engine.cancel(Operator(held.execution_id), "no")
 
 
 async def _deadline_after_revoke(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
@@ -129,7 +133,7 @@ ENDINGS: list[tuple[Step, dict[str, Any], list[tuple[str | None, ...]]]] = [
     (_expire, {}, [EXPIRED]),
     (_deadline, {"execution_deadline_at": timedelta(seconds=15)},
      [("revoked", "expired", None, "expired:execution_deadline", "reconciler")]),
-    (_timeout, {"policy": ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=5))},
+    (_timeout, {"policy": ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=5))},
      [("revoked", "expired", None, "expired:attempt_timeout", "reconciler")]),
     (_capped, {"policy": CAP_0}, [EXPIRED, ("revoked", "failed", None, "max_reclaims_exceeded", "reconciler")]),
     (_cancel_after_expiry, {}, [EXPIRED, (None, "cancelled", None, None, None)]),
@@ -180,7 +184,7 @@ async def test_the_end_of_a_leased_execution_is_one_event_in_two_families(engine
 
 async def test_the_end_of_an_execution_that_nobody_held_is_a_completion_only(engine: CheckedEngine) -> None:
     target = await submit_member(engine, FlowId(UUID("11111111-1111-1111-1111-111111111111")))
-    await engine.cancel(ff.Operator(target), "no")
+    await engine.cancel(Operator(target), "no")
     (event,) = await _all(engine)
     assert _short(event) == (None, "cancelled", None, None, None)
     assert (event.lease_id, event.lease_epoch, event.worker_id) == (None, None, None)
@@ -192,7 +196,7 @@ async def test_operators_leave_details(engine: CheckedEngine) -> None:
     target = await submit(engine, priority=3, namespace="n", tags={"a.b": "c"})
     await engine.change_priority(target, 99_999)
     await engine.change_priority(target, 9000)
-    await engine.cancel(ff.Operator(target), "no")
+    await engine.cancel(Operator(target), "no")
     await engine.replay_execution(target, reason="again")
     events = await _all(engine, family="operator")
     assert [event.operator_type for event in events] == ["priority_changed", "priority_changed", "replayed"]
@@ -244,14 +248,14 @@ async def test_a_reader_follows_by_cursor_and_sees_everything_once_in_order(engi
         while True:
             page = await engine.read_events(after=after, limit=size)
             if not page.items:
-                assert page.next_cursor == (after or ff.EventCursor())
+                assert page.next_cursor == (after or EventCursor())
                 break
             assert len(page.items) <= size
             assert page.next_cursor == page.items[-1].cursor
             seen += page.items
             after = page.next_cursor
         assert seen == everything
-    assert (await engine.read_events(limit=0)).next_cursor == ff.EventCursor()
+    assert (await engine.read_events(limit=0)).next_cursor == EventCursor()
     last = everything[-1].cursor
     await engine.complete(held[3].handle)
     (new,) = await _all(engine, after=last)
@@ -283,11 +287,11 @@ async def test_a_filtered_reader_gets_exactly_the_matching_events(engine: Checke
         await engine.complete(held.handle)
     everything = await _all(engine, family=family)
     filters = [
-        ff.ScannerFilter(),
-        *(ff.ScannerFilter(namespace=n) for n in ("", "n", "x")),
-        *(ff.ScannerFilter(instance_tag=t) for t in (("a.b", "c"), ("a.b", ""), ("no dot", "c"), ("x", "c"))),
-        ff.ScannerFilter(namespace="n", instance_tag=("a.b", "c")),
-        ff.ScannerFilter(namespace="m", instance_tag=("a.b", "d")),
+        ScannerFilter(),
+        *(ScannerFilter(namespace=n) for n in ("", "n", "x")),
+        *(ScannerFilter(instance_tag=t) for t in (("a.b", "c"), ("a.b", ""), ("no dot", "c"), ("x", "c"))),
+        ScannerFilter(namespace="n", instance_tag=("a.b", "c")),
+        ScannerFilter(namespace="m", instance_tag=("a.b", "d")),
     ]
     for chosen in filters:
         expected = [
@@ -320,7 +324,7 @@ async def test_an_event_waits_for_every_older_transaction(
         early.partition,
         early.uuid,
     )
-    await engine.cancel(ff.Operator(late), "quick")
+    await engine.cancel(Operator(late), "quick")
     assert (await engine.read_events()).items == []
     await slow.commit()
     events = await _all(engine)
@@ -331,7 +335,7 @@ async def test_a_stored_failure_spelt_the_old_way_reads_as_failed(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     target = await submit(plain_engine)
-    await plain_engine.cancel(ff.Operator(target), "no")
+    await plain_engine.cancel(Operator(target), "no")
     await sql.execute("update flowfabric.event set outcome = 'failure'")
     (event,) = await _all(plain_engine)
     assert event.outcome == "failed"
@@ -340,7 +344,7 @@ async def test_a_stored_failure_spelt_the_old_way_reads_as_failed(
 
 async def test_events_outlive_their_execution(engine: CheckedEngine, clock: Clock) -> None:
     target = await submit(engine, namespace="n", tags={"a.b": "c"})
-    await engine.cancel(ff.Operator(target), "no")
+    await engine.cancel(Operator(target), "no")
     await clock.advance(hours=25)
     assert await engine.trim_retention() == 1
     (event,) = await _all(engine)

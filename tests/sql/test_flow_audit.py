@@ -13,8 +13,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from flowfabric.graph import AnyOf, EdgeGroupPolicy, FlowSubmitted, NewEdge, NewNode, OnSatisfied, Quorum
-from flowfabric.models import Claimed, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import RETRY, claim_one

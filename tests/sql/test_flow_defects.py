@@ -17,23 +17,17 @@ from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
-from flowfabric.conditions import on
 from flowfabric.engine.edges import EdgePlace
-from flowfabric.graph import (
-    AnyOf,
-    Applied,
-    CancellationPolicy,
-    CancellationScheduled,
-    FlowCancelled,
-    FlowStatus,
-    NewEdge,
-    NewNode,
-    NoOp,
-    OnSatisfied,
-    Quorum,
-)
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.errors import Conflict, Contention, StateError, ValidationFailed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Applied, CancellationPolicy, CancellationScheduled, FlowCancelled, FlowStatus, NoOp
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     CHAIN,
@@ -188,7 +182,7 @@ async def test_events_carry_namespace_and_tags(engine: CheckedEngine) -> None:
     other = await submitted(engine, CHAIN, namespace="team", tags={"app.instance": "two"})
     await other.fail("a")
     for tag, scanned in ((("app.instance", "one"), 0), (("app.other", "two"), 0), (("app.instance", "two"), 1)):
-        assert (await engine.dispatch_cascades(filter=ff.ScannerFilter(instance_tag=tag))).seen == scanned
+        assert (await engine.dispatch_cascades(filter=ScannerFilter(instance_tag=tag))).seen == scanned
 
 
 async def test_an_event_is_found_by_its_number(engine: CheckedEngine) -> None:
@@ -397,10 +391,10 @@ async def test_each_refusal_has_its_class(engine: CheckedEngine) -> None:
     elsewhere = ExecutionId.of((flow["a"].partition + 1) % 256, mint_uuid())
     flow.members["stranger"] = ExecutionId.of(flow["a"].partition, mint_uuid())
     refusals: list[tuple[Any, type[ff.FlowFabricError], int]] = [
-        (flow.stage("a", "a"), ff.Conflict, 409),
+        (flow.stage("a", "a"), Conflict, 409),
         (engine.add_execution_to_flow(FlowId(mint_uuid()), flow["a"]), ff.FlowFabricError, 400),
-        (closed.stage("a", "b"), ff.StateError, 409),
-        (flow.stage("a", "stranger"), ff.StateError, 409),
+        (closed.stage("a", "b"), StateError, 409),
+        (flow.stage("a", "stranger"), StateError, 409),
         (engine.add_execution_to_flow(flow.id, elsewhere), ff.InvalidInput, 400),
         (engine.add_execution_to_flow(flow.id, flow["stranger"]), ff.NotFound, 404),
         (engine.cancel_flow(FlowId(mint_uuid())), ff.NotFound, 404),
@@ -410,7 +404,7 @@ async def test_each_refusal_has_its_class(engine: CheckedEngine) -> None:
             await call
         if family is not ff.FlowFabricError:
             assert refused.value.http_status == status
-    with pytest.raises(ff.Contention) as stale:
+    with pytest.raises(Contention) as stale:
         await engine.stage_dependency_edge(
             flow.id,
             edge_id=mint_uuid(),
@@ -426,9 +420,9 @@ async def test_applying_is_checked_against_the_staged_edge(engine: CheckedEngine
     await flow.stage("a", "b", "ref")
     flow.edges |= {"c>b": flow.edges["a>b"], "a>c": flow.edges["a>b"], "b>c": mint_uuid()}
     for upstream, downstream, ref in (("c", "b", "ref"), ("a", "c", "ref"), ("a", "b", None), ("b", "c", "ref")):
-        with pytest.raises(ff.ValidationFailed, match="invalid_dependency"):
+        with pytest.raises(ValidationFailed, match="invalid_dependency"):
             await flow.apply(upstream, downstream, ref)
-    with pytest.raises(ff.ValidationFailed, match="invalid_dependency"):
+    with pytest.raises(ValidationFailed, match="invalid_dependency"):
         await engine.stage_dependency_edge(
             flow.id,
             edge_id=mint_uuid(),
@@ -722,12 +716,12 @@ async def test_an_old_failure_is_forgiven_and_a_later_success_counts(engine: Che
 
 
 async def test_the_limit_holds_and_dependencies_are_not_jumped(engine: CheckedEngine) -> None:
-    flow = await submitted(engine, PAIR, policy=ff.ExecutionPolicy(max_replay_count=1))
+    flow = await submitted(engine, PAIR, policy=ExecutionPolicy(max_replay_count=1))
     await flow.cancel("b")
     assert (await engine.replay_execution(flow["b"])).public_state == "waiting_children"
     assert (await engine.list_events(flow["b"]))[-1].details == {"branch": "skipped_flow_member", "groups_reset": 1}
     await flow.cancel("b")
-    with pytest.raises(ff.StateError, match="max_replays_exhausted"):
+    with pytest.raises(StateError, match="max_replays_exhausted"):
         await engine.replay_execution(flow["b"])
 
 

@@ -21,20 +21,16 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.graph import (
-    AnyOf,
-    Applied,
-    Edge,
-    FlowCancelHeader,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    Quorum,
-)
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Fresh, NewExecution, Suspended
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Applied, Edge, FlowCancelHeader
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh, Suspended
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
@@ -43,7 +39,7 @@ from tests.support import WORKER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RETRY = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
+RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
 LET_RUN = OnSatisfied.LET_RUN
 REF = "result"
 
@@ -69,7 +65,7 @@ class Scene:
         self.stage = stage
         self.parties = parties
         self.flow = flow
-        self.handles: dict[str, ff.Handle] = {}
+        self.handles: dict[str, Handle] = {}
         self.edges: dict[str, UUID] = {}
         self.waitpoints: dict[str, Any] = {}
         self.loose: dict[str, ff.ExecutionId] = {}
@@ -175,7 +171,7 @@ def wait_children(name: str) -> Act:
 
 
 def cancel(name: str) -> Act:
-    return Act(f"cancel {name}", lambda s, p: p.cancel(ff.Operator(s.flow[name]), "enough"))
+    return Act(f"cancel {name}", lambda s, p: p.cancel(Operator(s.flow[name]), "enough"))
 
 
 def replay(name: str) -> Act:
@@ -565,7 +561,7 @@ async def over(stage: Stage, parties: list[Party]) -> Scene:
 
 
 async def cancel_loose(scene: Scene) -> None:
-    await scene.parties[0].cancel(ff.Operator(scene.loose["n"]), "unused")
+    await scene.parties[0].cancel(Operator(scene.loose["n"]), "unused")
 
 
 async def skipped(stage: Stage, parties: list[Party]) -> Scene:

@@ -21,27 +21,27 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric._postgres import rows
-from flowfabric.conditions import on
-from flowfabric.graph import (
+from flowfabric.errors import ExecutionNotActive, StateError
+from flowfabric.values.attempt import Claimed, Completion
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
     Advanced,
-    AllOf,
     AlreadyApplied,
     AlreadyMember,
-    AnyOf,
     Applied,
     Edge,
-    EdgeGroupPolicy,
     FlowAlreadyTerminal,
     FlowCancelHeader,
-    NewEdge,
-    NewNode,
     NoOp,
-    OnSatisfied,
-    Quorum,
 )
-from flowfabric.ids import FlowId, crc16, mint_uuid
-from flowfabric.models import Claimed, Completion, Fresh, Handle, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.flow_model import BACKOFF, MAX_RETRIES, FlowModel, Group, Member, Refused, final_states
 from tests.sql.test_model import MS, START, World, ms, same
@@ -51,10 +51,10 @@ _T = TypeVar("_T")
 SPACE = UUID("5f0c9c1e-6f0e-4c3a-9a53-8d6c6b0f6c11")
 FLOW = FlowId(uuid5(SPACE, "flow"))
 PARTITION = crc16(FLOW.bytes) % 256
-POLICY = ff.ExecutionPolicy(
+POLICY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=MAX_RETRIES, backoff=ff.Fixed(timedelta(milliseconds=BACKOFF)))
 )
-FAST = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(milliseconds=1))))
+FAST = ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(milliseconds=1))))
 DAY = timedelta(days=1)
 POLICIES: list[EdgeGroupPolicy] = [
     AllOf(),
@@ -427,7 +427,7 @@ class History:
     async def cancel(self, a: int, b: int, c: int) -> None:
         if member := self.pick(a, lambda member: not member.ended):
             async with self.busy(c) as names:
-                await self.engine.cancel(ff.Operator(self.id(member)), "no longer wanted")
+                await self.engine.cancel(Operator(self.id(member)), "no longer wanted")
                 self.model.end([member], "cancelled", reason="no longer wanted", busy=names)
 
     @step(4)
@@ -867,7 +867,7 @@ async def test_of_an_execution_that_ended_twice_the_first_end_counts(
     try:
         async with other.transaction():
             await other.fetch("select from flowfabric.edge_group for update")
-            await engine.cancel(ff.Operator(flow.nodes["b"]), "no")
+            await engine.cancel(Operator(flow.nodes["b"]), "no")
     finally:
         await other.close()
     assert (
@@ -916,7 +916,7 @@ class Crew:
                 self.inputs[one.execution_kind] = one.input_payload
                 try:
                     await self.act(one)
-                except (ff.ExecutionNotActive, ff.StateError):
+                except (ExecutionNotActive, StateError):
                     self.lost.append(one.execution_kind)
             if not claimed:
                 if (await self.engine.flow_progress(flow_id))[1] == 0:

@@ -9,7 +9,10 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode, OnSatisfied
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf, OnSatisfied
+from flowfabric.values.lease import Operator
 from tests.support import CheckedEngine, Clock
 
 pytestmark = pytest.mark.both_servers
@@ -20,7 +23,7 @@ WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
 def node(name: str, *after: str, **fields: Any) -> NewNode:
     return NewNode(
         name=name,
-        execution=ff.NewExecution(execution_kind="k", input_payload=name.encode()),
+        execution=NewExecution(execution_kind="k", input_payload=name.encode()),
         after=[NewEdge(upstream=one, passes_result=True) for one in after],
         **fields,
     )
@@ -106,7 +109,7 @@ async def test_a_redacted_upstream_leaves_nothing_behind(engine: CheckedEngine, 
 async def test_plain_claims_do_not_look_for_what_upstreams_pass(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    await engine.create_many([ff.NewExecution(execution_kind="k")] * 20)
+    await engine.create_many([NewExecution(execution_kind="k")] * 20)
     flow = await engine.submit_flow([node("a"), node("b", "a")])
     await sql.execute("set track_functions = 'pl'")
 
@@ -119,7 +122,7 @@ async def test_plain_claims_do_not_look_for_what_upstreams_pass(
             return found
 
     assert not await calls_of_a_claim()
-    await engine.complete(ff.Operator(flow.nodes["a"]), result=b"1")
+    await engine.complete(Operator(flow.nodes["a"]), result=b"1")
     assert await calls_of_a_claim() == 1
 
 

@@ -9,7 +9,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.graph import AnyOf, FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.joins import AnyOf
 from tests.support import Clock
 
 pytestmark = pytest.mark.both_servers
@@ -18,7 +20,7 @@ WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
 
 
 def race(*names: str) -> list[NewNode]:
-    new = ff.NewExecution(execution_kind="k")
+    new = NewExecution(execution_kind="k")
     return [
         *(NewNode(name=name, execution=new) for name in names),
         NewNode(name="join", execution=new, after=[NewEdge(upstream=name) for name in names], policy=AnyOf()),
@@ -70,7 +72,7 @@ async def test_a_sibling_that_cannot_be_cancelled_keeps_no_other_waiting(
 async def test_members_in_somebodys_hands_keep_no_other_waiting(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
-    new = ff.NewExecution(execution_kind="k")
+    new = NewExecution(execution_kind="k")
     flow = await plain_engine.submit_flow([NewNode(name=f"n{n}", execution=new) for n in range(6)])
     await plain_engine.cancel_flow_header(flow.flow_id, grace=timedelta())
     lowest = sorted(one.uuid for one in flow.nodes.values())[:2]
@@ -85,7 +87,7 @@ async def test_members_in_somebodys_hands_keep_no_other_waiting(
 async def test_an_end_under_an_old_snapshot_is_left_to_the_dispatcher(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
-    new = ff.NewExecution(execution_kind="k")
+    new = NewExecution(execution_kind="k")
     flow = await plain_engine.submit_flow(
         [NewNode(name="a", execution=new), NewNode(name="b", execution=new, after=[NewEdge(upstream="a")])]
     )
@@ -104,7 +106,7 @@ async def test_an_end_under_an_old_snapshot_is_left_to_the_dispatcher(
 async def test_flows_that_nothing_was_put_into_are_forgotten(plain_engine: ff.Engine, clock: Clock) -> None:
     empty = await plain_engine.create_flow()
     full = await plain_engine.submit_flow(
-        [NewNode(name="a", execution=ff.NewExecution(execution_kind="k", execution_deadline_at=timedelta(days=400)))]
+        [NewNode(name="a", execution=NewExecution(execution_kind="k", execution_deadline_at=timedelta(days=400)))]
     )
     await clock.advance(seconds=13 * 86_400)
     await plain_engine.sweep()

@@ -18,12 +18,14 @@ from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.edge_repair import EdgeRepair
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
-from flowfabric.conditions import on
 from flowfabric.engine.edges import EdgePlace
-from flowfabric.graph import (
+from flowfabric.errors import Conflict, Contention, StateError
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
+    Advanced,
     AlreadyMember,
-    AnyOf,
     Applied,
     CancellationPolicy,
     CancellationScheduled,
@@ -31,15 +33,15 @@ from flowfabric.graph import (
     FlowAlreadyTerminal,
     FlowCancelHeader,
     FlowCancelled,
-    NewEdge,
-    NewNode,
     NoOp,
-    OnSatisfied,
     PartiallyCancelled,
-    Quorum,
 )
-from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, OnSatisfied, Quorum
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
@@ -368,7 +370,7 @@ async def test_the_process_dies_after_the_first_chunk(plain_engine: ff.Engine, s
     (pending,) = await sql.fetch("select seq from flowfabric.pending_cascade")
     first = await sql.fetch("select id, transitioned_at from flowfabric.execution where state = 'waiting'")
     claimed = await hold(plain_engine, 100)
-    assert await plain_engine.dispatch_completion(pending["seq"]) == ff.graph.Advanced(700)
+    assert await plain_engine.dispatch_completion(pending["seq"]) == Advanced(700)
     assert await plain_engine.dispatch_completion(pending["seq"]) == NoOp()
     assert await sql.fetchval(count, "waiting") == 1100
     assert await sql.fetchval(count, "active") == 100
@@ -401,12 +403,12 @@ async def test_a_sweeper_keeps_to_its_tenant(engine: CheckedEngine, clock: Clock
         await flow.fail("a")
     assert (await engine.dispatch_cascades(stale=timedelta(seconds=1))).seen == 0, "nothing is stale yet"
     await clock.advance(seconds=2)
-    while (await engine.dispatch_cascades(filter=ff.ScannerFilter(namespace="a"), stale=timedelta())).seen:
+    while (await engine.dispatch_cascades(filter=ScannerFilter(namespace="a"), stale=timedelta())).seen:
         pass
     assert {name: await flow.state("d") for name, flow in flows.items()} == {
         "a": "skipped", "b": "waiting_children", "c": "waiting_children",
     }  # fmt: skip
-    tag = ff.ScannerFilter(instance_tag=("app.i", "b"))
+    tag = ScannerFilter(instance_tag=("app.i", "b"))
     while (await engine.dispatch_cascades(filter=tag, stale=timedelta())).seen:
         pass
     assert [await flows[name].state("d") for name in "bc"] == ["skipped", "waiting_children"]
@@ -504,7 +506,7 @@ async def test_what_cannot_be_an_edge(engine: CheckedEngine, sql: asyncpg.Connec
     ]:  # fmt: skip
         assert await outcome(flow.stage(upstream, downstream)) == kind
         assert await stored(sql) == before
-    with pytest.raises(ff.Conflict, match="dependency_already_exists") as refused:
+    with pytest.raises(Conflict, match="dependency_already_exists") as refused:
         await engine.stage_dependency_edge(
             flow.id,
             edge_id=known["a>b"],
@@ -547,7 +549,7 @@ async def test_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
     assert await stage(members[-1], members[0], 10_000) == "cycle_detected"
     closing = [Edge(edge_id=mint_uuid(), upstream=members[-1], downstream=members[0])]
     more = [Edge(edge_id=mint_uuid(), upstream=members[1], downstream=members[-1])]
-    with pytest.raises(ff.Conflict, match=r"edges\[1\]"):
+    with pytest.raises(Conflict, match=r"edges\[1\]"):
         await plain_engine.stage_and_apply_edges(flow_id, more + closing, expected_graph_revision=10_000)
     assert await plain_engine.stage_and_apply_edges(flow_id, more, expected_graph_revision=10_000) == 10_001
 
@@ -555,7 +557,7 @@ async def test_a_cycle_of_five_thousand(plain_engine: ff.Engine) -> None:
 async def test_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a", "x", "y")
     await flow.stage("a", "x")
-    for policy in (Quorum(2), AnyOf(), ff.graph.AllOf()):
+    for policy in (Quorum(2), AnyOf(), AllOf()):
         with pytest.raises(ff.InvalidInput, match="already_fixed"):
             await engine.set_edge_group_policy(flow.id, flow["x"], policy)
     for name in ("x", "y"):
@@ -579,7 +581,7 @@ async def test_who_may_be_added_to_a_flow(engine: CheckedEngine, sql: asyncpg.Co
     assert await stored(sql) == before
     await engine.create_flow(other)
     before = await stored(sql)
-    with pytest.raises(ff.Conflict, match=str(flow.id)):
+    with pytest.raises(Conflict, match=str(flow.id)):
         await engine.add_execution_to_flow(other, flow["a"])
     assert await engine.add_execution_to_flow(flow.id, flow["a"]) == AlreadyMember(flow["a"], 1)
     assert await stored(sql) == before
@@ -590,7 +592,7 @@ async def test_who_may_be_added_to_a_flow(engine: CheckedEngine, sql: asyncpg.Co
 # Parents that wait
 
 
-async def family(engine: ff.Engine) -> tuple[Flow, ff.Handle]:
+async def family(engine: ff.Engine) -> tuple[Flow, Handle]:
     """A parent that runs, with two children it depends on."""
     flow = await empty_flow(engine, "p", "c1", "c2")
     held = await flow.claim("p")
@@ -621,7 +623,7 @@ async def test_a_parent_waits_for_its_children(engine: CheckedEngine) -> None:
     assert (vector["public_state"], vector["attempt_state"]) == ("waiting", "attempt_interrupted")
     await engine.issue_claim_grant(flow["p"], **WORKER)
     ids = {"lease_id": mint_uuid(), "attempt_id": mint_uuid()}
-    with pytest.raises(ff.Contention, match="use_claim_resumed_execution"):
+    with pytest.raises(Contention, match="use_claim_resumed_execution"):
         await engine.claim_execution(flow["p"], **WORKER, **ids, lease_ttl=LONG)
     again = await engine.claim_resumed_execution(flow["p"], **WORKER, lease_id=mint_uuid(), lease_ttl=LONG)
     assert again.handle.attempt_index == handle.attempt_index
@@ -818,7 +820,7 @@ async def test_an_empty_flow_is_cancelled_at_once(engine: CheckedEngine) -> None
     answer = await engine.cancel_flow(flow.id, wait=timedelta(milliseconds=500))  # else it raises TimedOut
     assert answer == FlowCancelled(cancellation_policy=CancellationPolicy.CANCEL_ALL, member_execution_ids=())
     assert await engine.read_cancel_backlog(flow.id) is None
-    with pytest.raises(ff.StateError, match="flow_already_terminal"):
+    with pytest.raises(StateError, match="flow_already_terminal"):
         await engine.add_execution_to_flow(flow.id, flow["late"])
     for call in (engine.cancel_flow(FlowId(mint_uuid())), engine.cancel_flow_header(FlowId(mint_uuid()))):
         with pytest.raises(ff.NotFound, match="flow"):
@@ -836,7 +838,7 @@ async def test_an_acknowledged_member_leaves_the_backlog_and_the_last_ends_it(
     await engine.ack_cancel_member(FlowId(mint_uuid()), flow["a"])
     assert await stored(sql) == before
     for name in "ab":
-        await engine.cancel(ff.Operator(flow[name]), "stop")
+        await engine.cancel(Operator(flow[name]), "stop")
     await engine.ack_cancel_member(flow.id, flow["a"])
     await engine.ack_cancel_member(flow.id, flow["a"])
     backlog = await engine.read_cancel_backlog(flow.id)
@@ -845,7 +847,7 @@ async def test_an_acknowledged_member_leaves_the_backlog_and_the_last_ends_it(
     other = await submitted(engine, {"a": (), "b": ()})
     await engine.cancel_flow_header(other.id)
     for name in "ab":
-        await engine.cancel(ff.Operator(other[name]), "stop")
+        await engine.cancel(Operator(other[name]), "stop")
     await engine.ack_cancel_member(flow.id, flow["b"])
     await asyncio.gather(*(engine.ack_cancel_member(other.id, other[name]) for name in "ab"))
     for one in (flow, other):
@@ -928,13 +930,13 @@ async def test_replay_behind_a_quorum(engine: CheckedEngine) -> None:
 async def test_replays_are_limited(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"a": ()})
     held = await flow.claim("a")
-    with pytest.raises(ff.StateError, match="execution_not_terminal"):
+    with pytest.raises(StateError, match="execution_not_terminal"):
         await engine.replay_execution(flow["a"])
     await engine.complete(held.handle)
     for _ in range(10):
         await engine.replay_execution(flow["a"])
         await flow.complete("a")
-    with pytest.raises(ff.StateError, match="max_replays_exhausted"):
+    with pytest.raises(StateError, match="max_replays_exhausted"):
         await engine.replay_execution(flow["a"])
 
 

@@ -18,11 +18,17 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.graph import AllOf, AnyOf, Edge, EdgeGroupPolicy, NewEdge, NewNode, OnSatisfied, Quorum
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Claimed, Fresh, NewExecution
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Edge
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
@@ -31,7 +37,7 @@ from tests.interleave import Party, Stage
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LEASE = timedelta(minutes=10)
-RETRY = ff.ExecutionPolicy(
+RETRY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=5, backoff=ff.Fixed(timedelta(0))), max_replay_count=1000
 )
 KINDS = ("lease", "delay", "parked", "suspension")
@@ -216,7 +222,7 @@ class Crowd:
                 case 0 | 1 | 2 | 3 | 4:
                     await self.attempt("replay", party.replay_execution, target)
                 case 5:
-                    await self.attempt("cancel", party.cancel, ff.Operator(target), "enough")
+                    await self.attempt("cancel", party.cancel, Operator(target), "enough")
                 case 6 | 7 if self.suspended:
                     waits = self.suspended.pop()
                     await self.attempt("resume", party.resume_execution, waits, "operator")

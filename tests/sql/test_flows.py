@@ -14,27 +14,25 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.graph import (
+from flowfabric.errors import Conflict, Contention, Corruption, StateError, ValidationFailed
+from flowfabric.values.attempt import Completion
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import (
     Added,
-    AllOf,
     AlreadyApplied,
     AlreadyMember,
-    AnyOf,
     Applied,
     Edge,
-    EdgeGroupPolicy,
     FlowCreated,
     FlowExists,
     FlowStatus,
-    NewEdge,
-    NewNode,
-    OnSatisfied,
-    Quorum,
     Staged,
 )
-from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid
-from flowfabric.models import Fresh, NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.wait import Fresh
 from tests.interleave import Party
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
@@ -154,7 +152,7 @@ class Scene:
 
 Rule = tuple[str, Words, type[ff.FlowFabricError], str]
 MISSING: Rule = ("the flow is missing", {"flow": "missing"}, ff.NotFound, "not found: flow")
-CLOSED: Rule = ("the flow is closed", {"flow": "closed"}, ff.StateError, "flow_already_terminal")
+CLOSED: Rule = ("the flow is closed", {"flow": "closed"}, StateError, "flow_already_terminal")
 
 # Per operation: a call that is fine, and the rules in the order in which they are checked, each with the words that
 # break it.
@@ -167,21 +165,21 @@ OPERATIONS: dict[str, tuple[Callable[[Scene, Words], Awaitable[Any]], Words, lis
             MISSING,
             CLOSED,
             ("no such execution", {"execution": "unknown"}, ff.NotFound, "not found: execution"),
-            ("member of another flow", {"execution": "taken"}, ff.Conflict, "already_member_of_different_flow:"),
+            ("member of another flow", {"execution": "taken"}, Conflict, "already_member_of_different_flow:"),
         ],
     ),
     "stage_dependency_edge": (
         Scene.stage,
         {"flow": "open", "edge": "new", "upstream": "c", "downstream": "d", "ahead": 0, "kind": "success_only"},
         [
-            ("a self edge", {"downstream": "itself"}, ff.Conflict, "self_referencing_edge"),
-            ("an unknown kind", {"kind": "always"}, ff.ValidationFailed, "invalid_dependency"),
+            ("a self edge", {"downstream": "itself"}, Conflict, "self_referencing_edge"),
+            ("an unknown kind", {"kind": "always"}, ValidationFailed, "invalid_dependency"),
             MISSING,
             CLOSED,
-            ("a stale revision", {"ahead": 1}, ff.Contention, "stale_graph_revision"),
-            ("no member", {"upstream": "stranger"}, ff.StateError, "execution_not_in_flow"),
-            ("a cycle", {"downstream": "a"}, ff.Conflict, "cycle_detected"),
-            ("a known edge id", {"edge": "a>b"}, ff.Conflict, "dependency_already_exists"),
+            ("a stale revision", {"ahead": 1}, Contention, "stale_graph_revision"),
+            ("no member", {"upstream": "stranger"}, StateError, "execution_not_in_flow"),
+            ("a cycle", {"downstream": "a"}, Conflict, "cycle_detected"),
+            ("a known edge id", {"edge": "a>b"}, Conflict, "dependency_already_exists"),
         ],
     ),
     "apply_dependency_to_child": (
@@ -190,11 +188,11 @@ OPERATIONS: dict[str, tuple[Callable[[Scene, Words], Awaitable[Any]], Words, lis
         [
             MISSING,
             CLOSED,
-            ("no such edge", {"edge": "new"}, ff.ValidationFailed, "invalid_dependency: edge_not_found"),
-            ("another upstream", {"upstream": "a"}, ff.ValidationFailed, "invalid_dependency: upstream_execution_id"),
-            ("another downstream", {"downstream": "d"}, ff.ValidationFailed, "invalid_dependency: downstream_exec"),
-            ("another kind", {"kind": "always"}, ff.ValidationFailed, "invalid_dependency: dependency_kind"),
-            ("another reference", {"ref": "other"}, ff.ValidationFailed, "invalid_dependency: data_passing_ref"),
+            ("no such edge", {"edge": "new"}, ValidationFailed, "invalid_dependency: edge_not_found"),
+            ("another upstream", {"upstream": "a"}, ValidationFailed, "invalid_dependency: upstream_execution_id"),
+            ("another downstream", {"downstream": "d"}, ValidationFailed, "invalid_dependency: downstream_exec"),
+            ("another kind", {"kind": "always"}, ValidationFailed, "invalid_dependency: dependency_kind"),
+            ("another reference", {"ref": "other"}, ValidationFailed, "invalid_dependency: data_passing_ref"),
         ],
     ),
     "set_edge_group_policy": (
@@ -230,12 +228,12 @@ async def test_a_call_is_refused_for_the_first_rule_it_breaks_and_changes_nothin
 async def test_a_refusal_for_another_flow_or_edge_says_which_is_there(engine: CheckedEngine) -> None:
     scene = Scene(engine)
     await scene.build()
-    with pytest.raises(ff.Conflict) as taken:
+    with pytest.raises(Conflict) as taken:
         await scene.add({"flow": "open", "execution": "taken"})
     assert taken.value.kind == "execution_already_in_flow"
     assert taken.value.existing in str(taken.value)
     flow = scene.flows["open"]
-    with pytest.raises(ff.Conflict) as known:
+    with pytest.raises(Conflict) as known:
         await scene.stage(OPERATIONS["stage_dependency_edge"][1] | {"edge": "a>b"})
     assert known.value.edge == await engine.describe_edge(flow.id, flow.edges["a>b"])
     assert known.value.edge.data_passing_ref == "ref"
@@ -423,7 +421,7 @@ async def test_a_cycle_is_found_over_staged_and_applied_edges(engine: CheckedEng
     await flow.stage("b", "c")
     await flow.join("c", "d")
     for upstream, downstream in (("b", "a"), ("c", "a"), ("d", "a"), ("d", "b"), ("c", "b")):
-        with pytest.raises(ff.Conflict, match="cycle_detected"):
+        with pytest.raises(Conflict, match="cycle_detected"):
             await flow.stage(upstream, downstream)
     assert await flow.revision() == 7
     assert await flow.stage("a", "d") == Staged(flow.edges["a>d"], 8)
@@ -659,7 +657,7 @@ async def test_results_of_one_batch_count_in_the_order_of_their_events(plain_eng
     for policy, place in ((AllOf(), 2), (Quorum(2, LET_RUN), 1)):
         flow = await submitted(plain_engine, fan_in(3), {"join": policy}, ref="ref")
         held = [await flow.claim(f"u{n}") for n in (2, 3, 1)]
-        await plain_engine.complete_many([ff.Completion(one.handle, bytes([n])) for n, one in enumerate(held)])
+        await plain_engine.complete_many([Completion(one.handle, bytes([n])) for n, one in enumerate(held)])
         ends = {one: (await flow.ends(one))[0].cursor.position for one in ("u1", "u2", "u3")}
         order = sorted(ends, key=ends.__getitem__)
         results = {"u2": b"\0", "u3": b"\1", "u1": b"\2"}
@@ -907,9 +905,9 @@ async def test_a_single_edge_can_be_resolved_by_hand(engine: CheckedEngine, sql:
         )
 
     before = await stored(sql)
-    with pytest.raises(ff.ValidationFailed, match="staged and not applied"):
+    with pytest.raises(ValidationFailed, match="staged and not applied"):
         await resolve("a", "success")
-    with pytest.raises(ff.ValidationFailed, match="edge_not_found"):
+    with pytest.raises(ValidationFailed, match="edge_not_found"):
         await resolve("b", "success", "a>c")
     with pytest.raises(ff.InvalidInput, match="outcome"):
         await resolve("a", "perhaps")
@@ -1003,7 +1001,7 @@ async def test_edges_are_staged_and_applied_all_or_none(engine: CheckedEngine, s
             await engine.stage_and_apply_edges(flow.id, edges, expected_graph_revision=6)  # type: ignore[arg-type]
         assert (refused.value.kind, f"edges[{place}]" in str(refused.value)) == (kind, True), refused.value
         assert await stored(sql) == before, kind
-    with pytest.raises(ff.Contention, match="stale_graph_revision"):
+    with pytest.raises(Contention, match="stale_graph_revision"):
         await engine.stage_and_apply_edges(flow.id, fine, expected_graph_revision=5)
     with pytest.raises(ff.InvalidInput, match="edges"):
         await engine.stage_and_apply_edges(flow.id, [], expected_graph_revision=6)
@@ -1050,8 +1048,8 @@ BAD_GRAPHS: dict[str, tuple[Any, type[ff.FlowFabricError], str]] = {
     "no name": ([node("")], ff.InvalidInput, "nodes[0].name"),
     "a name twice": ([node("a"), node("b"), node("a")], ff.InvalidInput, "nodes[2].name: 'a' is used twice"),
     "an unknown node": ([node("a"), node("b", "a", "x")], ff.InvalidInput, "'b' comes after 'x', which is no node"),
-    "a self edge": ([node("a"), node("b", "a", "b")], ff.Conflict, "self_referencing_edge: node 'b'"),
-    "a cycle of two": ([node("a", "b"), node("b", "a")], ff.Conflict, "cycle_detected: "),
+    "a self edge": ([node("a"), node("b", "a", "b")], Conflict, "self_referencing_edge: node 'b'"),
+    "a cycle of two": ([node("a", "b"), node("b", "a")], Conflict, "cycle_detected: "),
     "a quorum of too few": ([node("a"), node("b", "a", policy=Quorum(2))], ff.InvalidInput, "'b' wants 2 of 1"),
     "any of none": ([node("a", policy=AnyOf())], ff.InvalidInput, "'a' wants 1 of 0"),
     "a bad k": ([node("a"), node("b", "a", policy=Quorum(0))], ff.InvalidInput, "nodes[1].policy.k"),
@@ -1074,7 +1072,7 @@ async def test_what_cannot_be_a_graph_is_refused_by_name(engine: CheckedEngine, 
 
 async def test_a_cycle_is_named_with_its_path(engine: CheckedEngine) -> None:
     nodes = [node("start"), node("a", "start", "d"), node("b", "a"), node("c", "b"), node("d", "c"), node("end", "d")]
-    with pytest.raises(ff.Conflict) as refused:
+    with pytest.raises(Conflict) as refused:
         await engine.submit_flow(nodes)
     way = refused.value.detail.split(" -> ")
     assert way[0] == way[-1]
@@ -1151,7 +1149,7 @@ async def test_a_closed_lane_refuses_the_whole_graph(engine: CheckedEngine, sql:
     await engine.set_lane_state("other", "disabled")
     flow_id = FlowId(mint_uuid())
     before = await stored(sql)
-    with pytest.raises(ff.StateError, match="lane_closed: the lane of node 'b'"):
+    with pytest.raises(StateError, match="lane_closed: the lane of node 'b'"):
         await engine.submit_flow([node("a"), node("b", "a", lane_id="other")], flow_id=flow_id)
     assert await engine.describe_flow(flow_id) is None
     assert await stored(sql) == before
@@ -1169,7 +1167,7 @@ async def test_an_execution_that_exists_is_no_new_node(engine: CheckedEngine, sq
         lambda: engine.extend_flow(flow.id, [node("n"), node("m", "n", execution_id=outside)]),
     ]
     for call in calls:
-        with pytest.raises(ff.Conflict, match="node 'm'"):
+        with pytest.raises(Conflict, match="node 'm'"):
             await call()
         assert await stored(sql) == before
 
@@ -1177,7 +1175,7 @@ async def test_an_execution_that_exists_is_no_new_node(engine: CheckedEngine, sq
 async def test_an_edge_id_that_exists_is_no_new_edge(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await submitted(engine, {"a": (), "b": ("a",)})
     before = await stored(sql)
-    with pytest.raises(ff.Conflict, match="dependency_already_exists"):
+    with pytest.raises(Conflict, match="dependency_already_exists"):
         await engine.extend_flow(flow.id, [node("c", NewEdge(upstream=flow["b"], edge_id=flow.edges["a>b"]))])
     assert await stored(sql) == before
 
@@ -1369,7 +1367,7 @@ async def test_stored_data_that_cannot_be_read_is_reported(
     async with await ff.Engine.connect(database, notifications=False) as engine:
         flow = await submitted(engine, {"a": (), "b": ("a",)})
         await sql.execute(damage)
-        with pytest.raises(ff.Corruption):
+        with pytest.raises(Corruption):
             await engine.describe_flow(flow.id)
 
 
@@ -1482,7 +1480,7 @@ async def test_a_bad_tag_key_is_refused_before_anything_is_asked(engine: Checked
             lambda key=key: engine.get_flow_tag(unknown, key),
         ]
         for call in calls:
-            with pytest.raises(ff.ValidationFailed, match=re.escape(repr(key))):
+            with pytest.raises(ValidationFailed, match=re.escape(repr(key))):
                 await call()
 
 
@@ -1494,7 +1492,7 @@ async def test_tags_of_no_flow_and_empty_sets_are_refused(engine: CheckedEngine,
     with pytest.raises(ff.InvalidInput, match="tags"):
         await engine.set_flow_tags(flow.id, {})
     for tags in ({"a.b": "v", "bad": "v"}, {"a.b": "v", "a.c": 5}, {"a.b": "\0"}):
-        with pytest.raises(ff.ValidationFailed):
+        with pytest.raises(ValidationFailed):
             await engine.set_flow_tags(flow.id, tags)  # type: ignore[arg-type]
     assert await stored(sql) == before
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Claimed,
+from flowfabric.errors import ValidationFailed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.grant import (
     ClaimGrant,
     GrantNotFound,
     NotReclaimable,
@@ -21,13 +21,16 @@ from flowfabric.models import (
     ReclaimGrant,
     ResumeGrant,
 )
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, TimeoutPolicy
 from tests.sql.cases import World, outcome, shorthand
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 STRANGER = {"worker_id": "another-pool", "worker_instance_id": "another-1"}
-CAPABLE = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu", "cuda")))
+CAPABLE = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=("gpu", "cuda")))
 TTL = timedelta(seconds=5)
 
 
@@ -268,7 +271,7 @@ async def test_the_sweep_removes_lapsed_grants_and_no_live_one(world: World) -> 
 
 
 LEAVES = {
-    "cancel": lambda w, i: w.engine.cancel(ff.Operator(i), "x"),
+    "cancel": lambda w, i: w.engine.cancel(Operator(i), "x"),
     "deadline": lambda w, i: w.engine.expire_execution(i, "execution_deadline"),
 }
 
@@ -283,8 +286,8 @@ async def test_an_execution_that_ends_takes_its_grant_with_it(world: World, way:
 
 
 async def test_a_reclaim_grant_goes_when_the_attempt_times_out(world: World) -> None:
-    policy = ff.ExecutionPolicy(
-        retry_policy=ff.RetryPolicy(), timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(seconds=34))
+    policy = ExecutionPolicy(
+        retry_policy=ff.RetryPolicy(), timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=34))
     )
     grant = await reclaim_granted(world, policy=policy)
     await world.clock.advance(seconds=4)
@@ -303,7 +306,7 @@ async def test_changing_the_priority_leaves_a_grant_alone(world: World) -> None:
 
 async def test_a_worker_that_lacks_a_capability_gets_no_grant_and_leaves_a_stamp(world: World) -> None:
     execution_id = await submit(world.engine, policy=CAPABLE)
-    with pytest.raises(ff.ValidationFailed) as caught:
+    with pytest.raises(ValidationFailed) as caught:
         await world.engine.issue_claim_grant(execution_id, **WORKER, worker_capabilities=["other"])
     assert (caught.value.kind, caught.value.detail) == ("capability_mismatch", "cuda,gpu")
     record = await world.record(execution_id)
@@ -379,7 +382,7 @@ async def test_a_second_use_of_a_grant_fails(world: World, state: str) -> None:
     # Nor once the work was given back.
     record = await world.record(grant.execution_id)
     assert record.current_lease is not None
-    await world.engine.release(ff.Operator(grant.execution_id))
+    await world.engine.release(Operator(grant.execution_id))
     resume = world.engine.claim_resumed_execution(grant.execution_id, **WORKER, lease_id=new_id())
     assert await outcome(resume) == "invalid_claim_grant"
 
@@ -475,7 +478,7 @@ async def test_the_operator_claims_whatever_is_required_and_under_its_own_name(w
 
 async def test_a_lineage_tells_why_an_attempt_exists(world: World) -> None:
     engine = world.engine
-    retry = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(0))))
+    retry = ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(0))))
     execution_id = await submit(engine, policy=retry)
     await engine.fail((await claim_one(engine)).handle, "boom", category="network")
     await engine.promote_delayed(execution_id)
@@ -603,8 +606,8 @@ async def test_a_live_lease_is_never_stolen_and_the_grant_that_tried_is_deleted(
 
 
 async def test_a_missing_capability_is_told_before_the_cap_that_would_end_the_execution(world: World) -> None:
-    policy = ff.ExecutionPolicy(
-        max_reclaim_count=0, routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu",))
+    policy = ExecutionPolicy(
+        max_reclaim_count=0, routing_requirements=RoutingRequirements(required_capabilities=("gpu",))
     )
     execution_id = await submit(world.engine, policy=policy)
     await claim_one(world.engine, capabilities=["gpu"])
@@ -687,7 +690,7 @@ async def test_the_cap_is_the_policys_then_the_callers_then_a_thousand(
 async def test_the_search_goes_on_behind_what_reached_its_cap(world: World) -> None:
     capped = []
     for _ in range(2):
-        capped.append(await submit(world.engine, policy=ff.ExecutionPolicy(max_reclaim_count=0), priority=9))
+        capped.append(await submit(world.engine, policy=ExecutionPolicy(max_reclaim_count=0), priority=9))
         await claim_one(world.engine)
     for execution_id in capped:
         await world.engine.revoke_lease(execution_id)

@@ -17,19 +17,16 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import mint_uuid
-from flowfabric.models import (
-    AlreadySatisfied,
-    Claimed,
-    Fresh,
-    NewStep,
-    NewWaitpoint,
-    ReclaimGrant,
-    Rejected,
-    Suspended,
-)
+from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import NewExecution, Rejected
+from flowfabric.values.grant import ReclaimGrant
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, TimeoutPolicy
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import AlreadySatisfied, Fresh, NewWaitpoint, Suspended
 from tests import sampling
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage, settled, waiting
@@ -58,7 +55,7 @@ class Case:
     """One execution, what the worker of the setup holds of it, and what the two calls need."""
 
     id: ff.ExecutionId
-    handle: ff.Handle
+    handle: Handle
     grant_key: str | None = None
     displaced: bool = False
 
@@ -121,7 +118,7 @@ async def _renew(party: Party, case: Case) -> Any:
 
 
 async def _cancel(party: Party, case: Case) -> Any:
-    return await party.cancel(ff.Operator(case.id), "no longer wanted")
+    return await party.cancel(Operator(case.id), "no longer wanted")
 
 
 async def _give_up(party: Party, case: Case) -> Any:
@@ -347,8 +344,8 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
         fields |= operation.fields
     await submit(
         engine,
-        policy=ff.ExecutionPolicy(
-            retry_policy=RETRY, timeout_policy=ff.TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
+        policy=ExecutionPolicy(
+            retry_policy=RETRY, timeout_policy=TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
         ),
         execution_deadline_at=fields.get("deadline"),
     )
@@ -492,7 +489,7 @@ async def test_a_displaced_worker_marks_a_lapsed_lease_only_under_the_lock(
 # Batches that name the same executions in opposite orders.
 
 
-def _fences(handles: list[ff.Handle]) -> tuple[list[Any], ...]:
+def _fences(handles: list[Handle]) -> tuple[list[Any], ...]:
     return (
         [h.partition for h in handles],
         [h.uuid for h in handles],
@@ -503,24 +500,24 @@ def _fences(handles: list[ff.Handle]) -> tuple[list[Any], ...]:
     )
 
 
-async def _complete_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+async def _complete_all(party: Party, handles: list[Handle]) -> list[str]:
     return [said(answer) for answer in await party.complete_many(handles)]
 
 
-async def _fail_all(party: Party, handles: list[ff.Handle]) -> list[str]:
-    failures = [ff.Failure(authority=handle, reason="boom", failure_class="permanent") for handle in handles]
+async def _fail_all(party: Party, handles: list[Handle]) -> list[str]:
+    failures = [Failure(authority=handle, reason="boom", failure_class="permanent") for handle in handles]
     return [said(answer) for answer in await party.fail_many(failures)]
 
 
-async def _renew_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+async def _renew_all(party: Party, handles: list[Handle]) -> list[str]:
     return [said(answer) for answer in await party.renew_many(handles)]
 
 
-async def _record_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+async def _record_all(party: Party, handles: list[Handle]) -> list[str]:
     return [said(answer) for answer in await party.record_steps([(h, NewStep(name="s")) for h in handles])]
 
 
-async def _cancel_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+async def _cancel_all(party: Party, handles: list[Handle]) -> list[str]:
     partitions, ids, *_ = _fences(handles)
     nothing = [None] * len(ids)
     found = await party.connection.fetch(
@@ -535,7 +532,7 @@ async def _cancel_all(party: Party, handles: list[ff.Handle]) -> list[str]:
     return ["Cancelled" if row["code"] == "ok" else row["code"] for row in found]
 
 
-async def _replay_all(party: Party, handles: list[ff.Handle]) -> list[str]:
+async def _replay_all(party: Party, handles: list[Handle]) -> list[str]:
     partitions, ids, *_ = _fences(handles)
     found = await party.connection.fetch(
         "select code from flowfabric.replay($1, $2, null, null) order by ordinal", partitions, ids
@@ -598,25 +595,25 @@ async def test_batches_in_opposite_orders_do_not_deadlock(
     await stage.audit()
 
 
-def _by_id(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
-    return ff.NewExecution(execution_kind="test", execution_id=ids[number])
+def _by_id(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
+    return NewExecution(execution_kind="test", execution_id=ids[number])
 
 
-def _by_key(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
-    return ff.NewExecution(execution_kind="test", idempotency_key=f"key-{number}")
+def _by_key(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
+    return NewExecution(execution_kind="test", idempotency_key=f"key-{number}")
 
 
-def _by_kind(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
-    return ff.NewExecution(execution_kind=f"kind-{ids[0].uuid}-{number}")
+def _by_kind(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
+    return NewExecution(execution_kind=f"kind-{ids[0].uuid}-{number}")
 
 
-def _by_lane(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
-    return ff.NewExecution(execution_kind="test", lane_id=f"{ids[0].uuid}-{number}")
+def _by_lane(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
+    return NewExecution(execution_kind="test", lane_id=f"{ids[0].uuid}-{number}")
 
 
-def _by_capability(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
-    needs = ff.RoutingRequirements(required_capabilities=[f"{ids[0].uuid}-{number}"])
-    return ff.NewExecution(execution_kind="test", policy=ff.ExecutionPolicy(routing_requirements=needs))
+def _by_capability(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
+    needs = RoutingRequirements(required_capabilities=[f"{ids[0].uuid}-{number}"])
+    return NewExecution(execution_kind="test", policy=ExecutionPolicy(routing_requirements=needs))
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
@@ -626,7 +623,7 @@ def _by_capability(number: int, ids: list[ff.ExecutionId]) -> ff.NewExecution:
     ids=["ids", "keys", "new kinds", "new lanes", "new capabilities"],
 )
 async def test_creating_the_same_in_opposite_orders_does_not_deadlock(
-    stage: Stage, three: list[Party], item: Callable[..., ff.NewExecution], shared: bool, ending: str
+    stage: Stage, three: list[Party], item: Callable[..., NewExecution], shared: bool, ending: str
 ) -> None:
     one, two, holder = three
     await stage.empty()

@@ -11,7 +11,11 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import Page
+from flowfabric.errors import StateError
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.lane import LaneState
+from flowfabric.values.page import Page
+from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 pytestmark = pytest.mark.both_servers
@@ -29,7 +33,7 @@ async def test_the_configured_lanes_are_registered_at_boot(
         await engine.prepare()
     lanes = (await engine.list_lanes()).items
     assert [lane.lane_id for lane in lanes] == ["a", "b"]
-    assert all((lane.state, lane.registered_by) == (ff.LaneState.ACTIVE, "boot") for lane in lanes)
+    assert all((lane.state, lane.registered_by) == (LaneState.ACTIVE, "boot") for lane in lanes)
     after = await clock.now()
     assert all(before < lane.registered_at < after for lane in lanes)
     monkeypatch.delenv("FLOWFABRIC_LANES")
@@ -40,7 +44,7 @@ async def test_the_configured_lanes_are_registered_at_boot(
 async def test_preparing_does_not_open_a_lane_that_was_closed(engine: CheckedEngine) -> None:
     await engine.set_lane_state("default", "disabled")
     await engine.prepare()
-    assert (await engine.list_lanes()).items[0].state is ff.LaneState.DISABLED
+    assert (await engine.list_lanes()).items[0].state is LaneState.DISABLED
 
 
 async def test_lanes_are_listed_by_the_bytes_of_their_names(engine: CheckedEngine) -> None:
@@ -69,17 +73,17 @@ async def test_lanes_are_listed_by_the_bytes_of_their_names(engine: CheckedEngin
 async def test_a_lane_takes_and_gives_what_its_state_allows(engine: CheckedEngine, state: str) -> None:
     takes, gives = ALLOWS[state]
     inside = await submit(engine)
-    assert await engine.set_lane_state("default", state) is ff.LaneState.ACTIVE
-    assert await engine.set_lane_state("default", ff.LaneState(state)) is ff.LaneState(state)
+    assert await engine.set_lane_state("default", state) is LaneState.ACTIVE
+    assert await engine.set_lane_state("default", LaneState(state)) is LaneState(state)
     if takes:
         await submit(engine)
     else:
-        with pytest.raises(ff.StateError) as refused:
+        with pytest.raises(StateError) as refused:
             await submit(engine)
         assert refused.value.kind == "lane_closed"
     claimed = await engine.claim(**WORKER)
     assert (claimed.execution_id if claimed else None) == (inside if gives else None)
-    assert await engine.set_lane_state("default", "active") is ff.LaneState(state)
+    assert await engine.set_lane_state("default", "active") is LaneState(state)
     if not gives:
         assert (await claim_one(engine)).execution_id == inside
     await submit(engine)
@@ -105,7 +109,7 @@ async def test_a_lane_is_its_own(engine: CheckedEngine) -> None:
 
 
 async def test_setting_the_state_of_an_unknown_lane_registers_it(engine: CheckedEngine) -> None:
-    assert await engine.set_lane_state("new", "paused") is ff.LaneState.ACTIVE
+    assert await engine.set_lane_state("new", "paused") is LaneState.ACTIVE
     assert [(lane.lane_id, lane.state) for lane in (await engine.list_lanes()).items] == [("new", "paused")]
 
 
@@ -139,7 +143,7 @@ async def test_what_waits_is_delayed_and_runs_is_counted_per_lane(engine: Checke
     assert counts(default) == ("default", 3, 1, 0)
     assert counts(b) == ("b", 0, 1, 0)
     assert counts(empty) == ("empty", 0, 0, 0)
-    assert (empty.state, default.state) == (ff.LaneState.DRAINING, ff.LaneState.ACTIVE)
+    assert (empty.state, default.state) == (LaneState.DRAINING, LaneState.ACTIVE)
     assert (b.oldest_age, empty.oldest_age) == (None, None)
     assert default.oldest_age is not None
     assert default.oldest_age >= timedelta(seconds=100)
@@ -180,7 +184,7 @@ async def test_a_renewed_or_reclaimed_lease_is_counted_once(engine: CheckedEngin
 
 async def _fill(engine: ff.Engine, **counts: int) -> None:
     for lane, count in counts.items():
-        await engine.create_many([ff.NewExecution(execution_kind="test", lane_id=lane)] * count)
+        await engine.create_many([NewExecution(execution_kind="test", lane_id=lane)] * count)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ async def test_each_lane_gives_its_share_and_then_what_is_left(
 
 
 async def test_claiming_from_lanes_keeps_to_kinds_capabilities_and_lane_states(engine: CheckedEngine) -> None:
-    needs = ff.ExecutionPolicy(routing_requirements=ff.RoutingRequirements(required_capabilities=("gpu",)))
+    needs = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=("gpu",)))
     wanted = await submit(engine, lane_id="a", execution_kind="x")
     await submit(engine, lane_id="a", execution_kind="y")
     gpu = await submit(engine, lane_id="b", execution_kind="x", policy=needs)

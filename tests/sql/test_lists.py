@@ -14,9 +14,11 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.engine.reads import Place
-from flowfabric.ids import FlowId, PartitionKey, mint_uuid
-from flowfabric.models import Page
-from flowfabric.state import BlockingReason
+from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.ids import FlowId, PartitionKey, mint_uuid
+from flowfabric.values.lease import Operator
+from flowfabric.values.page import Page
+from flowfabric.values.vector import BlockingReason
 from tests.support import STATES, WORKER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 MISSING = ff.ExecutionId.of(3, UUID("0b0e8400-e29b-41d4-a716-446655440000"))
@@ -108,7 +110,7 @@ async def test_a_lease_is_shown_only_while_it_is_held(engine: CheckedEngine, clo
         assert (full.lost_lease is not None) is (name in "XV"), name
         # Nothing may be left that the next round's claim could take instead.
         if name not in ("T:completed",):
-            await engine.cancel(ff.Operator(at.id), "done")
+            await engine.cancel(Operator(at.id), "done")
 
 
 async def test_every_read_agrees_on_every_state(engine: CheckedEngine, clock: Clock) -> None:
@@ -148,7 +150,7 @@ async def _reads_agree(engine: CheckedEngine, clock: Clock, name: str) -> None:
     # The failed attempt of a scheduled retry is no longer current.
     assert (snapshot.current_attempt is None) is (full.total_attempt_count == 0 or name in ("D.r", "W.r"))
     if not full.public_state.is_terminal:
-        await engine.cancel(ff.Operator(at.id), "out of the way of the next")
+        await engine.cancel(Operator(at.id), "out of the way of the next")
 
 
 async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEngine, clock: Clock) -> None:
@@ -167,7 +169,7 @@ async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEn
             "quota_policy_id": quota,
         },
     )
-    await engine.cancel(ff.Operator(target), "enough")
+    await engine.cancel(Operator(target), "enough")
     full = await engine.read_execution(target)
     assert full is not None
     assert full.completed_at is not None
@@ -281,7 +283,7 @@ async def test_a_partition_is_listed_by_id_and_a_cursor_is_set_only_if_more_foll
     uuids = [UUID(int=0), *(mint_uuid() for _ in range(4)), UUID(int=2**128 - 1)]
     ids = [ff.ExecutionId.of(9, uuid) for uuid in uuids]
     await engine.create_many(
-        [ff.NewExecution(execution_kind="k", execution_id=one) for one in (*ids[::-1], ff.ExecutionId.of(8, uuids[0]))]
+        [NewExecution(execution_kind="k", execution_id=one) for one in (*ids[::-1], ff.ExecutionId.of(8, uuids[0]))]
     )
     for size in range(1, 8):
         pages = await _walk(lambda after, n=size: engine.list_executions("{fp:9}", cursor=after, limit=n))
@@ -374,7 +376,7 @@ async def _random_world(engine: ff.Engine, rng: random.Random) -> None:
             flow = rng.choice([None, None, None, *flows])
             twin = number < 4 and flow is None
             batch.append(
-                ff.NewExecution(
+                NewExecution(
                     execution_kind=rng.choice("abc"),
                     lane_id=rng.choice(["l1", "l2", "l3"]),
                     namespace=rng.choice(["", "", "n", "m"]),
@@ -389,11 +391,11 @@ async def _random_world(engine: ff.Engine, rng: random.Random) -> None:
             )
         shared = mint_uuid()
         answers = [(item.flow_id, answer) for item, answer in zip(batch, await engine.create_many(batch), strict=True)]
-        made = [answer.execution_id for _, answer in answers if isinstance(answer, ff.Created)]
+        made = [answer.execution_id for _, answer in answers if isinstance(answer, Created)]
         for flow in flows:
             await engine.create_flow(flow)
             await engine.add_executions_to_flow(
-                flow, [a.execution_id for of, a in answers if of == flow and isinstance(a, ff.Created)]
+                flow, [a.execution_id for of, a in answers if of == flow and isinstance(a, Created)]
             )
         for target in rng.sample(made, 10):
             await engine.block_execution_for_admission(
@@ -493,14 +495,14 @@ async def test_a_page_may_end_between_executions_that_differ_in_their_partition_
     uuid = mint_uuid()
     ids = [ff.ExecutionId.of(partition, uuid) for partition in (5, 4, 3)]
     await engine.create_many(
-        [ff.NewExecution(execution_kind="k", namespace="n", tags={"a.b": "c"}, execution_id=one) for one in ids]
+        [NewExecution(execution_kind="k", namespace="n", tags={"a.b": "c"}, execution_id=one) for one in ids]
     )
     sources: list[dict[str, Any]] = [{}, {"namespace": "n"}, {"tag": ("a.b", "c")}, {"states": ["waiting"]}]
     for wanted in sources:
         pages = await _walk(lambda after, w=wanted: engine.find_executions(**w, cursor=after, limit=1))
         assert [[item.execution_id for item in page] for page in pages] == [[one] for one in ids], wanted
     for one in ids:
-        await engine.cancel(ff.Operator(one), "no")
+        await engine.cancel(Operator(one), "no")
     pages = await _walk(lambda after: engine.find_executions(states=["cancelled"], cursor=after, limit=1))
     assert [[item.execution_id for item in page] for page in pages] == [[one] for one in ids]
 
@@ -532,7 +534,7 @@ async def test_a_search_goes_on_where_it_stopped_whatever_came_or_went(
     # The place of the cursor may be purged: it carries its position itself.
     page = await engine.find_executions(namespace="n", limit=4)
     for gone in ids[3:5]:
-        await engine.cancel(ff.Operator(gone), "gone")
+        await engine.cancel(Operator(gone), "gone")
     await clock.advance(days=2)
     assert await engine.trim_retention() == 2
     rest = await engine.find_executions(namespace="n", cursor=page.next_cursor)

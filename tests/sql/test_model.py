@@ -32,7 +32,9 @@ from msgspec import Struct
 
 import flowfabric as ff
 from flowfabric._postgres import rows
-from flowfabric.conditions import (
+from flowfabric.errors import Contention, StateError
+from flowfabric.values.attempt import Claimed, Completion, Failure
+from flowfabric.values.conditions import (
     OperatorOnly,
     TimeoutOnly,
     all_of,
@@ -42,20 +44,13 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import mint_uuid, partition_of
-from flowfabric.models import (
-    Claimed,
-    ClaimGrant,
-    Completion,
-    Failure,
-    Fresh,
-    NewExecution,
-    NewWaitpoint,
-    ResumePolicy,
-    Suspended,
-    SuspensionDetails,
-    UsePending,
-)
+from flowfabric.values.execution import Created, Duplicate, Execution, NewExecution
+from flowfabric.values.grant import ClaimGrant
+from flowfabric.values.ids import mint_uuid, partition_of
+from flowfabric.values.lease import Fence as EngineFence
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh, NewWaitpoint, ResumePolicy, Suspended, SuspensionDetails, UsePending
 from tests import sampling
 from tests.conftest import fresh_database
 from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
@@ -363,10 +358,10 @@ class Histories(RuleBasedStateMachine):
         self.run(self.world.reset())
         self.model = Model((START - EPOCH) // MS, LANES, secret=SECRETS[0])
         self.ids: list[ff.ExecutionId] = []
-        self.handles: list[ff.Handle] = []
+        self.handles: list[Handle] = []
         self.grants: list[tuple[Worker, ClaimGrant]] = []
         self.keys: dict[ff.ExecutionId, tuple[str, str | None]] = {}
-        self.suspended: list[ff.Handle] = []  # handles of suspensions
+        self.suspended: list[Handle] = []  # handles of suspensions
         self.tokens: dict[UUID, tuple[ff.ExecutionId, str]] = {}
         self.sent: list[UUID] = []
         self.made = 0
@@ -442,7 +437,7 @@ class Histories(RuleBasedStateMachine):
         if how in ("operator", "source") or not self.handles:
             source = "operator_override" if how != "source" else "system_timeout"
             target = self.target(pick)
-            return ff.Operator(target, source), Override(str(target), source)
+            return Operator(target, source), Override(str(target), source)
         pool = self.handles
         if how in ("live", "fence"):
             leases = {
@@ -456,9 +451,9 @@ class Histories(RuleBasedStateMachine):
                 {"lease_id": UUID(int=7)}, {"lease_epoch": 99}, {"attempt_id": UUID(int=7)}, {"attempt_index": 99},
             ]  # fmt: skip
             fields = {name: getattr(fence, name) for name in fence.__struct_fields__}
-            fence = ff.Fence(**{**fields, **changes[pick % 4]})
+            fence = EngineFence(**{**fields, **changes[pick % 4]})
         elif how == "fence":
-            fence = ff.Fence(
+            fence = EngineFence(
                 execution_id=fence.execution_id, lease_id=fence.lease_id, lease_epoch=fence.lease_epoch,
                 attempt_id=fence.attempt_id,
             )  # fmt: skip
@@ -536,7 +531,7 @@ class Histories(RuleBasedStateMachine):
     def _submit(self, drawn: list[dict[str, Any]]) -> None:
         items = [self._new(one, named=len(drawn) > 1) for one in drawn]
         answer = self.ask(self.engine.create_many([item for item, _ in items]))
-        made = [a.execution_id if isinstance(a, ff.Created) else None for a in answer]
+        made = [a.execution_id if isinstance(a, Created) else None for a in answer]
         for execution_id, (_, new) in zip(made, items, strict=True):
             if execution_id is not None:
                 self.ids.append(execution_id)
@@ -734,7 +729,7 @@ class Histories(RuleBasedStateMachine):
         answer = self.ask(
             self.engine.renew_many([theirs for theirs, _ in shown], lease_ttl=None if ttl is None else ttl * MS)
         )
-        own = [h.lease_ttl // MS if isinstance(h, ff.Handle) else None for h, _ in shown]
+        own = [h.lease_ttl // MS if isinstance(h, Handle) else None for h, _ in shown]
         self.agree(answer, lambda: self.model.renew_many([ours for _, ours in shown], [ttl or mine for mine in own]))
 
     @step("hold", drawn=rights, percent=st.sampled_from([None, 0, 50]), message=st.sampled_from([None, "half way"]))
@@ -807,7 +802,7 @@ class Histories(RuleBasedStateMachine):
     @step("hold", drawn=rights, reason=reasons, source=sources)
     def cancel(self, drawn: tuple[str, int], reason: str, source: str) -> None:
         theirs, ours = self.right(drawn)
-        holder = isinstance(theirs, ff.Handle)
+        holder = isinstance(theirs, Handle)
         if holder:
             source = "lease_holder"
         answer = self.ask(self.engine.cancel(theirs, reason, source=source))
@@ -938,7 +933,7 @@ class Histories(RuleBasedStateMachine):
         if isinstance(wanted, TimeoutOnly) and timeout is None:
             timeout = 10 * SECOND
         timeout_at = None if timeout is None else self.model.now + timeout
-        call = self.engine.suspend_by_triple if isinstance(theirs, ff.Fence) else self.engine.suspend
+        call = self.engine.suspend_by_triple if isinstance(theirs, EngineFence) else self.engine.suspend
         answer = self.ask(
             call(
                 theirs,
@@ -959,7 +954,7 @@ class Histories(RuleBasedStateMachine):
                 suspension_id,
                 [(one.waitpoint_id, one.waitpoint_key if isinstance(one, Fresh) else None) for one in bindings],
                 condition_to_json(wanted),
-                by_triple=isinstance(theirs, ff.Fence),
+                by_triple=isinstance(theirs, EngineFence),
                 reason=wait["reason_code"],
                 timeout_at=timeout_at,
                 behavior=wait["behavior"],
@@ -1599,7 +1594,7 @@ _SAME = [
 ]
 
 
-def view(seen: ff.Execution) -> dict[str, Any]:
+def view(seen: Execution) -> dict[str, Any]:
     """What the engine tells about an execution."""
     vector = seen.state_vector
     lease = seen.current_lease or seen.lost_lease
@@ -1691,7 +1686,7 @@ def test_the_engine_does_what_the_contract_says_in_every_history(world: World) -
 
 
 async def test_an_end_at_the_reclaim_cap_does_not_let_a_lower_rank_pass(engine: CheckedEngine) -> None:
-    capped = await submit(engine, execution_kind="a", priority=9, policy=ff.ExecutionPolicy(max_reclaim_count=0))
+    capped = await submit(engine, execution_kind="a", priority=9, policy=ExecutionPolicy(max_reclaim_count=0))
     await claim_one(engine)
     await engine.revoke_lease(capped)
     low = await submit(engine, execution_kind="a", priority=1)
@@ -1712,7 +1707,7 @@ async def test_a_lapsed_lease_may_be_over_before_it_is_taken_back(
     await engine.run_timers("lease")
 
     if how == "cancelled and replayed":
-        await engine.cancel(ff.Operator(first.execution_id), "enough")
+        await engine.cancel(Operator(first.execution_id), "enough")
         await engine.replay_execution(first.execution_id)
     else:
         assert await engine.expire_execution(first.execution_id, "attempt_timeout") == "retry_scheduled"
@@ -1744,7 +1739,7 @@ async def test_a_lapsed_grant_is_gone_once_the_execution_was_claimed(engine: Che
     await clock.advance(seconds=6)
     await engine.release((await claim_one(engine)).handle)
 
-    with pytest.raises(ff.Contention, match="invalid_claim_grant"):
+    with pytest.raises(Contention, match="invalid_claim_grant"):
         await engine.claim_resumed_execution(execution_id, lease_id=mint_uuid(), **WORKER)
 
 
@@ -1755,7 +1750,7 @@ async def test_a_lapsed_grant_is_gone_once_the_execution_was_blocked(engine: Che
     await engine.block_route(execution_id)
     await engine.unblock_execution(execution_id)
 
-    with pytest.raises(ff.Contention, match="invalid_claim_grant"):
+    with pytest.raises(Contention, match="invalid_claim_grant"):
         await engine.claim_execution(execution_id, lease_id=mint_uuid(), attempt_id=mint_uuid(), **WORKER)
 
 
@@ -1777,21 +1772,21 @@ async def test_an_item_that_is_not_made_does_not_stand_in_the_way_of_those_behin
         ]
     )
 
-    assert isinstance(refused_first, ff.StateError)
-    assert isinstance(made, ff.Created)
-    assert duplicate == ff.Duplicate(made.execution_id)
-    assert twice == ff.Duplicate(known)
-    assert same_id == ff.Created(given, ff.State.WAITING)
+    assert isinstance(refused_first, StateError)
+    assert isinstance(made, Created)
+    assert duplicate == Duplicate(made.execution_id)
+    assert twice == Duplicate(known)
+    assert same_id == Created(given, ff.State.WAITING)
 
 
 async def test_a_duplicate_by_id_does_not_revive_the_window_of_its_key(engine: CheckedEngine) -> None:
-    first = await submit(engine, idempotency_key="key", policy=ff.ExecutionPolicy(dedup_window=0))
+    first = await submit(engine, idempotency_key="key", policy=ExecutionPolicy(dedup_window=0))
 
     again = await engine.create_execution(execution_kind="test", idempotency_key="key", execution_id=first)
     other = await engine.create_execution(execution_kind="test", idempotency_key="key")
 
-    assert again == ff.Duplicate(first)
-    assert isinstance(other, ff.Created)
+    assert again == Duplicate(first)
+    assert isinstance(other, Created)
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "delay", "wait_children", "release"])
@@ -1800,5 +1795,5 @@ async def test_only_an_operators_own_override_needs_no_fence(engine: CheckedEngi
     arguments = {"fail": ["boom"], "delay": [timedelta(seconds=1)]}.get(call, [])
 
     with pytest.raises(ff.InvalidInput, match="fence_required"):
-        await getattr(engine, call)(ff.Operator(execution_id, "system_timeout"), *arguments)
-    await getattr(engine, call)(ff.Operator(execution_id), *arguments)
+        await getattr(engine, call)(Operator(execution_id, "system_timeout"), *arguments)
+    await getattr(engine, call)(Operator(execution_id), *arguments)

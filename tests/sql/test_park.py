@@ -16,8 +16,13 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Claimed, HandleKind, Parked
+from flowfabric.errors import ExecutionNotActive
+from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import HandleKind, Operator
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.values.step import Parked
 from tests.conftest import fresh_database
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
@@ -112,9 +117,9 @@ async def _cancel_many(party: Party, one: Claimed) -> Any:
 
 ENDS = [
     End(name="complete", call=lambda p, c: p.complete(c.handle, b"1"), state="completed"),
-    End(name="complete by an operator", call=lambda p, c: p.complete(ff.Operator(c.execution_id)), state="completed"),
+    End(name="complete by an operator", call=lambda p, c: p.complete(Operator(c.execution_id)), state="completed"),
     End(name="fail", call=lambda p, c: p.fail(c.handle, "boom"), state="failed"),
-    End(name="cancel", call=lambda p, c: p.cancel(ff.Operator(c.execution_id), "enough"), state="cancelled"),
+    End(name="cancel", call=lambda p, c: p.cancel(Operator(c.execution_id), "enough"), state="cancelled"),
     End(name="give up", call=lambda p, c: p.cancel(c.handle, "enough"), state="cancelled"),
     End(name="cancel many", call=_cancel_many, state="cancelled"),
     End(
@@ -131,7 +136,7 @@ ENDS = [
         state="expired",
         skips=True,
         fields={
-            "policy": ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(seconds=60))),
+            "policy": ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=60))),
         },
         after=61,
     ),
@@ -140,7 +145,7 @@ ENDS = [
         call=_capped,
         state="failed",
         skips=True,
-        fields={"policy": ff.ExecutionPolicy(max_reclaim_count=0)},
+        fields={"policy": ExecutionPolicy(max_reclaim_count=0)},
         lease_ttl=timedelta(seconds=60),
         after=61,
         marked=True,
@@ -266,13 +271,13 @@ async def _tag(party: Party, one: Claimed) -> None:
 
 
 async def _stop(party: Party, one: Claimed) -> None:
-    await party.cancel(ff.Operator(one.execution_id), "enough")
+    await party.cancel(Operator(one.execution_id), "enough")
 
 
 async def _late_renewal(party: Party, one: Claimed) -> None:
     """A heartbeat of the lease that was given back: refused, but it locks the row."""
     (refused,) = await party.renew_many([one.handle])
-    assert isinstance(refused, ff.ExecutionNotActive)
+    assert isinstance(refused, ExecutionNotActive)
 
 
 async def _deadline(party: Party, one: Claimed) -> None:
@@ -349,7 +354,7 @@ async def test_cancelling_a_parent_while_its_child_ends(stage: Stage, parties: l
     await park(one, father, son)
     await two.begin()
     await two.complete(son.handle)
-    task = await waiting(stage.watch, one, one.cancel(ff.Operator(father.execution_id), "enough"), behind=two)
+    task = await waiting(stage.watch, one, one.cancel(Operator(father.execution_id), "enough"), behind=two)
     await two.end(ending)
     await task
     assert await state(stage, father) == "cancelled"
@@ -375,7 +380,7 @@ async def test_ends_that_are_waited_for_and_wait_themselves_do_not_deadlock(
     # In the second round each meets a waiter row that the other is removing.
     for place in (0, 1) if first == "parents" else (1, 0):
         for party, targets in theirs.items():
-            await asyncio.wait_for(party.cancel(ff.Operator(targets[place].execution_id), "enough"), PATIENCE)
+            await asyncio.wait_for(party.cancel(Operator(targets[place].execution_id), "enough"), PATIENCE)
     await two.commit()
     await three.commit()
     await one.run_timers("parked")
@@ -469,7 +474,7 @@ async def test_a_time_that_has_come_keeps_the_lease(stage: Stage, parties: list[
 async def test_a_wait_that_is_over_does_not_cut_a_later_one_short(stage: Stage, parties: list[Party]) -> None:
     """Woken by one of two, it fails and waits for its retry: the end of the other is none of its business any more."""
     one, *_ = parties
-    policy = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(hours=1))))
+    policy = ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(hours=1))))
     father = await parent(one, policy=policy)
     sons = [await child(one), await child(one)]
     await park(one, father, *sons)
@@ -515,7 +520,7 @@ async def test_a_parked_parent_may_end_itself(stage: Stage, parties: list[Party]
     son = await child(one)
     await park(one, father, son)
     if how == "cancel":
-        await one.cancel(ff.Operator(father.execution_id), "enough")
+        await one.cancel(Operator(father.execution_id), "enough")
     else:
         await stage.clock.advance(minutes=2)
         assert (await one.run_timers("deadline")).handled == 1
@@ -557,9 +562,9 @@ async def test_parking_twice_with_one_lease_is_refused_and_changes_nothing(stage
     father = await parent(one)
     sons = [await child(one), await child(one)]
     await park(one, father, sons[0])
-    with pytest.raises(ff.ExecutionNotActive):
+    with pytest.raises(ExecutionNotActive):
         await park(one, father, sons[1])
-    with pytest.raises(ff.ExecutionNotActive):
+    with pytest.raises(ExecutionNotActive):
         await park(one, father, until=await stage.clock.now())
     assert await waits(stage) == 1
     await one.complete(sons[1].handle)
@@ -571,7 +576,7 @@ async def test_parking_twice_with_one_lease_is_refused_and_changes_nothing(stage
 async def test_a_thousand_that_wait_for_one(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     son = await child(one)
-    await one.create_many([ff.NewExecution(execution_kind="test", lane_id="parents") for _ in range(1000)])
+    await one.create_many([NewExecution(execution_kind="test", lane_id="parents") for _ in range(1000)])
     fathers = await one.claim_many(**WORKER, **PARENTS, limit=1000, lease_ttl=LONG)
     for father in fathers:
         assert (await park(one, father, son)).parked
@@ -585,7 +590,7 @@ async def test_a_thousand_that_wait_for_one(stage: Stage, parties: list[Party]) 
 
 async def test_the_attempt_timeout_stands_still_while_parked(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
-    policy = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(seconds=60)))
+    policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=60)))
     father, son = await parent(one, policy=policy), await child(one)
     await stage.clock.advance(seconds=20)
     await park(one, father, son)
@@ -814,8 +819,8 @@ async def test_no_wake_up_is_lost_among_many(stage: Stage, parties: list[Party],
     crew = [await Party.join(stage.dsn) for _ in range(6)]
     one = parties[0]
     fathers, sons = 24, 60
-    await one.create_many([ff.NewExecution(execution_kind="test", lane_id="parents") for _ in range(fathers)])
-    await one.create_many([ff.NewExecution(execution_kind="test", lane_id="children") for _ in range(sons)])
+    await one.create_many([NewExecution(execution_kind="test", lane_id="parents") for _ in range(fathers)])
+    await one.create_many([NewExecution(execution_kind="test", lane_id="children") for _ in range(sons)])
     held = await one.claim_many(**WORKER, **PARENTS, limit=1000, lease_ttl=LONG)
     born = await one.claim_many(**WORKER, **CHILDREN, limit=1000, lease_ttl=LONG)
     alive = {c.execution_id: c for c in born}
@@ -852,7 +857,7 @@ async def test_no_wake_up_is_lost_among_many(stage: Stage, parties: list[Party],
                 case 0:
                     await party.complete_many([c.handle for c in batch])
                 case 1:
-                    await party.fail_many([ff.Failure(authority=c.handle, reason="boom") for c in batch])
+                    await party.fail_many([Failure(authority=c.handle, reason="boom") for c in batch])
                 case 2:
                     await party.cancel_many([c.execution_id for c in batch], "enough")
                 case _:

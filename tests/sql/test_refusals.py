@@ -11,9 +11,14 @@ import msgspec
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Fresh, HandleKind, RetryScheduled
+from flowfabric.errors import ExecutionNotActive
+from flowfabric.values.attempt import Failure, RetryScheduled
+from flowfabric.values.conditions import on
+from flowfabric.values.execution import Duplicate
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle, HandleKind, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.sql.cases import (
     BY_NAME,
@@ -31,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 FENCED = tuple(name for name in HOLDER_CALLS if name != "cancel as billing")
 
 
-def other_lease(handle: ff.Handle) -> ff.Handle:
+def other_lease(handle: Handle) -> Handle:
     return msgspec.structs.replace(handle, lease_id=new_id())
 
 
@@ -96,7 +101,7 @@ async def test_a_partial_fence_is_refused_before_anything_is_looked_up(world: Wo
 
 @pytest.mark.parametrize("name", ["renew", "progress"])
 async def test_a_missing_execution_is_reported_before_a_missing_fence(world: World, name: str) -> None:
-    nobody = ff.Operator(ExecutionId.of(3, new_id()))
+    nobody = Operator(ExecutionId.of(3, new_id()))
     with pytest.raises(ff.NotFound) as caught:
         await getattr(world.engine, name)(nobody)
     assert caught.value.entity == "execution"
@@ -107,7 +112,7 @@ async def test_a_missing_execution_is_reported_before_a_missing_fence(world: Wor
 async def test_a_missing_fence_is_reported_before_any_state(world: World, name: str, state: str) -> None:
     at = await world.reach(state)
     with pytest.raises(ff.InvalidInput, match="fence_required"):
-        await getattr(world.engine, name)(ff.Operator(at.id))
+        await getattr(world.engine, name)(Operator(at.id))
 
 
 # A bare fence has no kind, and to suspend is the one call that a suspended handle is told of in its own words.
@@ -188,7 +193,7 @@ async def test_an_operator_skips_the_fence_and_no_other_check(
 async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: World, state: str) -> None:
     at = await world.reach(state)
     before = await world.record(at.id)
-    with pytest.raises(ff.ExecutionNotActive) as caught:
+    with pytest.raises(ExecutionNotActive) as caught:
         await world.engine.renew(stranger(at.id))
     told = caught.value
     assert told.terminal_outcome == before.state_vector.terminal_outcome
@@ -201,49 +206,49 @@ async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world
         assert before.current_attempt_index == 0
 
 
-Then = Callable[[World, ff.Handle], Awaitable[Any]]
+Then = Callable[[World, Handle], Awaitable[Any]]
 
 
-async def _nothing(world: World, handle: ff.Handle) -> None:
+async def _nothing(world: World, handle: Handle) -> None:
     pass
 
 
-async def _a_day_passes(world: World, handle: ff.Handle) -> None:
+async def _a_day_passes(world: World, handle: Handle) -> None:
     await world.clock.advance(hours=23)
 
 
-async def _the_retry_runs(world: World, handle: ff.Handle) -> None:
+async def _the_retry_runs(world: World, handle: Handle) -> None:
     await world.clock.advance(seconds=11)
     await world.engine.promote_delayed(handle.execution_id)
     await claim_one(world.engine)
 
 
-async def _the_retry_was_revoked(world: World, handle: ff.Handle) -> None:
+async def _the_retry_was_revoked(world: World, handle: Handle) -> None:
     await _the_retry_runs(world, handle)
     await world.engine.revoke_lease(handle.execution_id)
 
 
-async def _the_retry_lapsed(world: World, handle: ff.Handle) -> None:
+async def _the_retry_lapsed(world: World, handle: Handle) -> None:
     await _the_retry_runs(world, handle)
     await world.clock.advance(seconds=31)
 
 
-async def _the_retry_completed(world: World, handle: ff.Handle) -> None:
+async def _the_retry_completed(world: World, handle: Handle) -> None:
     await world.clock.advance(seconds=11)
     await world.engine.promote_delayed(handle.execution_id)
     await world.engine.complete((await claim_one(world.engine)).handle, b"later")
 
 
-async def _it_is_replayed(world: World, handle: ff.Handle) -> None:
+async def _it_is_replayed(world: World, handle: Handle) -> None:
     await world.engine.replay_execution(handle.execution_id)
 
 
-async def _the_replay_runs(world: World, handle: ff.Handle) -> None:
+async def _the_replay_runs(world: World, handle: Handle) -> None:
     await _it_is_replayed(world, handle)
     await claim_one(world.engine)
 
 
-async def _the_replay_failed(world: World, handle: ff.Handle) -> None:
+async def _the_replay_failed(world: World, handle: Handle) -> None:
     await _it_is_replayed(world, handle)
     await world.engine.fail((await claim_one(world.engine)).handle, "boom", failure_class="permanent")
 
@@ -351,7 +356,7 @@ async def test_an_unfenced_repeat_is_no_repeat(world: World, name: str) -> None:
 
 async def test_a_cancel_of_the_holder_after_the_operators_is_answered_as_done(world: World) -> None:
     at = await world.reach("A")
-    await world.engine.cancel(ff.Operator(at.id), "first reason")
+    await world.engine.cancel(Operator(at.id), "first reason")
     before = await world.picture(at.id)
     await world.engine.cancel(at.handle, "second reason")
     assert await world.picture(at.id) == before
@@ -359,60 +364,60 @@ async def test_a_cancel_of_the_holder_after_the_operators_is_answered_as_done(wo
     assert (record.cancellation_reason, record.cancelled_by) == ("first reason", "operator_override")
 
 
-async def _reclaimed(world: World, handle: ff.Handle) -> None:
+async def _reclaimed(world: World, handle: Handle) -> None:
     await world.clock.advance(seconds=31)
     await world.engine.mark_lease_expired_if_due(handle.execution_id)
     await claim_one(world.engine, **OTHER)
 
 
-async def _resumed_by_itself(world: World, handle: ff.Handle) -> None:
+async def _resumed_by_itself(world: World, handle: Handle) -> None:
     await world.engine.release(handle)
     await claim_one(world.engine)
 
 
-async def _revoked_and_reclaimed(world: World, handle: ff.Handle) -> None:
+async def _revoked_and_reclaimed(world: World, handle: Handle) -> None:
     await world.engine.revoke_lease(handle.execution_id)
     await claim_one(world.engine, **OTHER)
 
 
-async def _replayed_and_running(world: World, handle: ff.Handle) -> None:
-    await world.engine.cancel(ff.Operator(handle.execution_id), "x")
+async def _replayed_and_running(world: World, handle: Handle) -> None:
+    await world.engine.cancel(Operator(handle.execution_id), "x")
     await world.engine.replay_execution(handle.execution_id)
     await claim_one(world.engine)
 
 
-async def _revoked(world: World, handle: ff.Handle) -> None:
+async def _revoked(world: World, handle: Handle) -> None:
     await world.engine.revoke_lease(handle.execution_id)
 
 
-async def _lapsed(world: World, handle: ff.Handle) -> None:
+async def _lapsed(world: World, handle: Handle) -> None:
     await world.clock.advance(seconds=31)
 
 
-async def _delayed(world: World, handle: ff.Handle) -> None:
+async def _delayed(world: World, handle: Handle) -> None:
     await world.engine.delay(handle, timedelta(hours=1))
 
 
-async def _suspended(world: World, handle: ff.Handle) -> None:
+async def _suspended(world: World, handle: Handle) -> None:
     await world.engine.suspend(handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
 
 
-async def _suspended_and_resumed(world: World, handle: ff.Handle) -> None:
+async def _suspended_and_resumed(world: World, handle: Handle) -> None:
     await _suspended(world, handle)
     await world.engine.resume_execution(handle.execution_id, "operator")
 
 
-async def _suspended_and_running_again(world: World, handle: ff.Handle) -> None:
+async def _suspended_and_running_again(world: World, handle: Handle) -> None:
     await _suspended_and_resumed(world, handle)
     await claim_one(world.engine, **OTHER)
 
 
-async def _retry_scheduled(world: World, handle: ff.Handle) -> None:
-    await world.engine.fail(ff.Operator(handle.execution_id), "boom")
+async def _retry_scheduled(world: World, handle: Handle) -> None:
+    await world.engine.fail(Operator(handle.execution_id), "boom")
 
 
-async def _ended(world: World, handle: ff.Handle) -> None:
-    await world.engine.fail(ff.Operator(handle.execution_id), "boom", failure_class="permanent")
+async def _ended(world: World, handle: Handle) -> None:
+    await world.engine.fail(Operator(handle.execution_id), "boom", failure_class="permanent")
 
 
 DISPLACED = [
@@ -450,7 +455,7 @@ async def test_the_epoch_grows_by_one_with_every_lease_and_suspension_and_with_n
     async def epoch() -> int:
         return (await world.record(execution_id)).current_lease_epoch
 
-    async def lease(claimed: Any) -> ff.Handle:
+    async def lease(claimed: Any) -> Handle:
         epochs.append(claimed.handle.lease_epoch)
         assert await epoch() == len(epochs)
         return claimed.handle  # type: ignore[no-any-return]
@@ -494,10 +499,10 @@ async def test_the_epoch_grows_by_one_with_every_lease_and_suspension_and_with_n
 async def test_cancel_looks_at_the_end_before_the_fence_that_its_source_needs(world: World) -> None:
     ended = await world.reach("T:completed")
     for source in ("lease_holder", "billing", "operator_override"):
-        assert await outcome(world.engine.cancel(ff.Operator(ended.id, source), "x")) == "execution_not_active"
+        assert await outcome(world.engine.cancel(Operator(ended.id, source), "x")) == "execution_not_active"
     cancelled = await world.reach("T:cancelled")
     for source in ("lease_holder", "billing", "operator_override"):
-        assert await outcome(world.engine.cancel(ff.Operator(cancelled.id, source), "x")) == "Cancelled"
+        assert await outcome(world.engine.cancel(Operator(cancelled.id, source), "x")) == "Cancelled"
 
 
 @pytest.mark.parametrize("source", ["lease_holder", "billing"])
@@ -509,7 +514,7 @@ async def test_cancel_names_what_is_missing_of_the_fence_before_it_looks_at_the_
     await world.clock.advance(seconds=31)
     before = await world.picture(at.id)
     with pytest.raises(ff.InvalidInput, match="missing: lease_id, lease_epoch, attempt_id"):
-        await world.engine.cancel(ff.Operator(at.id, source), "x")
+        await world.engine.cancel(Operator(at.id, source), "x")
     row = await world.sql.fetchrow(
         "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
         " array[null::bigint], array[null::uuid], array[null::int], false, $4, 'x')",
@@ -527,7 +532,7 @@ async def test_cancel_records_the_reason_the_source_and_who_took_the_lease(world
     takers = {"operator_override": "operator", "flow_cascade": "backend", "system_timeout": "backend"}
     for source, revoked_by in takers.items():
         at = await world.reach("A")
-        await world.engine.cancel(ff.Operator(at.id, source), "enough")
+        await world.engine.cancel(Operator(at.id, source), "enough")
         after = await world.picture(at.id)
         assert after.record is not None
         assert (after.record.cancellation_reason, after.record.cancelled_by) == ("enough", source)
@@ -581,7 +586,7 @@ async def test_revoke_answers_the_lease_it_took_and_leaves_the_epoch_alone(world
 
 
 async def test_replay_looks_at_the_end_before_the_number_of_replays(world: World) -> None:
-    none_left = ff.ExecutionPolicy(max_replay_count=1)
+    none_left = ExecutionPolicy(max_replay_count=1)
     await submit(world.engine, policy=none_left)
     for attempt in range(2):
         claimed = await claim_one(world.engine)
@@ -590,7 +595,7 @@ async def test_replay_looks_at_the_end_before_the_number_of_replays(world: World
             await world.engine.replay_execution(claimed.execution_id)
             assert await outcome(world.engine.replay_execution(claimed.execution_id)) == "execution_not_terminal"
     assert await outcome(world.engine.replay_execution(claimed.execution_id)) == "max_replays_exhausted"
-    running = await world.reach("A", policy=ff.ExecutionPolicy(max_replay_count=0))
+    running = await world.reach("A", policy=ExecutionPolicy(max_replay_count=0))
     assert await outcome(world.engine.replay_execution(running.id)) == "execution_not_terminal"
 
 
@@ -635,7 +640,7 @@ async def test_a_known_key_or_id_is_a_duplicate_even_where_the_lane_is_closed(wo
     await world.engine.set_lane_state("closing", "draining")
     again = await world.engine.create_execution(execution_kind="test", idempotency_key="k", lane_id="closing")
     same_id = await world.engine.create_execution(execution_kind="test", execution_id=first, lane_id="closing")
-    assert again == same_id == ff.Duplicate(first)
+    assert again == same_id == Duplicate(first)
     assert await outcome(world.engine.create_execution(execution_kind="test", lane_id="closing")) == "lane_closed"
 
 
@@ -652,7 +657,7 @@ async def test_arguments_out_of_range_are_refused_and_change_nothing(world: Worl
         engine.issue_reclaim_grant(at.id, **WORKER, grant_ttl=zero),
         engine.issue_claim_grant(at.id, **WORKER, grant_ttl=timedelta(seconds=61)),
         engine.cancel(at.handle, "x", source="operator_override"),
-        engine.cancel(ff.Operator(at.id, ""), "x"),
+        engine.cancel(Operator(at.id, ""), "x"),
         engine.expire_execution(at.id, "lease"),
     ):
         assert await outcome(call) == "invalid_input"
@@ -682,6 +687,6 @@ async def test_answers_of_a_batch_stand_in_the_place_of_their_items(world: World
     answers = await world.engine.complete_many([lost, held, unknown, done, other_lease(held)])
     kinds = [getattr(answer, "kind", type(answer).__name__) for answer in answers]
     assert kinds == ["lease_revoked", "Completed", "not_found", "Completed", "execution_not_active"]
-    failures = [ff.Failure(authority=done, reason="x"), ff.Failure(authority=failed, reason="x")]
+    failures = [Failure(authority=done, reason="x"), Failure(authority=failed, reason="x")]
     kinds = [getattr(a, "kind", type(a).__name__) for a in await world.engine.fail_many(failures)]
     assert kinds == ["execution_not_active", "TerminalFailed"]

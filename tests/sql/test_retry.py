@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import RetryScheduled, TerminalFailed
+from flowfabric.values.attempt import RetryScheduled, TerminalFailed
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.sql.cases import World, outcome, shorthand
 from tests.support import WORKER, claim_one, new_id, started, submit
 
@@ -32,13 +33,13 @@ async def delay_ms(world: World, policy: Any, retries: int, failure: str = "tran
     )
 
 
-def policy(**fields: Any) -> ff.ExecutionPolicy:
-    return ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(**fields))
+def policy(**fields: Any) -> ExecutionPolicy:
+    return ExecutionPolicy(retry_policy=ff.RetryPolicy(**fields))
 
 
-def timed(**fields: Any) -> ff.ExecutionPolicy:
-    return ff.ExecutionPolicy(
-        retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND)), timeout_policy=ff.TimeoutPolicy(**fields)
+def timed(**fields: Any) -> ExecutionPolicy:
+    return ExecutionPolicy(
+        retry_policy=ff.RetryPolicy(backoff=ff.Fixed(10 * SECOND)), timeout_policy=TimeoutPolicy(**fields)
     )
 
 
@@ -81,7 +82,7 @@ async def test_class_and_category_fill_each_other_in(world: World, failure: str 
 
 
 async def test_without_a_policy_a_failure_is_final(world: World) -> None:
-    for given in (None, ff.ExecutionPolicy()):
+    for given in (None, ExecutionPolicy()):
         claimed = await started(world.engine, policy=given)
         assert await outcome(world.engine.fail(claimed.handle, "boom")) == "TerminalFailed"
 
@@ -209,7 +210,7 @@ async def test_no_backoff_at_all_still_goes_through_the_delay(world: World) -> N
 async def test_the_timer_is_armed_by_the_policy_or_the_claim_or_not_at_all(world: World) -> None:
     cases: list[tuple[Any, timedelta | None, timedelta | None]] = [
         (None, None, None),
-        (ff.ExecutionPolicy(), None, None),
+        (ExecutionPolicy(), None, None),
         (timed(attempt_timeout=HOUR), None, HOUR),
         (timed(attempt_timeout=HOUR), 5 * SECOND, 5 * SECOND),
         (timed(attempt_timeout=HOUR), timedelta(0), HOUR),
@@ -316,7 +317,7 @@ async def test_an_end_and_a_scheduled_retry_stop_the_timer(world: World, end: st
 async def test_an_attempt_that_ran_too_long_is_a_failure_of_class_timeout(
     world: World, state: str, retried: bool
 ) -> None:
-    once = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    once = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     at = "D.r" if retried else "T:expired"
     reached = await world.reach(state, policy=timed(attempt_timeout=HOUR) if retried else once)
     await world.clock.advance(hours=1)
@@ -345,9 +346,9 @@ async def test_an_attempt_that_ran_too_long_is_a_failure_of_class_timeout(
 
 
 async def test_timeouts_share_the_retry_budget_with_failures(world: World) -> None:
-    given = ff.ExecutionPolicy(
+    given = ExecutionPolicy(
         retry_policy=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0)),
-        timeout_policy=ff.TimeoutPolicy(attempt_timeout=SECOND),
+        timeout_policy=TimeoutPolicy(attempt_timeout=SECOND),
     )
     claimed = await started(world.engine, policy=given)
     await world.clock.advance(seconds=2)

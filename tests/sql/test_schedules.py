@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import Schedule
+from flowfabric.errors import ValidationFailed
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.schedule import Schedule
 from tests.interleave import PATIENCE, Party, settled, waiting
 from tests.sql.cases import World
 from tests.support import claim_one
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_servers
 HOURLY = {"kind": "every", "seconds": 3600}
 DUE = datetime(2020, 1, 1, tzinfo=UTC)
 NEXT = DUE + timedelta(hours=1)
-ITEM = ff.NewExecution(execution_kind="report")
+ITEM = NewExecution(execution_kind="report")
 
 
 async def put(engine: ff.Engine, name: str = "s", **fields: Any) -> str:
@@ -34,7 +36,7 @@ async def read(engine: ff.Engine, name: str = "s") -> Schedule:
     return found
 
 
-async def fire(engine: ff.Engine, *items: ff.NewExecution, **fields: Any) -> list[ff.ExecutionId] | None:
+async def fire(engine: ff.Engine, *items: NewExecution, **fields: Any) -> list[ff.ExecutionId] | None:
     fields = {"name": "s", "due_at": DUE, "next_at": NEXT, "fired_at": DUE, "items": items or [ITEM]} | fields
     return await engine.fire_schedule(fields.pop("name"), fields.pop("due_at"), **fields)
 
@@ -174,8 +176,8 @@ async def test_the_last_time_ends_it(world: World) -> None:
 async def test_a_bad_item_fires_nothing_and_moves_nothing(world: World) -> None:
     await put(world.engine)
     before = await read(world.engine)
-    for bad in (ff.NewExecution(execution_kind="\0"), ff.NewExecution(execution_kind="k", policy={"priority": True})):
-        with pytest.raises(ff.ValidationFailed):
+    for bad in (NewExecution(execution_kind="\0"), NewExecution(execution_kind="k", policy={"priority": True})):
+        with pytest.raises(ValidationFailed):
             await fire(world.engine, ITEM, bad)
     assert await read(world.engine) == before
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 0
@@ -184,7 +186,7 @@ async def test_a_bad_item_fires_nothing_and_moves_nothing(world: World) -> None:
 async def test_a_closed_lane_is_passed_over_and_not_shown_as_made(world: World) -> None:
     await put(world.engine)
     await world.engine.set_lane_state("closed", "disabled")
-    assert await fire(world.engine, ff.NewExecution(execution_kind="report", lane_id="closed")) == []
+    assert await fire(world.engine, NewExecution(execution_kind="report", lane_id="closed")) == []
     found = await read(world.engine)
     assert (found.next_at, found.last_execution_id) == (NEXT, None)
 
@@ -193,8 +195,8 @@ async def test_items_with_times_and_tags_are_made_too(world: World) -> None:
     await put(world.engine)
     made = await fire(
         world.engine,
-        ff.NewExecution(execution_kind="a", tags={"schedule.name": "s"}, priority=3),
-        ff.NewExecution(execution_kind="b", delay_until=timedelta(hours=1), execution_deadline_at=timedelta(hours=2)),
+        NewExecution(execution_kind="a", tags={"schedule.name": "s"}, priority=3),
+        NewExecution(execution_kind="b", delay_until=timedelta(hours=1), execution_deadline_at=timedelta(hours=2)),
     )
     assert made is not None
     assert [await world.at(each) for each in made] == ["W.1", "D.1"]
@@ -291,7 +293,7 @@ async def test_ten_processes_fire_a_hundred_times_once_each(world: World) -> Non
                         at.due_at,
                         next_at=following if following < end else None,
                         fired_at=at.due_at,
-                        items=[ff.NewExecution(execution_kind="report", tags={"schedule.time": at.due_at.isoformat()})],
+                        items=[NewExecution(execution_kind="report", tags={"schedule.time": at.due_at.isoformat()})],
                     )
                 )
                 done += len(made or ())

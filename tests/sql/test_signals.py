@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import (
+from flowfabric.errors import ValidationFailed
+from flowfabric.values.conditions import (
     Condition,
     Count,
     CountKind,
@@ -26,18 +27,13 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    AlreadySatisfied,
-    AlreadySeeded,
-    DuplicateSignal,
-    Event,
-    Fresh,
-    HandleKind,
-    ResumePolicy,
-    Suspended,
-)
+from flowfabric.values.event import Event
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import AlreadySeeded
+from flowfabric.values.lease import HandleKind, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Fresh, ResumePolicy, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -282,7 +278,7 @@ async def test_the_same_idempotency_key_is_found_at_the_closed_waitpoint(
     wait = await world.suspend()
     first = await by_key(world, wait, key, idempotency_key="hook")
     assert await by_key(world, wait, key, idempotency_key="hook") == DuplicateSignal(first.signal_id)
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
     assert await by_key(world, wait, key, idempotency_key="hook") == DuplicateSignal(first.signal_id)
     await world.clock.advance(days=2)
     assert await outcome(by_key(world, wait, key, idempotency_key="hook")) == "target_not_signalable"
@@ -919,7 +915,7 @@ async def test_a_payload_comes_back_bit_by_bit(world: SuspendingWorld, payload: 
 async def test_one_byte_too_many_is_refused(world: SuspendingWorld, kind: Callable[[bytes], Any]) -> None:
     wait = await world.suspend()
     before = await world.stored()
-    with pytest.raises(ff.ValidationFailed) as caught:
+    with pytest.raises(ValidationFailed) as caught:
         await world.send(wait, payload=kind(bytes(LIMIT + 1)))
     assert caught.value.kind == "payload_too_large"
     assert await world.stored() == before
@@ -937,7 +933,7 @@ async def test_one_byte_too_many_is_refused(world: SuspendingWorld, kind: Callab
 async def test_so_many_signals_per_execution(
     world: SuspendingWorld, policy: int | None, argument: int | None, allowed: int | None
 ) -> None:
-    creating = {} if policy is None else {"policy": ff.ExecutionPolicy(max_signals_per_execution=policy)}
+    creating = {} if policy is None else {"policy": ExecutionPolicy(max_signals_per_execution=policy)}
     given = {} if argument is None else {"max_signals_per_execution": argument}
     wait = await world.suspend(on("k", "never"), creating=creating)
     for _ in range(allowed or 5):
@@ -950,7 +946,7 @@ async def test_so_many_signals_per_execution(
 
 
 async def test_the_limit_is_for_the_life_of_the_execution(world: SuspendingWorld) -> None:
-    wait = await world.pend(policy=ff.ExecutionPolicy(max_signals_per_execution=3))
+    wait = await world.pend(policy=ExecutionPolicy(max_signals_per_execution=3))
     await world.accept(wait)
     await world.pend("j", of=wait)
     assert (await world.accept(wait, "j")).effect == BUFFERED
@@ -964,9 +960,9 @@ async def test_the_limit_is_for_the_life_of_the_execution(world: SuspendingWorld
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [None, ff.ExecutionPolicy()])
+@pytest.mark.parametrize("policy", [None, ExecutionPolicy()])
 async def test_ten_thousand_are_allowed_when_nothing_is_said(
-    request: pytest.FixtureRequest, world: SuspendingWorld, policy: ff.ExecutionPolicy | None
+    request: pytest.FixtureRequest, world: SuspendingWorld, policy: ExecutionPolicy | None
 ) -> None:
     if request.node.callspec.params["server"] != "wheel":
         pytest.skip("once is enough")

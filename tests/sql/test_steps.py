@@ -11,17 +11,21 @@ import msgspec
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import NewStep, Step
+from flowfabric.errors import StateError, ValidationFailed
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Fence, Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.step import NewStep, Step
 from tests.sql.cases import NOT_HELD, Case, World, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOOM = '{"type": "ValueError", "message": "boom"}'
-CHILD = ff.NewExecution(execution_kind="child", lane_id="children")
+CHILD = NewExecution(execution_kind="child", lane_id="children")
 
 
-async def record(engine: ff.Engine, handle: ff.Handle | ff.Fence, name: str = "s", n: int = 0, **fields: Any) -> Any:
+async def record(engine: ff.Engine, handle: Handle | Fence, name: str = "s", n: int = 0, **fields: Any) -> Any:
     (answer,) = await engine.record_steps([(handle, NewStep(name=name, n=n, **fields))])
     if isinstance(answer, ff.FlowFabricError):
         raise answer
@@ -92,9 +96,9 @@ async def test_a_lease_that_lapsed_is_marked_and_nothing_is_written(world: World
 async def test_an_operator_has_no_way_to_write_a_step(world: World) -> None:
     at = await world.reach("A")
     for call in (
-        lambda: record(world.engine, ff.Operator(at.id)),  # type: ignore[arg-type]
-        lambda: world.engine.submit_child(ff.Operator(at.id), "s", 0, CHILD),  # type: ignore[arg-type]
-        lambda: world.engine.park(ff.Operator(at.id), ends_of=[ExecutionId.of(1, new_id())]),  # type: ignore[arg-type]
+        lambda: record(world.engine, Operator(at.id)),  # type: ignore[arg-type]
+        lambda: world.engine.submit_child(Operator(at.id), "s", 0, CHILD),  # type: ignore[arg-type]
+        lambda: world.engine.park(Operator(at.id), ends_of=[ExecutionId.of(1, new_id())]),  # type: ignore[arg-type]
     ):
         with pytest.raises(ff.InvalidInput, match="fence_required"):
             await call()
@@ -261,7 +265,7 @@ async def test_steps_outlive_a_retry_a_reclaim_a_release_and_a_parking(world: Wo
 
 @pytest.mark.parametrize("end", ["fail", "cancel", "expire", "cap"])
 async def test_replaying_anything_but_a_success_keeps_the_steps(world: World, end: str) -> None:
-    policy = ff.ExecutionPolicy(max_reclaim_count=0)
+    policy = ExecutionPolicy(max_reclaim_count=0)
     held = await started(world.engine, execution_deadline_at=timedelta(minutes=1), policy=policy)
     await record(world.engine, held.handle, result=b"1")
     match end:
@@ -351,7 +355,7 @@ async def test_the_audit_finds_a_step_that_belongs_to_nobody(world: World) -> No
 async def test_a_child_is_made_and_remembered_together(world: World) -> None:
     held = await started(world.engine)
     made = await world.engine.submit_child(held.handle, "child", 0, CHILD)
-    assert isinstance(made, ff.Created)
+    assert isinstance(made, Created)
     assert await world.at(made.execution_id) == "W.1"
     (step,) = await world.engine.read_steps([held.execution_id])
     assert (step.kind, step.name, step.n, step.child_id) == ("submit", "child", 0, made.execution_id)
@@ -360,10 +364,10 @@ async def test_a_child_is_made_and_remembered_together(world: World) -> None:
 async def test_a_child_that_is_delayed_or_has_tags_is_remembered_by_its_own_id(world: World) -> None:
     held = await started(world.engine)
     items = [
-        ff.NewExecution(execution_kind="c", delay_until=timedelta(hours=1)),
-        ff.NewExecution(execution_kind="c", tags={"a.b": "c"}, policy=RETRY, priority=5, namespace="n"),
-        ff.NewExecution(execution_kind="c", execution_id=ExecutionId.of(7, new_id())),
-        ff.NewExecution(execution_kind="c", idempotency_key="k", execution_deadline_at=timedelta(hours=1)),
+        NewExecution(execution_kind="c", delay_until=timedelta(hours=1)),
+        NewExecution(execution_kind="c", tags={"a.b": "c"}, policy=RETRY, priority=5, namespace="n"),
+        NewExecution(execution_kind="c", execution_id=ExecutionId.of(7, new_id())),
+        NewExecution(execution_kind="c", idempotency_key="k", execution_deadline_at=timedelta(hours=1)),
     ]
     made = [(await world.engine.submit_child(held.handle, "c", n, item)) for n, item in enumerate(items)]
     steps = await world.engine.read_steps([held.execution_id])
@@ -375,15 +379,15 @@ async def test_the_same_name_and_number_again_gives_the_child_that_was_made(worl
     held = await started(world.engine)
     made = await world.engine.submit_child(held.handle, "child", 0, CHILD)
     again = await world.engine.submit_child(held.handle, "child", 0, CHILD)
-    assert again == ff.Duplicate(made.execution_id)
+    assert again == Duplicate(made.execution_id)
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 
 async def test_a_known_key_gives_the_execution_that_stands_and_that_is_remembered(world: World) -> None:
     standing = await submit(world.engine, lane_id="other", idempotency_key="k")
     held = await started(world.engine)
-    item = ff.NewExecution(execution_kind="child", idempotency_key="k")
-    assert await world.engine.submit_child(held.handle, "child", 0, item) == ff.Duplicate(standing)
+    item = NewExecution(execution_kind="child", idempotency_key="k")
+    assert await world.engine.submit_child(held.handle, "child", 0, item) == Duplicate(standing)
     (step,) = await world.engine.read_steps([held.execution_id])
     assert (step.child_id, step.encoding, step.outcome) == (standing, None, "known")
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
@@ -394,19 +398,19 @@ async def test_a_closed_lane_makes_nothing_and_remembers_nothing(world: World, s
     held = await started(world.engine)
     await world.engine.set_lane_state("children", state)
     before = await world.picture(held.execution_id)
-    with pytest.raises(ff.StateError) as caught:
+    with pytest.raises(StateError) as caught:
         await world.engine.submit_child(held.handle, "child", 0, CHILD)
     assert caught.value.kind == "lane_closed"
     assert await world.picture(held.execution_id) == before
     await world.engine.set_lane_state("children", "active")
-    assert isinstance(await world.engine.submit_child(held.handle, "child", 0, CHILD), ff.Created)
+    assert isinstance(await world.engine.submit_child(held.handle, "child", 0, CHILD), Created)
 
 
 async def test_a_bad_policy_makes_nothing_and_remembers_nothing(world: World) -> None:
     held = await started(world.engine)
-    with pytest.raises(ff.ValidationFailed) as caught:
+    with pytest.raises(ValidationFailed) as caught:
         await world.engine.submit_child(
-            held.handle, "child", 0, ff.NewExecution(execution_kind="c", policy={"max_replay_count": -1})
+            held.handle, "child", 0, NewExecution(execution_kind="c", policy={"max_replay_count": -1})
         )
     assert caught.value.kind == "invalid_policy_json"
     assert await world.engine.read_steps([held.execution_id]) == []

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 import flowfabric as ff
-from flowfabric.conditions import (
-    AllOf,
+from flowfabric.errors import ExecutionNotActive
+from flowfabric.values.conditions import (
+    AllMet,
     Condition,
     OperatorOnly,
     TimeoutOnly,
@@ -25,19 +26,18 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Fence, Handle, HandleKind, Operator
+from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
+from flowfabric.values.wait import (
     AlreadySatisfied,
     Closed,
     Fresh,
-    Handle,
-    HandleKind,
     PendingWaitpoint,
     ResumePolicy,
     Suspended,
     UsePending,
 )
-from flowfabric.policies import SuspensionPolicy
 from tests.each import Rows
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
@@ -486,8 +486,8 @@ class Rule:
 
 
 RULES = [
-    Rule("waitpoints_empty", [], AllOf(())),
-    Rule("allof_empty_members", [Fresh(ONE, ""), Fresh(ONE, ""), UsePending(ONE)], AllOf(())),
+    Rule("waitpoints_empty", [], AllMet(())),
+    Rule("allof_empty_members", [Fresh(ONE, ""), Fresh(ONE, ""), UsePending(ONE)], AllMet(())),
     Rule("timeout_only_without_deadline", [Fresh(ONE, ""), Fresh(ONE, "")], TimeoutOnly(), past=False),
     Rule("waitpoint_key_empty", [Fresh(ONE, "k"), Fresh(ONE, ""), UsePending(ONE)], on("other")),
     Rule("duplicate_waitpoint_binding", [Fresh(ONE, "k"), Fresh(ONE, "l"), UsePending(TWO)], on("other")),
@@ -800,7 +800,7 @@ async def test_a_pending_waitpoint_past_its_time_is_marked_when_it_is_met(world:
 
 async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: SuspendingWorld) -> None:
     wait = await world.suspend()
-    with pytest.raises(ff.ExecutionNotActive) as refused:
+    with pytest.raises(ExecutionNotActive) as refused:
         await _call(world.engine, "triple", wait.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
     error = refused.value
     assert (error.terminal_outcome, error.lifecycle_phase) == ("none", "suspended")
@@ -938,7 +938,7 @@ async def test_what_is_not_said_has_a_default(world: SuspendingWorld) -> None:
     }  # fmt: skip
 
 
-POLICY = ff.ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
+POLICY = ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
 
 
 @pytest.mark.parametrize("given", [None, timedelta(minutes=5)])
@@ -958,7 +958,7 @@ async def test_the_policy_is_no_deadline_for_who_waits_for_one(world: Suspending
 
 
 async def test_the_time_of_the_attempt_stands_still_while_it_is_suspended(world: SuspendingWorld) -> None:
-    timed = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     wait = await world.hold(policy=timed)
     started = (await world.record(wait.id)).started_at
     await world.clock.advance(minutes=20)
@@ -987,7 +987,7 @@ async def test_the_time_of_the_attempt_stands_still_while_it_is_suspended(world:
 async def test_who_claims_again_may_say_how_much_time_the_attempt_has_left(
     world: SuspendingWorld, given: timedelta
 ) -> None:
-    timed = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=HOUR))
+    timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=HOUR))
     wait = await world.suspend(creating={"policy": timed})
     left = (await world.record(wait.id)).attempt_timeout_remaining
     await world.engine.resume_execution(wait.id)
@@ -1180,7 +1180,7 @@ async def _running_elsewhere(world: SuspendingWorld, wait: Waiting) -> None:
 
 
 async def _over(world: SuspendingWorld, wait: Waiting) -> None:
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
 
 
 async def _signalled(world: SuspendingWorld, wait: Waiting) -> None:
@@ -1335,7 +1335,7 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
     # Resumed, signalled and ended ones are not there any more.
     await world.engine.resume_execution(waits[0].id)
     await world.accept(waits[2])
-    await world.engine.cancel(ff.Operator(waits[4].id), "enough")
+    await world.engine.cancel(Operator(waits[4].id), "enough")
     assert [one.execution_id for one in (await world.engine.list_suspended(key)).items] == [
         waits[n].id for n in (1, 3, 5)
     ]
@@ -1424,7 +1424,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
 ) -> None:
     keys = ["k"] if isinstance(condition, OperatorOnly | TimeoutOnly) else []
     wait = await world.suspend(condition, *keys, timeout_at=await world.in_an_hour())
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllMet):
         await world.accept(wait, "a")
     answer = await world.engine.resume_execution(wait.id, trigger)
     assert (answer.execution_id, answer.public_state) == (wait.id, "resumable")
@@ -1449,7 +1449,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
     # What had arrived is still recorded, but satisfied nothing.
     claimed = await world.reclaim_resumed(wait)
     assert await world.engine.observe_signals(claimed.handle) == []
-    assert len((await world.engine.read_signals(wait.id)).items) == isinstance(condition, AllOf)
+    assert len((await world.engine.read_signals(wait.id)).items) == isinstance(condition, AllMet)
 
 
 async def test_a_resumption_may_wait(world: SuspendingWorld) -> None:
@@ -1548,7 +1548,7 @@ async def test_a_grant_for_what_cannot_be_resumed_any_more_gives_nothing(world: 
     await world.engine.resume_execution(wait.id)
     grant = await world.engine.issue_claim_grant(wait.id, **WORKER)
     if then == "cancelled":
-        await world.engine.cancel(ff.Operator(wait.id), "enough")
+        await world.engine.cancel(Operator(wait.id), "enough")
     else:
         wait.claimed = await world.engine.claim_resumed_execution(wait.id, **WORKER, lease_id=new_id(), lease_ttl=LONG)
         if then == "suspended again":
@@ -1607,7 +1607,7 @@ async def _by_operator(world: SuspendingWorld, wait: Waiting) -> list[UUID]:
 
 async def _by_cancel(world: SuspendingWorld, wait: Waiting) -> list[UUID]:
     await _still_open(world, wait)
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
     return []
 
 
@@ -1642,7 +1642,7 @@ async def test_only_what_ended_the_newest_suspension_is_seen(
     assert wait.suspended is not None
     expected = await end(world, wait)
 
-    async def seen(handle: Handle | ff.Fence) -> list[UUID]:
+    async def seen(handle: Handle | Fence) -> list[UUID]:
         return [one.signal_id for one in await world.engine.observe_signals(handle)]
 
     before = await world.stored()
@@ -1692,7 +1692,7 @@ async def test_a_signal_is_seen_with_all_that_it_said(world: SuspendingWorld) ->
 
 @pytest.mark.both_servers
 async def test_a_retry_does_not_see_what_the_attempt_before_it_waited_for(world: SuspendingWorld) -> None:
-    retry = ff.ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
+    retry = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10))))
     wait = await world.suspend(creating={"policy": retry})
     await world.accept(wait)
     claimed = await world.reclaim_resumed(wait)

@@ -14,10 +14,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-import flowfabric as ff
-from flowfabric.conditions import count_signals, from_sources
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import Accepted, Claimed, Fresh, Suspended, WaitpointToken
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import count_signals, from_sources
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.values.signal import Accepted
+from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import claim_one, submit
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = timedelta(days=30)
 MINUTE = timedelta(seconds=60)
-TIMED = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
+TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

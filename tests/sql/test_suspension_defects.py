@@ -14,8 +14,10 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._duties import ALL, TimerDuty
-from flowfabric.conditions import (
-    AllOf,
+from flowfabric.engine.timers import TimerKind
+from flowfabric.errors import Conflict, ValidationFailed
+from flowfabric.values.conditions import (
+    AllMet,
     ByName,
     Count,
     CountKind,
@@ -27,21 +29,12 @@ from flowfabric.conditions import (
     from_sources,
     on,
 )
-from flowfabric.engine.timers import TimerKind
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
-    AlreadySatisfied,
-    Closed,
-    DuplicateSignal,
-    Fresh,
-    ResumePolicy,
-    Rotated,
-    Suspended,
-    UsePending,
-    WaitpointToken,
-)
-from flowfabric.policies import SuspensionPolicy
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import Rotated
+from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, Closed, Fresh, ResumePolicy, Suspended, UsePending, WaitpointToken
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -72,7 +65,7 @@ async def neighbour(world: SuspendingWorld, wait: Waiting) -> Waiting:
     return await world.hold(execution_id=ExecutionId.of(wait.id.partition, new_id()))
 
 
-def faulty(handle: ff.Handle) -> list[ff.Handle]:
+def faulty(handle: Handle) -> list[Handle]:
     """A handle with one member of its fence changed, each in turn."""
     replace = msgspec.structs.replace
     return [
@@ -95,7 +88,7 @@ async def test_the_deadline_of_a_suspension_that_was_left_in_time_ends_nothing(w
     for wait in waits[:2]:
         wait.claimed = await world.reclaim_resumed(wait)
     await world.engine.complete(waits[0].handle)
-    await world.engine.cancel(ff.Operator(waits[3].id), "enough")
+    await world.engine.cancel(Operator(waits[3].id), "enough")
     await world.clock.advance(hours=2)
     assert (await world.engine.run_timers("suspension")).handled == 0
     for wait in waits:
@@ -182,7 +175,7 @@ async def test_a_fresh_waitpoint_does_not_overwrite_another(world: SuspendingWor
         error = await refusal_of(
             world.engine.suspend(wait.handle, waitpoints=bindings, resume_condition=all_of("a", "b"))
         )
-        assert isinstance(error, ff.Conflict) and error.kind == "waitpoint_already_exists"
+        assert isinstance(error, Conflict) and error.kind == "waitpoint_already_exists"
     assert await world.stored() == before
     assert (await world.accept(victim)).effect == SATISFIED
 
@@ -190,7 +183,7 @@ async def test_a_fresh_waitpoint_does_not_overwrite_another(world: SuspendingWor
 async def test_who_does_not_hold_the_lease_cannot_suspend_or_make_waitpoints(world: SuspendingWorld) -> None:
     wait = await world.hold(lease_ttl=60 * SECOND)
 
-    async def told(handle: ff.Handle) -> set[str]:
+    async def told(handle: Handle) -> set[str]:
         binding = [Fresh(new_id(), "k")]
         return {
             await outcome(world.engine.suspend(handle, waitpoints=binding, resume_condition=on("k"))),
@@ -208,7 +201,7 @@ async def test_who_does_not_hold_the_lease_cannot_suspend_or_make_waitpoints(wor
     await world.suspend(of=wait)
     assert await told(wait.handle) == {"already_suspended", "execution_not_active"}
     assert (await world.suspension(wait)).suspension_id == wait.details.suspension_id
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
     assert await told(wait.handle) == {"execution_not_active"}
 
 
@@ -216,7 +209,7 @@ async def test_who_does_not_hold_the_lease_cannot_suspend_or_make_waitpoints(wor
     ("bindings", "condition", "code"),
     [
         ([], on("k"), "waitpoints_empty"),
-        (["k"], AllOf(()), "allof_empty_members"),
+        (["k"], AllMet(()), "allof_empty_members"),
         ([""], on("k"), "waitpoint_key_empty"),
         (["k", "k"], on("k"), "duplicate_waitpoint_binding"),
         (["a"], on("b"), "waitpoint_key_mismatch"),
@@ -244,7 +237,7 @@ async def test_a_repeated_suspend_gives_nobody_the_tokens_of_another_execution(w
     assert other.details.suspension_id != wait.details.suspension_id
     assert other.point.token != wait.point.token
 
-    async def again(handle: ff.Handle) -> Any:
+    async def again(handle: Handle) -> Any:
         return await world.engine.suspend(
             handle, waitpoints=[Fresh(new_id(), "j")], resume_condition=on("j"), idempotency_key="key"
         )
@@ -287,7 +280,7 @@ async def test_a_key_that_was_rotated_out_does_not_verify_for_ever(world: Suspen
     await rotate("k2", KEY_A, 60 * SECOND)
     await world.accept(wait)
     (conflict,) = await rotate("k1", KEY_B)
-    assert isinstance(conflict.result, ff.Conflict) and conflict.result.kind == "rotation_conflict"
+    assert isinstance(conflict.result, Conflict) and conflict.result.kind == "rotation_conflict"
     await world.clock.advance(seconds=61)
     assert (await refusal_of(world.send(wait))).detail == "token_expired"
     async with await ff.Engine.connect(world.dsn, notifications=False) as engine:
@@ -355,7 +348,7 @@ async def test_what_an_operator_resumed_can_be_claimed_and_is_promoted(world: Su
 
 
 async def test_a_resumed_attempt_goes_on_as_the_attempt_it_was(world: SuspendingWorld) -> None:
-    timed = ff.ExecutionPolicy(timeout_policy=ff.TimeoutPolicy(attempt_timeout=10 * 60 * SECOND))
+    timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=10 * 60 * SECOND))
     wait = await world.hold(policy=timed)
     (first,) = await world.engine.list_attempts(wait.id)
     due = (await world.record(wait.id)).attempt_timeout_at
@@ -404,7 +397,7 @@ async def test_there_is_one_way_to_sign_a_token(world: SuspendingWorld) -> None:
 async def test_who_has_no_token_learns_nothing(world: SuspendingWorld) -> None:
     wait, other = await world.suspend(), await world.suspend()
     over = await world.suspend()
-    await world.engine.cancel(ff.Operator(over.id), "enough")
+    await world.engine.cancel(Operator(over.id), "enough")
     nowhere = ExecutionId.of(wait.id.partition, new_id())
     token = wait.point.token.reveal()
     told = [
@@ -419,14 +412,14 @@ async def test_who_has_no_token_learns_nothing(world: SuspendingWorld) -> None:
         )
     ]
     assert {(type(error), error.kind, error.detail) for error in told} == {
-        (ff.ValidationFailed, "invalid_token", "invalid_token")
+        (ValidationFailed, "invalid_token", "invalid_token")
     }
 
 
 async def test_a_late_signal_is_told_that_it_is_late(world: SuspendingWorld) -> None:
     resumed, over = await world.suspend(), await world.suspend()
     await world.accept(resumed)
-    await world.engine.cancel(ff.Operator(over.id), "enough")
+    await world.engine.cancel(Operator(over.id), "enough")
     assert await outcome(world.send(resumed)) == "waitpoint_closed"
     assert await outcome(world.send(over)) == "target_not_signalable"
 
@@ -481,7 +474,7 @@ async def test_no_name_resumes_what_no_signal_may_resume(world: SuspendingWorld,
 async def test_effects_have_three_words_whatever_the_condition(world: SuspendingWorld) -> None:
     for condition in (
         Single("k", ByName("yes")),
-        AllOf((Single("k", ByName("yes")),)),
+        AllMet((Single("k", ByName("yes")),)),
         Count(1, CountKind.DISTINCT_WAITPOINTS, ("k",), ByName("yes")),
         Count(1, CountKind.DISTINCT_SIGNALS, ("k",), ByName("yes")),
         Count(1, CountKind.DISTINCT_SOURCES, ("k",), ByName("yes")),
@@ -495,11 +488,11 @@ async def test_effects_have_three_words_whatever_the_condition(world: Suspending
 
 
 async def test_the_retry_of_a_delivery_that_succeeded_is_no_error(world: SuspendingWorld) -> None:
-    wait = await world.suspend(creating={"policy": ff.ExecutionPolicy(max_signals_per_execution=1)})
+    wait = await world.suspend(creating={"policy": ExecutionPolicy(max_signals_per_execution=1)})
     first = await world.accept(wait, idempotency_key="hook-1")
     for _ in range(2):
         assert await world.send(wait, idempotency_key="hook-1") == DuplicateSignal(first.signal_id)
-        await world.engine.cancel(ff.Operator(wait.id), "enough")
+        await world.engine.cancel(Operator(wait.id), "enough")
 
 
 async def test_a_payload_is_neither_cut_nor_changed(world: SuspendingWorld) -> None:
@@ -515,7 +508,7 @@ async def test_the_policies_of_a_suspension_are_read(world: SuspendingWorld) -> 
     default = SuspensionPolicy(default_timeout=HOUR, timeout_behavior="expire")
     wait = await world.suspend(
         resume_policy=ResumePolicy(resume_delay=9 * SECOND),
-        creating={"policy": ff.ExecutionPolicy(suspension_policy=default)},
+        creating={"policy": ExecutionPolicy(suspension_policy=default)},
     )
     suspension = await world.suspension(wait)
     assert suspension.timeout_at == suspension.suspended_at + HOUR
@@ -530,7 +523,7 @@ async def test_what_ends_a_suspended_execution_closes_everything_and_says_so(wor
     unwanted = await world.suspend(all_of("a", "b"))
     await world.clock.advance(seconds=2)
     assert (await world.engine.run_timers("deadline")).handled == 1
-    await world.engine.cancel(ff.Operator(unwanted.id), "enough")
+    await world.engine.cancel(Operator(unwanted.id), "enough")
     for wait, reason, word in (
         (overdue, "expired:execution_deadline", "expired"),
         (unwanted, "cancelled", "cancelled"),
@@ -664,7 +657,7 @@ async def test_a_waitpoint_id_that_another_just_took_is_told_as_that(world: Susp
     finally:
         await one.connection.close()
         await two.connection.close()
-    assert isinstance(answer, ff.Conflict) and answer.kind == "waitpoint_already_exists"
+    assert isinstance(answer, Conflict) and answer.kind == "waitpoint_already_exists"
     await world.engine.complete(second.handle)
 
 

@@ -12,10 +12,14 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import Condition, all_of, count_signals, on
-from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, DuplicateSignal, ExpiredSuspension, Suspended
-from flowfabric.policies import SuspensionPolicy
+from flowfabric.errors import StateError
+from flowfabric.values.conditions import Condition, all_of, count_signals, on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Operator
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
+from flowfabric.values.signal import DuplicateSignal
+from flowfabric.values.wait import AlreadySatisfied, ExpiredSuspension, Suspended
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -102,7 +106,7 @@ async def due(world: SuspendingWorld, behavior: str, condition: Condition | None
 async def test_when_its_time_is_over_a_suspension_does_what_it_was_told(
     world: SuspendingWorld, behavior: str, by: str
 ) -> None:
-    policy = ff.ExecutionPolicy(retry_policy=RETRY)
+    policy = ExecutionPolicy(retry_policy=RETRY)
     wait = await due(world, behavior, creating={"policy": policy})
     end, events = BEHAVIORS[behavior], short(await world.events(wait))
     await world.accept(wait, "a")
@@ -219,7 +223,7 @@ async def _resumed_in_time(world: SuspendingWorld) -> ExecutionId:
 
 async def _ended_in_time(world: SuspendingWorld) -> ExecutionId:
     wait = await due(world, "fail")
-    await world.engine.cancel(ff.Operator(wait.id), "enough")
+    await world.engine.cancel(Operator(wait.id), "enough")
     return wait.id
 
 
@@ -291,7 +295,7 @@ async def test_the_duty_takes_the_oldest_first_and_only_what_its_filter_says(wor
         for number in range(3)
     ]
     await world.clock.advance(seconds=10)
-    assert (await world.engine.run_timers("suspension", filter=ff.ScannerFilter(namespace="n1"))).handled == 1
+    assert (await world.engine.run_timers("suspension", filter=ScannerFilter(namespace="n1"))).handled == 1
     states = [(await world.record(wait.id)).public_state for wait in waits]
     assert states == ["suspended", "failed", "suspended"]
     assert (await world.engine.run_timers("suspension", limit=1)).more
@@ -331,7 +335,7 @@ async def test_of_a_signal_and_a_timeout_one_ends_the_suspension(
     await one.end(ending)
     answer = await task
     if ending == "commit":
-        assert isinstance(answer, ff.StateError) and answer.kind == "target_not_signalable"
+        assert isinstance(answer, StateError) and answer.kind == "target_not_signalable"
     else:
         assert answer.effect == SATISFIED
         assert await world.engine.expire_suspension(wait.id) == AlreadySatisfied("not_suspended")
@@ -356,7 +360,7 @@ async def test_a_timeout_that_meets_a_signal_passes_it_by(
 
 
 async def test_the_policy_of_the_execution_gives_a_timeout_where_the_call_has_none(world: SuspendingWorld) -> None:
-    policy = ff.ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
+    policy = ExecutionPolicy(suspension_policy=SuspensionPolicy(default_timeout=HOUR, timeout_behavior="cancel"))
     wait = await world.suspend(creating={"policy": policy})
     suspension = await world.suspension(wait)
     assert suspension.timeout_at == suspension.suspended_at + HOUR
@@ -368,7 +372,7 @@ async def test_the_policy_of_the_execution_gives_a_timeout_where_the_call_has_no
 
 
 async def _cancel_as(world: SuspendingWorld, wait: Waiting, source: str) -> None:
-    await world.engine.cancel(ff.Operator(wait.id, source), "enough")
+    await world.engine.cancel(Operator(wait.id, source), "enough")
 
 
 @pytest.mark.parametrize("source", ["operator_override", "flow_cascade", "system_timeout", "billing", "many"])
@@ -463,7 +467,7 @@ ATTEMPTS: list[tuple[str, Then, Then | None]] = [
     ("reclaim", _reclaim, nothing),
     ("reclaim by a grant", _reclaim_by_grant, nothing),
 ]
-POLICY = ff.ExecutionPolicy(retry_policy=RETRY, timeout_policy=ff.TimeoutPolicy(attempt_timeout=timedelta(minutes=10)))
+POLICY = ExecutionPolicy(retry_policy=RETRY, timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(minutes=10)))
 
 
 @pytest.mark.parametrize(("then", "goes_on"), [row[1:] for row in ATTEMPTS], ids=[row[0] for row in ATTEMPTS])

@@ -19,17 +19,19 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import mint_uuid
-from flowfabric.models import (
-    Accepted,
+from flowfabric.values.conditions import on
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.keystore import Rotation
+from flowfabric.values.lease import Handle
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.values.signal import Accepted
+from flowfabric.values.step import Parked
+from flowfabric.values.wait import (
     AlreadySatisfied,
     ExpiredSuspension,
     Fresh,
-    Parked,
     Resumed,
-    Rotation,
     Suspended,
     UsePending,
     WaitpointToken,
@@ -55,7 +57,7 @@ class Case:
     """One execution, its worker, a waitpoint of its own, and the id of a signal that is sent more than once."""
 
     id: ff.ExecutionId
-    handle: ff.Handle
+    handle: Handle
     fields: Mapping[str, Any]
     waitpoint: UUID = field(default_factory=mint_uuid)
     token: WaitpointToken | str = "none"
@@ -289,10 +291,10 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
     fields: dict[str, Any] = {}
     for operation in operations:
         fields |= operation.fields
-    timeout = ff.TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
+    timeout = TimeoutPolicy(attempt_timeout=fields.get("attempt_timeout"))
     await submit(
         engine,
-        policy=ff.ExecutionPolicy(retry_policy=RETRY, timeout_policy=timeout),
+        policy=ExecutionPolicy(retry_policy=RETRY, timeout_policy=timeout),
         execution_deadline_at=fields.get("deadline"),
     )
     claimed = await claim_one(engine, lease_ttl=LEASE)

@@ -16,19 +16,19 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import all_of, on
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import (
-    Accepted,
+from flowfabric.errors import ValidationFailed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import all_of, on
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.keystore import Rotated
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import (
     AlreadySatisfied,
     BoundWaitpoint,
-    Claimed,
-    DuplicateSignal,
     ExpiredSuspension,
     Fresh,
     NewWaitpoint,
     Resumed,
-    Rotated,
     Suspended,
     UsePending,
     WaitpointToken,
@@ -463,7 +463,7 @@ async def test_a_token_made_during_a_rotation_is_good_for_the_grace(
     await stage.clock.advance(seconds=61)
     answer = await settled(point.signal(two))
     if rotated:
-        assert isinstance(answer, ff.ValidationFailed) and "token_expired" in str(answer)
+        assert isinstance(answer, ValidationFailed) and "token_expired" in str(answer)
     else:
         assert "token_expired" not in str(answer)
 

@@ -19,10 +19,14 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.conditions import count_signals, from_sources, on
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import ExecutionId, mint_uuid
-from flowfabric.models import Accepted, Claimed, DuplicateSignal, Fresh, Suspended, UsePending, WaitpointToken
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import count_signals, from_sources, on
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests import sampling
 from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
@@ -33,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LEASE = timedelta(minutes=10)
 BEHAVIORS = ("fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate")
 KINDS = ("lease", "attempt", "deadline", "delay", "parked", "suspension", "waitpoint")
-RETRY = ff.ExecutionPolicy(
+RETRY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=1000, backoff=ff.Fixed(timedelta(0))), max_signals_per_execution=0
 )
 # How the losers of a race are told. Anything else would be a surprise.
@@ -221,7 +225,7 @@ class Crowd:
                 case 3 | 4 | 5:
                     await self.attempt("expire", party.expire_suspension(target))
                 case 6:
-                    await self.attempt("cancel", party.cancel(ff.Operator(target), "no longer wanted"))
+                    await self.attempt("cancel", party.cancel(Operator(target), "no longer wanted"))
                 case 7:
                     await self.attempt("revoke", party.revoke_lease(target))
                 case 8:

@@ -8,7 +8,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.models import Event
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.lease import Operator
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, Clock, claim_one, started, submit
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.both_servers
 
 async def whole_log(engine: ff.Engine) -> list[Event]:
     found: list[Event] = []
-    cursor = ff.EventCursor()
+    cursor = EventCursor()
     while True:
         page = await engine.read_events(after=cursor, limit=1000)
         found += page.items
@@ -32,7 +34,7 @@ async def test_the_history_of_one_is_what_the_log_says_of_it(database: str, cloc
     async with await ff.Engine.connect(database) as engine:
         chosen: list[ff.ExecutionId] = []
         for _ in range(3):
-            await engine.create_many([ff.NewExecution(execution_kind="crowd") for _ in range(800)])
+            await engine.create_many([NewExecution(execution_kind="crowd") for _ in range(800)])
             claimed = await engine.claim_many(**WORKER, kinds=["crowd"], limit=800)
             await engine.complete_many([one.handle for one in claimed])
             await clock.advance(minutes=20)
@@ -43,7 +45,7 @@ async def test_the_history_of_one_is_what_the_log_says_of_it(database: str, cloc
             await engine.replay_execution(mine.execution_id)
             again = await claim_one(engine)
             await clock.advance(minutes=20)
-            await engine.cancel(ff.Operator(again.execution_id), "enough")
+            await engine.cancel(Operator(again.execution_id), "enough")
         running = await started(engine)
         log = await whole_log(engine)
         for execution_id in [*chosen, running.execution_id]:
@@ -103,11 +105,11 @@ async def test_a_worker_role_may_look(database: str, engine: ff.Engine, sql: asy
         await migrate_database(database, worker_roles=(role,))
         async with await ff.Engine.connect(as_user(database, role)) as worker:
             assert len(await worker.list_events(claimed.execution_id)) == 1
-            assert (await worker.count_events(ff.EventCursor())).lease == {"acquired": 1}
+            assert (await worker.count_events(EventCursor())).lease == {"acquired": 1}
         await sql.execute("delete from flowfabric.worker_role")
 
 
-@pytest.mark.parametrize("after", [1, "x", ff.EventCursor(-1), ff.EventCursor(2**63)])
+@pytest.mark.parametrize("after", [1, "x", EventCursor(-1), EventCursor(2**63)])
 async def test_a_bad_cursor_is_refused(engine: ff.Engine, after: Any) -> None:
     with pytest.raises(ff.InvalidInput, match="after"):
         await engine.count_events(after)

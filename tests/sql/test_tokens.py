@@ -25,25 +25,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.conditions import OperatorOnly, all_of, on
 from flowfabric.engine.service import migrate_database
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Accepted,
+from flowfabric.errors import Conflict, StateError, ValidationFailed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.conditions import OperatorOnly, all_of, on
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.keystore import (
     AlreadySeeded,
-    Claimed,
-    DuplicateSignal,
-    Fresh,
     Rotated,
     Rotation,
     RotationNoop,
     Seeded,
-    Suspended,
-    UsePending,
     VerifyingKid,
     WaitpointKids,
-    WaitpointToken,
 )
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests import sampling
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, new_id, submit
@@ -103,7 +100,7 @@ async def deliver(engine: ff.Engine, at: Spot, token: Any = None, **fields: Any)
 
 async def refused(engine: ff.Engine, at: Spot, token: Any = None, **fields: Any) -> str:
     """The detail of the refusal that a token gets, after a look that it is one and tells nothing."""
-    with pytest.raises(ff.ValidationFailed) as error:
+    with pytest.raises(ValidationFailed) as error:
         await deliver(engine, at, token, **fields)
     assert error.value.kind == "invalid_token"
     assert str(error.value) == f"invalid_token: {error.value.detail}"
@@ -401,7 +398,7 @@ async def test_all_that_is_unknown_gets_one_answer(engine: CheckedEngine, sql: a
     before = await everything(sql)
     answers = {}
     for name, (token, execution_id, waitpoint_id) in cases.items():
-        with pytest.raises(ff.ValidationFailed) as error:
+        with pytest.raises(ValidationFailed) as error:
             await deliver(engine, at, token, execution_id=execution_id, waitpoint_id=waitpoint_id)
         told = error.value
         answers[name] = (type(told), told.kind, told.detail, str(told), repr(told), told.http_status, told.code)
@@ -452,7 +449,7 @@ async def test_a_waitpoint_id_is_never_used_again(engine: CheckedEngine) -> None
     at = await spot(engine)
     await engine.close_waitpoint(at.claimed.handle, at.waitpoint_id)
     for claimed in (at.claimed, await hold(engine)):
-        with pytest.raises(ff.Conflict) as error:
+        with pytest.raises(Conflict) as error:
             await engine.suspend(claimed.handle, waitpoints=[Fresh(at.waitpoint_id, "k")], resume_condition=on("k"))
         assert error.value.kind == "waitpoint_already_exists"
     elsewhere = await hold(engine, partition=8)
@@ -525,7 +522,7 @@ async def test_a_used_token_does_nothing_twice(engine: CheckedEngine) -> None:
     assert isinstance(first, Accepted) and first.effect == "resume_condition_satisfied"
     assert await deliver(engine, at, idempotency_key="once") == DuplicateSignal(first.signal_id)
     assert await deliver(engine, at, signal_id=first.signal_id) == DuplicateSignal(first.signal_id)
-    with pytest.raises(ff.StateError) as late:
+    with pytest.raises(StateError) as late:
         await deliver(engine, at)
     assert late.value.kind == "waitpoint_closed"
     assert (await engine.list_pending_waitpoints(at.id)).items == []
@@ -762,7 +759,7 @@ async def test_a_kid_signs_once_and_is_never_overwritten(
     for case, (kid, secret, answer) in ROTATIONS.items():
         result = await rotate(engine, kid, secret, GRACE)
         if answer == "conflict":
-            assert isinstance(result, ff.Conflict) and result.kind == "rotation_conflict", case
+            assert isinstance(result, Conflict) and result.kind == "rotation_conflict", case
             assert kid in str(result) and secret not in str(result)
         else:
             assert result == answer, case
@@ -836,13 +833,13 @@ async def test_bad_kids_secrets_and_graces_are_refused_by_name_and_change_nothin
         ("invalid_grace_ms", BAD_GRACES, lambda value: engine.rotate_waitpoint_hmac_secret_all("a", A, value)),
     ):
         for value in bad:
-            with pytest.raises(ff.ValidationFailed) as error:
+            with pytest.raises(ValidationFailed) as error:
                 await call(value)
             assert error.value.kind == kind, value
             if isinstance(value, str) and len(value) > 10:
                 assert value not in str(error.value) and value not in repr(error.value)
     # The other way round the secret is a legal kid, and still shows nowhere.
-    with pytest.raises(ff.ValidationFailed) as error:
+    with pytest.raises(ValidationFailed) as error:
         await engine.seed_waitpoint_hmac_secret(SECRET, "kid")
     assert SECRET not in str(error.value)
     assert await everything(sql) == before

@@ -9,9 +9,10 @@ from datetime import timedelta
 import pytest
 
 import flowfabric as ff
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Attempt, Claimed
-from flowfabric.state import LEGAL, TRANSITIONS, is_consistent, legal_row, position
+from flowfabric.values.attempt import Attempt, Claimed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.legal import LEGAL, is_consistent, legal_row
+from flowfabric.values.transitions import TRANSITIONS, position
 from tests.each import Rows, each
 from tests.sql.cases import (
     BLOCKING_REASONS,

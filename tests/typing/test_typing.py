@@ -17,7 +17,12 @@ from typing import assert_type
 from uuid import UUID
 
 import flowfabric as ff
-from flowfabric.models import Claimed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.failure import FailureClass
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 
 
 async def program(engine: ff.Engine, claimed: Claimed) -> None:
@@ -29,9 +34,11 @@ from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 import flowfabric as ff
-from flowfabric.conditions import AllOf, Count
+from flowfabric.app.flow_builder import Join
+from flowfabric.client import SyncFlowRun, SyncRun
 from flowfabric.middleware import Middleware
-from flowfabric.models import ExecutionInfo
+from flowfabric.values.conditions import AllMet, Count
+from flowfabric.values.execution import ExecutionInfo
 
 app = ff.App(lane="slow", retry=ff.RetryPolicy(max_retries=2))
 
@@ -108,7 +115,7 @@ GOOD_TASKS = {
         assert_type(await client.submit("publish", 42), ff.Run[Any])
         assert_type(await client.submit_many(when, [1, 2]), list[ff.Run[datetime]])
         assert_type(sync.submit(publish, 42).result(), str)
-        assert_type(sync.submit_many(count, [["a"]], priority=1), list[ff.SyncRun[int]])
+        assert_type(sync.submit_many(count, [["a"]], priority=1), list[SyncRun[int]])
         assert_type(await ctx.submit(publish, 42), ff.Run[str])
         assert_type(plain.submit(publish, 42).result(), str)
     """,
@@ -140,14 +147,14 @@ GOOD_TASKS = {
     "joins_of_nodes_and_conditions_of_waits": """
         flow = app.flow("night")
         a, b = flow.add(publish, 1), flow.add(count, [])
-        assert_type(ff.all_of(a, b), ff.Join)
-        assert_type(ff.all_of([a, b], a), ff.Join)
-        assert_type(ff.all_of(node for node in (a, b)), ff.Join)
-        assert_type(ff.any_of(a, b, cancel_rest=True), ff.Join)
-        assert_type(ff.quorum(1, [a], b, cancel_rest=True), ff.Join)
+        assert_type(ff.all_of(a, b), Join)
+        assert_type(ff.all_of([a, b], a), Join)
+        assert_type(ff.all_of(node for node in (a, b)), Join)
+        assert_type(ff.any_of(a, b, cancel_rest=True), Join)
+        assert_type(ff.quorum(1, [a], b, cancel_rest=True), Join)
         flow.add(count, ff.quorum(1, a, b), after=ff.any_of(a, b))
         flow.map(count, [[]], after=ff.all_of(flow.include(app.flow("inner"))))
-        assert_type(ff.all_of("a", ff.on("b")), AllOf)
+        assert_type(ff.all_of("a", ff.on("b")), AllMet)
         assert_type(ff.any_of("a", "b", n=2, name="x"), Count)
         await ctx.wait_for(ff.all_of("a", "b"))
         await ctx.wait_for(ff.any_of("a", "b"))
@@ -167,7 +174,7 @@ GOOD_TASKS = {
         assert_type(client.flow(run.id), ff.FlowRun)
         assert_type(sync.submit_flow(flow).result(5), dict[str, Any])
         assert_type(sync.flow(run)[node].result(), int)
-        assert_type(sync.flow(run).refresh(), ff.SyncFlowRun)
+        assert_type(sync.flow(run).refresh(), SyncFlowRun)
         assert_type(plain.submit_flow(flow).result(), dict[str, Any])
         try:
             await run.result()
@@ -268,32 +275,32 @@ GOOD = {
     "create_answers_created_or_duplicate": """
         answer = await engine.create_execution(execution_kind="report", delay_until=timedelta(minutes=5))
         match answer:
-            case ff.Created(execution_id, state):
+            case Created(execution_id, state):
                 assert_type(state, ff.State)
-            case ff.Duplicate(execution_id):
+            case Duplicate(execution_id):
                 pass
         assert_type(answer.execution_id, ff.ExecutionId)
     """,
     "a_batch_answers_one_verdict_per_item": """
-        for verdict in await engine.create_many([ff.NewExecution(execution_kind="report")]):
+        for verdict in await engine.create_many([NewExecution(execution_kind="report")]):
             if isinstance(verdict, ff.FlowFabricError):
                 raise verdict
-            assert_type(verdict, ff.Created | ff.Duplicate)
+            assert_type(verdict, Created | Duplicate)
     """,
     "holders_and_operators_end_an_execution": """
         await engine.complete(claimed.handle, b"done", result_encoding="text")
         await engine.complete(claimed.handle.fence)
-        await engine.fail(ff.Operator(claimed.execution_id), "gone", failure_class=ff.FailureClass.PERMANENT)
+        await engine.fail(Operator(claimed.execution_id), "gone", failure_class=FailureClass.PERMANENT)
     """,
     "policies_take_seconds_or_timedeltas": """
-        ff.ExecutionPolicy(
+        ExecutionPolicy(
             retry_policy=ff.RetryPolicy(max_retries=5, backoff=ff.Exponential(initial=1, maximum=timedelta(minutes=1))),
-            timeout_policy=ff.TimeoutPolicy(attempt_timeout=30),
+            timeout_policy=TimeoutPolicy(attempt_timeout=30),
         )
     """,
     "events_are_followed_with_their_own_cursor": """
-        page = await engine.read_events(family="lease", after=ff.EventCursor())
-        assert_type(page.next_cursor, ff.EventCursor | None)
+        page = await engine.read_events(family="lease", after=EventCursor())
+        assert_type(page.next_cursor, EventCursor | None)
         assert_type(page.items[0].occurred_at, datetime)
     """,
     "connecting_gives_the_class_it_was_asked_of": """
@@ -335,7 +342,7 @@ BAD = {
         r'incompatible type "ExecutionId".*arg-type',
     ),
     "an_operator_who_renews": (
-        "await engine.renew(ff.Operator(claimed.execution_id))",
+        "await engine.renew(Operator(claimed.execution_id))",
         r'incompatible type "Operator".*arg-type',
     ),
     "a_bare_uuid_in_place_of_an_id": (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 import flowfabric as ff
-from flowfabric.conditions import (
-    AllOf,
+from flowfabric.values.conditions import (
+    AllMet,
     ByName,
     Condition,
     Count,
@@ -52,7 +52,7 @@ def composite(kind: str, **fields: Any) -> dict[str, Any]:
         (on("k"), Single("k", Wildcard())),
         (on("k", "x"), Single("k", ByName("x"))),
         (Single("k"), Single("k", Wildcard())),
-        (all_of("a", on("b", "x"), OperatorOnly()), AllOf((on("a"), on("b", "x"), OperatorOnly()))),
+        (all_of("a", on("b", "x"), OperatorOnly()), AllMet((on("a"), on("b", "x"), OperatorOnly()))),
         (any_of("a", "b"), Count(1, WAITPOINTS, ("a", "b"))),
         (any_of("a", "b", n=2, name="x"), Count(2, WAITPOINTS, ("a", "b"), ByName("x"))),
         (from_sources(2, "a"), Count(2, SOURCES, ("a",))),
@@ -60,7 +60,7 @@ def composite(kind: str, **fields: Any) -> dict[str, Any]:
         (count_signals(3, "a", "b"), Count(3, SIGNALS, ("a", "b"))),
         (count_signals(3, "a", name="x"), Count(3, SIGNALS, ("a",), ByName("x"))),
         (any_of_waitpoints(["a", "b"]), Count(1, WAITPOINTS, ("a", "b"), None)),
-        (all_of_waitpoints(["a", "b"]), AllOf((Single("a", Wildcard()), Single("b", Wildcard())))),
+        (all_of_waitpoints(["a", "b"]), AllMet((Single("a", Wildcard()), Single("b", Wildcard())))),
     ],
     ids=str,
 )
@@ -191,7 +191,7 @@ def test_what_is_no_condition_is_refused_by_its_type(value: object) -> None:
 
 def nested(depth: int, inner: Condition) -> Condition:
     for _ in range(depth):
-        inner = AllOf((inner,))
+        inner = AllMet((inner,))
     return inner
 
 
@@ -205,7 +205,7 @@ def count(
 
 
 RULES: list[tuple[str, Condition]] = [
-    ("allof_empty_members", AllOf(())),
+    ("allof_empty_members", AllMet(())),
     ("count_n_zero", count(0)),
     ("count_waitpoints_empty", count(keys=())),
     ("count_duplicate_waitpoints", count(keys=("a", "b", "a"))),
@@ -243,7 +243,7 @@ def test_every_rule_is_told_by_its_code_and_its_node(code: str, node: Condition,
 FOUR_DOWN = "members[0].members[0].members[0].members[0]"
 
 
-@pytest.mark.parametrize("inner", [AllOf((on("k"),)), AllOf(()), count(), count(0)], ids=str)
+@pytest.mark.parametrize("inner", [AllMet((on("k"),)), AllMet(()), count(), count(0)], ids=str)
 def test_composites_nest_four_deep_and_no_deeper(inner: Condition) -> None:
     assert check_condition(nested(4, on("k")), has_deadline=False)
     assert check_condition(nested(3, count()), has_deadline=False)
@@ -280,7 +280,7 @@ def test_of_several_faults_of_a_node_the_first_of_the_table_is_told(code: str, c
 
 def test_of_several_faults_the_first_node_is_told() -> None:
     with pytest.raises(ff.InvalidInput) as refused:
-        check_condition(all_of("a", on("b", ""), count(0), AllOf(())), has_deadline=False)
+        check_condition(all_of("a", on("b", ""), count(0), AllMet(())), has_deadline=False)
     assert refused.value.problem == "empty signal name at members[1]"
 
 
@@ -299,7 +299,7 @@ def test_of_several_faults_the_first_node_is_told() -> None:
         all_of("k", on("k", "x"), any_of("k")),
         OperatorOnly(),
         all_of(OperatorOnly(), "k"),
-        AllOf(tuple(on(str(n)) for n in range(255))),
+        AllMet(tuple(on(str(n)) for n in range(255))),
         Count(1, WAITPOINTS, tuple(str(n) for n in range(256))),
     ],
     ids=lambda condition: str(condition)[:60],
@@ -318,9 +318,9 @@ def test_what_waits_for_its_time_alone_needs_one(condition: Condition) -> None:
 @pytest.mark.parametrize(
     "condition",
     [
-        AllOf(tuple(on("k") for _ in range(256))),
-        AllOf(tuple(AllOf((on("k"),)) for _ in range(128))),
-        AllOf((on("k"),) * 1_000_000),
+        AllMet(tuple(on("k") for _ in range(256))),
+        AllMet(tuple(AllMet((on("k"),)) for _ in range(128))),
+        AllMet((on("k"),) * 1_000_000),
         Count(1, SIGNALS, tuple(str(n) for n in range(257))),
         all_of(*(Count(1, SIGNALS, tuple(f"{m}.{n}" for n in range(100))) for m in range(3))),
     ],
@@ -360,10 +360,10 @@ def test_keys_and_names_are_text_that_the_database_can_hold(text: Any) -> None:
         count(2**31),
         count(kind="DistinctSignals"),  # type: ignore[arg-type]
         count(keys="k"),  # type: ignore[arg-type]
-        AllOf("k"),  # type: ignore[arg-type]
-        AllOf(("k",)),  # type: ignore[arg-type]
-        AllOf((None,)),  # type: ignore[arg-type]
-        AllOf(({"Single": SINGLE},)),  # type: ignore[arg-type]
+        AllMet("k"),  # type: ignore[arg-type]
+        AllMet(("k",)),  # type: ignore[arg-type]
+        AllMet((None,)),  # type: ignore[arg-type]
+        AllMet(({"Single": SINGLE},)),  # type: ignore[arg-type]
     ],
     ids=str,
 )

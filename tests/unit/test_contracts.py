@@ -35,8 +35,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric._json_types import annotation_text
-from flowfabric.contracts import CannotDecode, Codecs, Signature, ValueType
+from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.json_types import annotation_text
+from flowfabric.contracts.signature import Signature
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import Corruption, InvalidInput
 
 T = TypeVar("T")
@@ -914,7 +916,7 @@ def test_a_signature_has_a_json_schema() -> None:
 def test_pydantic_is_not_imported_for_tasks_that_do_not_use_it() -> None:
     code = (
         "import sys, dataclasses\n"
-        "from flowfabric.contracts import Signature\n"
+        "from flowfabric.contracts.signature import Signature\n"
         "@dataclasses.dataclass\n"
         "class P:\n    x: int\n"
         "def f(p: P, n: int | None = None) -> list[P]: ...\n"

@@ -6,14 +6,16 @@ import copy
 import pickle
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import flowfabric
 from flowfabric import errors
+from flowfabric._postgres.refusals import refusal
+from flowfabric._secrets import redact
+from flowfabric._taxonomy import CONNECTION_KINDS, LEASE_LOST_KINDS, TAXONOMY, TaxonomyRow
 from flowfabric.errors import (
-    CONNECTION_KINDS,
-    LEASE_LOST_KINDS,
-    TAXONOMY,
     Bug,
     Conflict,
     ConnectionFailed,
@@ -29,22 +31,16 @@ from flowfabric.errors import (
     NotFound,
     Purged,
     Reject,
-    ResourceExhausted,
     RetriesExhausted,
     RetryLater,
     StateError,
     StepFailed,
     StepsChanged,
-    StreamBackpressure,
-    StreamDisconnected,
     TaskFailed,
-    TaxonomyRow,
     TimedOut,
     TransportError,
     Unavailable,
     ValidationFailed,
-    redact,
-    refusal,
 )
 from tests.each import each
 
@@ -57,46 +53,37 @@ FAMILIES = {
     "bug": Bug,
     "transport": TransportError,
     "unavailable": Unavailable,
-    "resource_exhausted": ResourceExhausted,
     "timed_out": TimedOut,
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
     "wait": NoSignal,
-    "stream_disconnected": StreamDisconnected,
-    "stream_backpressure": StreamBackpressure,
 }
 
 VALIDATION = """
-    InvalidInput CapabilityMismatch InvalidCapabilities InvalidPolicyJson InvalidTagKey InvalidBlockingReason
-    Corruption HandleFromOtherBackend PayloadTooLarge SignalLimitExceeded InvalidWaitpointKey InvalidToken
-    WaitpointNotTokenBound InvalidWaitpointForExecution InvalidLeaseForSuspend RetentionLimitExceeded
-    InvalidOffset InvalidFrameType InvalidDependency InvalidBudgetScope BudgetOverrideNotAllowed
-    InvalidQuotaSpec InvalidKid InvalidSecretHex InvalidGraceMs Unauthorized
+    InvalidInput CapabilityMismatch InvalidCapabilities InvalidPolicyJson InvalidBlockingReason
+    Corruption PayloadTooLarge SignalLimitExceeded InvalidToken
+    InvalidWaitpointForExecution
+    InvalidDependency
+    InvalidKid InvalidSecretHex InvalidGraceMs
 """
 # kind: (class, http, code)
 CONTENTION = {
     "UseClaimResumedExecution": ("R", 409, "contention"),
     "NotAResumedExecution": ("R", 409, "contention"),
     "ExecutionNotLeaseable": ("R", 409, "contention"),
-    "LeaseConflict": ("R", 409, "contention"),
     "InvalidClaimGrant": ("R", 409, "contention"),
     "ClaimGrantExpired": ("R", 409, "contention"),
-    "NoEligibleExecution": ("R", 409, "contention"),
     "ExecutionNotActive": ("T", 409, "contention"),
     "ExecutionNotEligible": ("I", 409, "contention"),
-    "ExecutionNotInEligibleSet": ("I", 409, "contention"),
-    "ExecutionNotReclaimable": ("I", 409, "contention"),
     "NoActiveLease": ("I", 409, "contention"),
     "RateLimitExceeded": ("R", 429, "rate_limit_exceeded"),
-    "ConcurrencyLimitExceeded": ("R", 429, "concurrency_limit_exceeded"),
     "WaitpointNotFound": ("R", 409, "contention"),
-    "WaitpointPendingUseBufferScript": ("R", 409, "contention"),
     "StaleGraphRevision": ("R", 409, "contention"),
     "RetryExhausted": ("R", 500, "retry_exhausted"),
 }
 CONFLICT = """
     DependencyAlreadyExists CycleDetected SelfReferencingEdge ExecutionAlreadyInFlow WaitpointAlreadyExists
-    BudgetAttachConflict QuotaAttachConflict RotationConflict ActiveAttemptExists
+    RotationConflict
 """
 STATE = {
     "StaleLease": ("T", "state_conflict"),
@@ -104,21 +91,14 @@ STATE = {
     "LeaseRevoked": ("T", "already_satisfied"),
     "ExecutionNotTerminal": ("T", "execution_not_terminal"),
     "MaxReplaysExhausted": ("T", "max_replays_exhausted"),
-    "ReplayNotAllowed": ("T", "replay_not_allowed"),
     "NotRunnable": ("T", "not_runnable"),
     "Terminal": ("T", "terminal"),
     "FlowAlreadyTerminal": ("T", "flow_already_terminal"),
     "LaneClosed": ("T", "lane_closed"),
-    "BudgetExceeded": ("C", "budget_exceeded"),
-    "BudgetSoftExceeded": ("I", "budget_soft_exceeded"),
     "GrantAlreadyExists": ("I", "state_conflict"),
     **dict.fromkeys(
         [
             "AlreadySatisfied",
-            "DuplicateSignal",
-            "OkAlreadyApplied",
-            "AttemptAlreadyTerminal",
-            "StreamAlreadyClosed",
         ],
         ("I", "already_satisfied"),
     ),
@@ -129,7 +109,6 @@ STATE = {
             "WaitpointClosed",
             "WaitpointNotPending",
             "PendingWaitpointExpired",
-            "WaitpointNotOpen",
             "NotBlockedByDeps",
             "DepsNotSatisfied",
         ],
@@ -138,18 +117,12 @@ STATE = {
     **dict.fromkeys(
         [
             "TargetNotSignalable",
-            "ResumeConditionNotMet",
-            "StreamClosed",
-            "StaleOwnerCannotAppend",
             "ExecutionNotInFlow",
-            "AttemptNotStarted",
-            "ExecutionNotEligibleForAttempt",
-            "MaxRetriesExhausted",
         ],
         ("T", "state_conflict"),
     ),
 }
-CLASSES = {"T": "terminal", "R": "retryable", "C": "cooperative", "I": "informational", "B": "bug"}
+CLASSES = {"T": "terminal", "R": "retryable", "I": "informational", "B": "bug"}
 
 
 def snake(name: str) -> str:
@@ -158,7 +131,7 @@ def snake(name: str) -> str:
 
 def expected() -> Iterator[tuple[str, str, str, int, str]]:
     for name in VALIDATION.split():
-        code = "validation_error" if name in ("Corruption", "HandleFromOtherBackend") else snake(name)
+        code = "validation_error" if name == "Corruption" else snake(name)
         yield "validation", snake(name), "terminal", 400, code
     for name, (letter, http, code) in CONTENTION.items():
         yield "contention", snake(name), CLASSES[letter], http, code
@@ -180,8 +153,6 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return NotFound("execution", "{fp:1}:x")
         case "unavailable":
             return Unavailable("list_workers")
-        case "resource_exhausted":
-            return ResourceExhausted("connections", 10, retry_after_ms=50)
         case "timed_out":
             return TimedOut("shutdown_prepare", 15_000)
         case "task" if row.kind == "purged":
@@ -194,10 +165,6 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return StepFailed("s", "E", "boom") if row.kind == "step_failed" else StepsChanged("'s' is gone")
         case "wait":
             return NoSignal(row.kind, "approval", execution_id="{fp:1}:x")
-        case "stream_disconnected":
-            return StreamDisconnected("cursor-7", "the server went away")
-        case "stream_backpressure":
-            return StreamBackpressure("behind")
         case "transport" if row.kind in CONNECTION_KINDS:
             return ConnectionFailed(row.kind, "why", target="postgresql://ann:hunter2@db:5432/app")
         case "transport":
@@ -218,6 +185,15 @@ def test_the_refusal_families_hold_no_kind_the_chapter_does_not_name() -> None:
     named = {(family, kind) for family, kind, *_ in expected()}
     families = {family for family, _ in named}
     assert {(row.family, row.kind) for row in TAXONOMY if row.family in families} == named
+
+
+def test_no_kind_is_in_the_table_that_nothing_raises() -> None:
+    source = Path(flowfabric.__file__).parent
+    texts = [
+        file.read_text() for file in source.rglob("*") if file.suffix in (".py", ".sql") and file.name != "_taxonomy.py"
+    ]
+    code = "\n".join(texts)
+    assert [row.kind for row in TAXONOMY if not re.search(rf"""['"]{row.kind}['"]""", code)] == []
 
 
 def test_a_family_and_kind_appear_once() -> None:
@@ -267,7 +243,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 25 + len(beside)
+    assert len(classes) == 22 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

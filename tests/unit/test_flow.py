@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric import conditions
+from flowfabric.app.flow_builder import Flow, Join, Node
 from flowfabric.client import node_arguments
-from flowfabric.contracts import CannotDecode, Codecs
-from flowfabric.flow import Flow, Join, Node
-from flowfabric.graph import AllOf, AnyOf, NewNode, OnSatisfied, Quorum
-from flowfabric.ids import ExecutionId, FlowId, crc16
-from flowfabric.models import Passed
-from flowfabric.state import State
+from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.sync_contexts import SyncContext
+from flowfabric.values import conditions
+from flowfabric.values.attempt import Passed
+from flowfabric.values.graph import NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16
+from flowfabric.values.joins import AllOf, AnyOf, OnSatisfied, Quorum
+from flowfabric.values.state import State
 
 FLOW = FlowId(UUID(int=7))
 SEED = UUID(int=8)

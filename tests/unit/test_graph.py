@@ -13,23 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.graph import (
+from flowfabric.errors import Conflict
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode, check_graph
+from flowfabric.values.joins import (
     MAX_QUORUM,
     AllOf,
     AnyOf,
     EdgeGroupPolicy,
-    NewEdge,
-    NewNode,
     OnSatisfied,
     Quorum,
-    check_graph,
     check_policy,
     policy_from_json,
     policy_to_json,
 )
 
 MEMBER = ff.ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")
-WORK = ff.NewExecution(execution_kind="k")
+WORK = NewExecution(execution_kind="k")
 
 
 def node(name: str, *after: str | ff.ExecutionId, policy: EdgeGroupPolicy | None = None) -> NewNode:
@@ -108,7 +108,7 @@ def has_cycle(nodes: Sequence[NewNode]) -> bool:
 
 
 def cycle_in(nodes: Sequence[NewNode]) -> list[str]:
-    with pytest.raises(ff.Conflict) as refused:
+    with pytest.raises(Conflict) as refused:
         check_graph(nodes)
     assert refused.value.kind == "cycle_detected"
     return refused.value.detail.split(" -> ")
@@ -143,7 +143,7 @@ def test_a_cycle_of_many_nodes_is_told_as_a_whole() -> None:
 
 
 def test_a_node_that_comes_after_itself_is_named() -> None:
-    with pytest.raises(ff.Conflict, match="'b' comes after itself") as refused:
+    with pytest.raises(Conflict, match="'b' comes after itself") as refused:
         check_graph([node("a"), node("b", "a", "b")])
     assert refused.value.kind == "self_referencing_edge"
 

@@ -14,12 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric import ids
 from flowfabric.errors import InvalidInput, ValidationFailed
-from flowfabric.ids import (
-    ExecutionId,
-    FlowId,
-    PartitionKey,
+from flowfabric.values import ids
+from flowfabric.values.checks import (
     capability_hash,
     check_key,
     check_lane,
@@ -27,14 +24,19 @@ from flowfabric.ids import (
     check_tags,
     check_text,
     check_worker,
-    crc16,
     escape_text,
+    required_capabilities,
+    worker_capabilities,
+)
+from flowfabric.values.ids import (
+    ExecutionId,
+    FlowId,
+    PartitionKey,
+    crc16,
     mint_execution_id,
     mint_uuid,
     parse_uuid,
     partition_of,
-    required_capabilities,
-    worker_capabilities,
 )
 
 SAMPLE = UUID("550e8400-e29b-41d4-a716-446655440000")
@@ -52,13 +54,13 @@ def test_minted_uuids_sort_in_mint_order() -> None:
 def test_minted_uuids_keep_growing_when_the_clock_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
     minter = ids._Minter()
     before = minter.next()
-    monkeypatch.setattr("flowfabric.ids.time", SimpleNamespace(time_ns=lambda: 1_000_000_000))
+    monkeypatch.setattr("flowfabric.values.ids.time", SimpleNamespace(time_ns=lambda: 1_000_000_000))
     after = [minter.next() for _ in range(100)]
     assert [before, *after] == sorted({before, *after})
 
 
 def test_minted_uuids_keep_growing_when_a_millisecond_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowfabric.ids.time", SimpleNamespace(time_ns=lambda: 1_700_000_000_000_000_000))
+    monkeypatch.setattr("flowfabric.values.ids.time", SimpleNamespace(time_ns=lambda: 1_700_000_000_000_000_000))
     minter = ids._Minter()
     first = minter.next()
     minter._tail = 2**74 - 1
@@ -68,7 +70,7 @@ def test_minted_uuids_keep_growing_when_a_millisecond_is_full(monkeypatch: pytes
 
 
 def test_minted_uuids_carry_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowfabric.ids.time", SimpleNamespace(time_ns=lambda: 1_700_000_000_123_999_999))
+    monkeypatch.setattr("flowfabric.values.ids.time", SimpleNamespace(time_ns=lambda: 1_700_000_000_123_999_999))
     assert ids._Minter().next().int >> 80 == 1_700_000_000_123
 
 

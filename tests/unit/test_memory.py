@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from flowfabric.engine.checks import ESCAPED_NUL
 from flowfabric.errors import InvalidInput, StepFailed, TimedOut
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Step, StepKind
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.step import Step, StepKind
 from flowfabric.worker.durable.memory import Memory, check_name, encode_error, remembered_error
 
 ID = ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")

@@ -28,11 +28,25 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import flowfabric as ff
 from flowfabric import middleware as mw
-from flowfabric.errors import TAXONOMY, Interrupted, Reject, RetryLater
-from flowfabric.ids import check_tag_key, mint_execution_id
+from flowfabric._taxonomy import TAXONOMY
+from flowfabric.errors import (
+    Bug,
+    Conflict,
+    ConnectionFailed,
+    Contention,
+    ExecutionNotActive,
+    Interrupted,
+    Reject,
+    RetryLater,
+    TransportError,
+    Unavailable,
+    ValidationFailed,
+)
 from flowfabric.middleware import metrics, tracing
 from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
+from flowfabric.values.checks import check_tag_key
+from flowfabric.values.ids import mint_execution_id
 from tests.each import each
 
 SECRET = "4111-1111"
@@ -618,16 +632,14 @@ CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "bug
         (ff.NotFound("execution"), "not_found"),
         (ff.InvalidInput("x"), "validation"),
         (mw.RateLimited("ping", 1, 1), "contention"),
-        (ff.ExecutionNotActive(), "contention"),
-        (ff.Conflict("cycle_detected"), "conflict"),
+        (ExecutionNotActive(), "contention"),
+        (Conflict("cycle_detected"), "conflict"),
         (ff.LeaseLost(), "state"),
-        (ff.Bug("attempt_not_in_created_state"), "bug"),
-        (ff.ConnectionFailed(), "transport"),
+        (Bug("attempt_not_in_created_state"), "bug"),
+        (ConnectionFailed(), "transport"),
         (mw.CircuitOpen("ping", 1), "transport"),
-        (ff.Unavailable("x"), "unavailable"),
+        (Unavailable("x"), "unavailable"),
         (ff.TimedOut("x", 1), "unknown"),
-        (ff.ResourceExhausted("x", 1), "unknown"),
-        (ff.StreamBackpressure(), "unknown"),
         (ValueError(), "unknown"),
         (TimeoutError(), "unknown"),
         (RetryLater(), "unknown"),
@@ -1093,11 +1105,11 @@ async def test_over_the_limit_is_an_error_that_says_when_to_come_back() -> None:
     time = Time()
     limit = mw.RateLimit(4, key=lambda _: SECRET, clock=time)
     assert await passed(limit, *"aaaa") == list("aaaa")
-    with pytest.raises(ff.Contention) as refused:
+    with pytest.raises(Contention) as refused:
         await chain_call([limit], "claim", raising(AssertionError("was asked")))()
     error = refused.value
     assert isinstance(error, mw.RateLimited)
-    assert not isinstance(error, ff.ValidationFailed)
+    assert not isinstance(error, ValidationFailed)
     assert (error.retryable, error.http_status) == (True, 429)
     assert (error.kind, error.per_second, error.key) == ("rate_limit_exceeded", 4.0, SECRET)
     assert error.retry_after == timedelta(seconds=0.25)
@@ -1260,7 +1272,7 @@ async def ask(breaker: mw.CircuitBreaker, result: str) -> str:
         nonlocal reached
         reached = True
         if result == BAD:
-            raise ff.TransportError("timeout")
+            raise TransportError("timeout")
         if result == OTHER:
             raise ff.LeaseLost()
 
@@ -1269,7 +1281,7 @@ async def ask(breaker: mw.CircuitBreaker, result: str) -> str:
     except mw.CircuitOpen:
         assert not reached
         return "refused"
-    except (ff.TransportError, ff.LeaseLost):
+    except (TransportError, ff.LeaseLost):
         pass
     assert reached
     return result
@@ -1347,7 +1359,7 @@ class Held:
                 await chain_call([breaker], "claim", proceed)()
             except mw.CircuitOpen:
                 return "refused"
-            except ff.TransportError:
+            except TransportError:
                 return BAD
             return GOOD
 
@@ -1384,7 +1396,7 @@ async def test_exactly_one_call_is_tried_while_others_are_refused() -> None:
     assert await ask(breaker, GOOD) == GOOD
 
 
-@pytest.mark.parametrize("late", [None, ff.TransportError("timeout"), ff.LeaseLost()])
+@pytest.mark.parametrize("late", [None, TransportError("timeout"), ff.LeaseLost()])
 async def test_a_call_from_before_has_no_say_in_an_open_circuit(late: Exception | None) -> None:
     time = Time()
     breaker = mw.CircuitBreaker(clock=time)
@@ -1433,7 +1445,7 @@ async def test_an_open_circuit_answers_as_a_transport_error_of_ours() -> None:
     time = Time()
     breaker = await opened(time)
     time.now += 12
-    with pytest.raises(ff.TransportError) as refused:
+    with pytest.raises(TransportError) as refused:
         await chain_call([breaker], "claim", raising(AssertionError("was asked")))()
     error = refused.value
     assert isinstance(error, mw.CircuitOpen)
@@ -1457,8 +1469,8 @@ async def test_closing_is_never_refused_and_says_nothing_about_the_database(meth
     assert await passed(limit, "claim", "claim") == ["claim", "-"]
     fresh = mw.CircuitBreaker()
     for _ in range(9):
-        with pytest.raises(ff.TransportError):
-            await chain_call([fresh], method, raising(ff.TransportError()))()
+        with pytest.raises(TransportError):
+            await chain_call([fresh], method, raising(TransportError()))()
     assert fresh.state == "closed"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import struct
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,21 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric import models
+from flowfabric import values
 from flowfabric.errors import Corruption
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    ClaimGrant,
-    EventCursor,
-    Fence,
-    Handle,
-    HandleKind,
-    NewExecution,
-    Operator,
-    Page,
-    ReclaimGrant,
-    ResumeGrant,
-)
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.grant import ClaimGrant, ReclaimGrant, ResumeGrant
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Fence, Handle, HandleKind, Operator
+from flowfabric.values.page import Page
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 HANDLES = st.builds(
@@ -140,10 +135,14 @@ def test_a_handle_names_its_execution_and_its_fence() -> None:
 
 
 def test_every_record_is_frozen() -> None:
+    modules = [
+        importlib.import_module(f"{values.__name__}.{found.name}") for found in pkgutil.iter_modules(values.__path__)
+    ]
     records = [
         value
-        for _, value in inspect.getmembers(models, inspect.isclass)
-        if issubclass(value, msgspec.Struct) and value.__module__ == models.__name__
+        for module in modules
+        for name, value in inspect.getmembers(module, inspect.isclass)
+        if issubclass(value, msgspec.Struct) and value.__module__ == module.__name__ and name[0] != "_"
     ]
     assert len(records) > 30
     assert [record.__name__ for record in records if not record.__struct_config__.frozen] == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 import flowfabric as ff
-from flowfabric.options import OPTION_NAMES, OptionNames, Options
+from flowfabric.values.options import OPTION_NAMES, OptionNames, Options
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 FIXED = ff.RetryPolicy(max_retries=2, backoff=ff.Fixed("1 minute"))

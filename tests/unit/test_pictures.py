@@ -24,11 +24,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowfabric import pictures
-from flowfabric.graph import AllOf, AnyOf, EdgeGroupPolicy, EdgeSnapshot, FlowGraph, FlowNode, FlowSnapshot, Quorum
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.pictures import LOOKS, plain, to_dot, to_mermaid, to_svg, to_text
-from flowfabric.state import State
+from flowfabric.drawing import fold
+from flowfabric.drawing.dot import to_dot
+from flowfabric.drawing.fold import LOOKS
+from flowfabric.drawing.mermaid import to_mermaid
+from flowfabric.drawing.svg import to_svg
+from flowfabric.drawing.text import plain, to_text
+from flowfabric.values.flow import EdgeSnapshot, FlowGraph, FlowNode, FlowSnapshot
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, Quorum
+from flowfabric.values.state import State
 from tests import sampling
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -597,7 +602,7 @@ def test_every_state_has_a_look_of_its_own_that_can_be_read() -> None:
         assert len(look.sign) == len(look.ascii_sign) == 1
         assert look.ascii_sign.isascii()
         assert look.ascii_sign not in "+-|"
-    for colour in (pictures._LINE, *(look.line for look in LOOKS.values())):
+    for colour in (fold.LINE, *(look.line for look in LOOKS.values())):
         for background in ("#ffffff", "#0d1117"):
             assert contrast(colour, background) >= 3, (colour, background)
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.errors import InvalidInput, ValidationFailed
-from flowfabric.ids import BudgetId, QuotaPolicyId
-from flowfabric.policies import (
+from flowfabric.values.durations import MAX_DURATION_MS, duration
+from flowfabric.values.failure import FailureClass, classify
+from flowfabric.values.ids import BudgetId, QuotaPolicyId
+from flowfabric.values.policies import (
     DEFAULT_DEDUP_WINDOW_MS,
-    MAX_DURATION_MS,
     Derived,
     ExecutionPolicy,
     Exponential,
-    FailureClass,
     FallbackPolicy,
     FallbackTier,
     Fixed,
@@ -29,13 +29,8 @@ from flowfabric.policies import (
     StreamPolicy,
     SuspensionPolicy,
     TimeoutPolicy,
-    classify,
-    derive,
-    duration,
-    freeze_policy,
-    policy_to_json,
-    retry_policy_to_json,
 )
+from flowfabric.values.policy_json import derive, freeze_policy, policy_to_json, retry_policy_to_json
 
 ONE = BudgetId(UUID(int=1))
 TWO = BudgetId(UUID(int=2))

@@ -10,30 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.errors import Corruption
-from flowfabric.state import (
+from flowfabric.values.legal import LEGAL, LegalRow, is_consistent, is_legal, legal_row
+from flowfabric.values.state import TERMINAL_STATES, LeaseLostReason, Pending, State, TerminalOutcome
+from flowfabric.values.transitions import POSITIONS, TRANSITIONS, Transition, matches, position
+from flowfabric.values.vector import (
     ELIGIBILITY_OF,
-    LEGAL,
-    POSITIONS,
-    TERMINAL_STATES,
-    TRANSITIONS,
     AttemptState,
     BlockingReason,
     EligibilityState,
-    LeaseLostReason,
-    LegalRow,
     LifecyclePhase,
     OwnershipState,
-    Pending,
-    State,
     StateVector,
-    TerminalOutcome,
-    Transition,
     derive_public_state,
-    is_consistent,
-    is_legal,
-    legal_row,
-    matches,
-    position,
     project,
 )
 from tests.each import each

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import flowfabric as ff
+from flowfabric.contexts import Waitpoint
+from flowfabric.sync_contexts import SyncWaitpoint
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("scripts/sync_contexts.py", "src/flowfabric/contexts.py", "src/flowfabric/sync_contexts.py")
@@ -43,14 +45,14 @@ def _public(cls: type) -> dict[str, Any]:
 
 def test_a_synchronous_context_has_what_an_async_one_has() -> None:
     assert _public(ff.SyncContext).keys() == _public(ff.Context).keys() | {"submit_flow"}
-    assert _public(ff.SyncWaitpoint).keys() == _public(ff.Waitpoint).keys()
-    for plain in (ff.SyncContext, ff.SyncWaitpoint):
+    assert _public(SyncWaitpoint).keys() == _public(Waitpoint).keys()
+    for plain in (ff.SyncContext, SyncWaitpoint):
         assert not [name for name, member in _public(plain).items() if inspect.iscoroutinefunction(member)]
 
 
 def test_its_methods_take_what_the_async_ones_take() -> None:
     differ = {"step", "step_with"}  # no async functions, and no time limit in a thread
-    for plain, of in ((ff.SyncContext, ff.Context), (ff.SyncWaitpoint, ff.Waitpoint)):
+    for plain, of in ((ff.SyncContext, ff.Context), (SyncWaitpoint, Waitpoint)):
         members = _public(plain)
         for name, member in _public(of).items():
             if inspect.isfunction(member) and name not in differ:

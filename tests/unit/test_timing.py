@@ -15,20 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowfabric import timing as module
 from flowfabric.errors import Corruption, InvalidInput
-from flowfabric.timing import (
-    MAX_INTERVAL,
-    MIN_INTERVAL,
-    NICKNAMES,
-    CatchUp,
-    Cron,
-    Every,
-    Timing,
-    from_json,
-    missed,
-    parse_timing,
-)
+from flowfabric.values import cron as module
+from flowfabric.values.cron import NICKNAMES, Cron
+from flowfabric.values.timing import MAX_INTERVAL, MIN_INTERVAL, CatchUp, Every, Timing, from_json, missed, parse_timing
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError
-from flowfabric.models import ScannerFilter
+from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
 _RESTART_AFTER = 5.0

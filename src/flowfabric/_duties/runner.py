@@ -13,7 +13,7 @@ from flowfabric._duties.all import ALL
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.timer import WokenDuty
 from flowfabric.engine import Engine
-from flowfabric.models import ScannerFilter
+from flowfabric.values.page import ScannerFilter
 
 
 class TimerRunner(Duty):

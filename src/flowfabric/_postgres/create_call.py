@@ -14,11 +14,9 @@ from flowfabric._postgres.checks import MAX_BATCH
 from flowfabric._postgres.create_columns import PARTITION_HASHES, BadPolicy, Layout, is_plain, plain_columns
 from flowfabric._postgres.rows.verdicts import FOR_ALL
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
-from flowfabric.ids import (
-    ExecutionId,
-)
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.state import State
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.state import State
 
 
 class CreateCall:

@@ -15,19 +15,11 @@ from asyncpg.pgproto import pgproto
 
 from flowfabric._postgres.checks import MAX_PAYLOAD, instant
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.ids import (
-    ExecutionId,
-    check_key,
-    check_lane,
-    check_tags,
-    check_text,
-    crc16,
-    mint_many,
-    mint_uuid,
-    parse_uuid,
-)
-from flowfabric.models import NewExecution
-from flowfabric.policies import Derived, FrozenPolicy, freeze_policy
+from flowfabric.values.checks import check_key, check_lane, check_tags, check_text
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import ExecutionId, crc16, mint_many, mint_uuid, parse_uuid
+from flowfabric.values.policies import Derived, FrozenPolicy
+from flowfabric.values.policy_json import freeze_policy
 
 _INT32 = range(-(2**31), 2**31)
 PARTITION_HASHES = 1 << 16

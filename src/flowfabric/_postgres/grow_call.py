@@ -11,8 +11,10 @@ from asyncpg.pgproto import pgproto
 
 from flowfabric._postgres.create_columns import BadPolicy, Layout
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
-from flowfabric.graph import AllOf, NewNode, Quorum, check_graph, check_policy
-from flowfabric.ids import ExecutionId, check_text, crc16, mint_many, parse_uuid
+from flowfabric.values.checks import check_text
+from flowfabric.values.graph import NewNode, check_graph
+from flowfabric.values.ids import ExecutionId, crc16, mint_many, parse_uuid
+from flowfabric.values.joins import AllOf, Quorum, check_policy
 
 MAX_NODES = 100_000
 

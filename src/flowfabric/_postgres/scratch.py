@@ -17,8 +17,8 @@ import asyncpg
 from flowfabric._postgres.database import check_server, connection_failed
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
-from flowfabric.ids import mint_uuid
-from flowfabric.models import Handle
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Handle
 
 # A template is of one build: another build makes another, and both may be in use on one server.
 TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{FUNCTIONS_DIGEST[:12]}"

@@ -15,9 +15,9 @@ from flowfabric._postgres.create_call import CreateCall
 from flowfabric._postgres.statements import FLOW_PARTITIONS, create_executions, standing_executions
 from flowfabric.engine.checks import check_batch
 from flowfabric.errors import FlowFabricError
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.policies import PolicyInput
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.policies import PolicyInput
 
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from flowfabric.bridges._submission import Fields, Rows, Verdict, one, only, run_async, submission
-from flowfabric.models import Created, Duplicate, NewExecution
+from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 
 async def create_execution(connection: Any, **fields: Unpack[Fields]) -> Created | Duplicate:

@@ -11,12 +11,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from flowfabric.contracts import Codecs
+from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, TransportError, ValidationFailed
-from flowfabric.ids import ExecutionId
-from flowfabric.models import DuplicateSignal, WaitpointToken
-from flowfabric.signals import parse_callback
+from flowfabric.values.callback import parse_callback
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.signal import DuplicateSignal
+from flowfabric.values.wait import WaitpointToken
 
 MAX_BODY = 256 * 1024
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from flowfabric.bridges._submission import Fields, Rows, Verdict, missing, one, only, run, submission
 from flowfabric.errors import InvalidInput
-from flowfabric.models import Created, Duplicate, NewExecution
+from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 try:
     from django.db import connections

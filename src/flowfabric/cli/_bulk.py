@@ -19,7 +19,7 @@ from flowfabric.errors import FlowFabricError, NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
+    from flowfabric.values.ids import ExecutionId
 
 Change = Callable[["Engine", Sequence["ExecutionId"]], Awaitable[Sequence[Any]]]
 _CHUNK = 500

@@ -15,7 +15,7 @@ from flowfabric import settings
 from flowfabric.cli._output import printable
 from flowfabric.cli._pages import everything
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -68,7 +68,7 @@ def is_embedded(dsn: str | None) -> bool:
 def embedded() -> Any:
     """The module of the embedded server; `ConnectionFailed` on platforms without one."""
     try:
-        from flowfabric._postgres import embedded as module  # noqa: PLC0415 - not importable on every platform
+        from flowfabric.embedded import server as module  # noqa: PLC0415 - not importable on every platform
     except ImportError as error:
         raise ConnectionFailed(
             "unreachable", f"no embedded server on this platform ({error}); give --dsn or set FLOWFABRIC_DSN"

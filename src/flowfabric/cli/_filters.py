@@ -13,12 +13,13 @@ import typer
 from flowfabric.cli import _completion
 from flowfabric.cli._options import Namespace, parse_moment, parse_pair
 from flowfabric.cli._pages import PAGE
-from flowfabric.state import State
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.engine.reads import Place
-    from flowfabric.models import ExecutionInfo, Page
+    from flowfabric.values.execution import ExecutionInfo
+    from flowfabric.values.page import Page
 
 States = Annotated[
     list[State] | None,

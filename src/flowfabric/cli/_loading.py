@@ -19,7 +19,7 @@ from flowfabric.cli._output import printable
 from flowfabric.errors import FlowFabricError, InvalidInput
 
 if TYPE_CHECKING:
-    from flowfabric.app import App
+    from flowfabric.app.app import App
 
 AppName = Annotated[
     str,
@@ -39,7 +39,7 @@ _ALLOWED = "pkg.mod:app, a module and the name of an App in it"
 
 def load_app(name: str) -> App:
     """Import the app's module, from the current directory first, as `python -m` does, and return the app."""
-    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.app.app import App  # noqa: PLC0415
 
     module_name, colon, attribute = name.partition(":")
     if "/" in module_name or module_name.endswith(".py"):

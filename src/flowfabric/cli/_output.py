@@ -21,12 +21,12 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.graph import AllOf, AnyOf, Quorum, policy_to_json
+from flowfabric.values.joins import AllOf, AnyOf, Quorum, policy_to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
 
 # A last column narrower than this is not worth folding.
 _LEAST_LAST_COLUMN = 16

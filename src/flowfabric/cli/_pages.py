@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from flowfabric.engine.reads import Place
-    from flowfabric.models import Page
+    from flowfabric.values.page import Page
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="List at most this many.")]
 Cursor = Annotated[

@@ -9,8 +9,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from flowfabric._secrets import redact
 from flowfabric.cli._output import printable
-from flowfabric.errors import Conflict, Contention, FlowFabricError, NotFound, StateError, redact
+from flowfabric.errors import Conflict, Contention, FlowFabricError, NotFound, StateError
 
 DONE = 0
 NO = 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from flowfabric.conditions import (
-    AllOf,
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.conditions import (
+    AllMet,
     ByName,
     Condition,
     Count,
@@ -16,16 +17,16 @@ from flowfabric.conditions import (
     TimeoutOnly,
     condition_from_json,
 )
-from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowfabric.app import App
+    from flowfabric.app.app import App
     from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
-    from flowfabric.models import PendingWaitpoint, ReceivedSignal
+    from flowfabric.values.ids import ExecutionId
+    from flowfabric.values.signal import ReceivedSignal
+    from flowfabric.values.wait import PendingWaitpoint
 
 # The behaviour at the deadline, as `wait_for` calls it.
 _THEN = {"auto_resume_with_timeout_signal": "resume"}
@@ -34,7 +35,7 @@ _NO_NAME = {"__operator_only__": "none: an operator resumes it", "__timeout_only
 
 def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
     """A client on the connections of a command; with an app, payloads are encoded with its codecs."""
-    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.app.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     return AsyncClient(engine, app or App())
@@ -42,7 +43,7 @@ def client_of(engine: Engine, app: App | None = None) -> AsyncClient:
 
 async def waitpoint_of(engine: Engine, target: ExecutionId, key: str | None) -> PendingWaitpoint:
     """The open waitpoint that is meant: of that key, the one the execution waits at, else the newest."""
-    from flowfabric.signals import common_key  # noqa: PLC0415
+    from flowfabric.values.wait import common_key  # noqa: PLC0415
 
     found = await client_of(engine).waitpoints_of(target)
     wanted = common_key(sorted({one.waitpoint_key for one in found}), key) if found else key
@@ -92,7 +93,7 @@ def _words(node: Condition) -> str:
             return f"signal {name} at {key}"
         case Single(key):
             return f"a signal at {key}"
-        case AllOf(members):
+        case AllMet(members):
             return ", and ".join(map(_words, members))
         case Count(n, kind, keys, matcher):
             what = f"signals {matcher.name}" if isinstance(matcher, ByName) else "signals"

@@ -15,7 +15,7 @@ from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
+    from flowfabric.values.ids import ExecutionId
 
 
 @filtered
@@ -31,7 +31,7 @@ def cancel(
     dsn: Dsn = None,
 ) -> None:
     """Cancel executions: the ones named, or all that match a filter and have not ended."""
-    from flowfabric.state import State  # noqa: PLC0415
+    from flowfabric.values.state import State  # noqa: PLC0415
 
     if wanted:
         wanted = wanted.or_states([one for one in State if not one.is_terminal])
@@ -59,7 +59,7 @@ def replay(
 
     With --state also completed, cancelled or skipped ones.
     """
-    from flowfabric.state import State  # noqa: PLC0415
+    from flowfabric.values.state import State  # noqa: PLC0415
 
     if wanted:
         # Cancelled ones were cancelled on purpose.

@@ -17,11 +17,12 @@ from urllib.parse import parse_qsl, urlsplit
 import typer
 
 from flowfabric import settings
+from flowfabric._secrets import redact
 from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded, split_password
 from flowfabric.cli._options import Dsn, Json, Yes
 from flowfabric.cli._program import CANNOT, NO, confirm, show_help
-from flowfabric.errors import ConnectionFailed, InvalidInput, redact
+from flowfabric.errors import ConnectionFailed, InvalidInput
 
 app = typer.Typer(invoke_without_command=True)
 

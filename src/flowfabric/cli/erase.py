@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
+    from flowfabric.values.ids import ExecutionId
 
 
 def delete(execution: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:

@@ -11,11 +11,11 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._options import Dsn, Json
-from flowfabric.state import State
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import ExecutionInfo, Outcome
+    from flowfabric.values.execution import ExecutionInfo, Outcome
 
 _DEFAULT = [State.FAILED, State.EXPIRED]
 

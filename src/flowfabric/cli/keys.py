@@ -93,7 +93,7 @@ def rotate(
 
     async def work(engine: Engine) -> None:
         from flowfabric.errors import Conflict  # noqa: PLC0415
-        from flowfabric.models import RotationNoop  # noqa: PLC0415
+        from flowfabric.values.keystore import RotationNoop  # noqa: PLC0415
 
         left = _output.duration(span)
         confirm(f"sign with a new key? Tokens and links signed with the current one stay valid for {left}.", yes=yes)

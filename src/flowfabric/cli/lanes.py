@@ -10,11 +10,11 @@ from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, lane_names, near
 from flowfabric.cli._options import Dsn, Json
 from flowfabric.errors import NotFound
-from flowfabric.models import LaneState
+from flowfabric.values.lane import LaneState
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import LaneStats
+    from flowfabric.values.lane import LaneStats
 
 app = typer.Typer(help="Show lanes; pause, drain, disable or resume them.", invoke_without_command=True)
 

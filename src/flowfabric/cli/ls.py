@@ -16,7 +16,7 @@ from flowfabric.cli._pages import Cursor, Limit, up_to
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.engine.reads import Place
-    from flowfabric.models import ExecutionInfo
+    from flowfabric.values.execution import ExecutionInfo
 
 
 @filtered

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flowfabric.engine import Engine
-    from flowfabric.models import Schedule
+    from flowfabric.values.schedule import Schedule
 
 app = typer.Typer(help="Show schedules; pause, resume, delete or run them.", invoke_without_command=True)
 

@@ -19,11 +19,11 @@ from flowfabric.cli._options import Dsn, Json, login_name, parse_duration
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
 
 if TYPE_CHECKING:
-    from flowfabric.app import App
+    from flowfabric.app.app import App
     from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
-    from flowfabric.models import Accepted, DuplicateSignal
+    from flowfabric.values.ids import ExecutionId
+    from flowfabric.values.signal import Accepted, DuplicateSignal
 
     Send = Callable[[AsyncClient, ExecutionId], Awaitable[Accepted | DuplicateSignal]]
 
@@ -185,7 +185,7 @@ def _send(
 
 
 def _as_json(target: ExecutionId, name: str, answer: Accepted | DuplicateSignal) -> dict[str, Any]:
-    from flowfabric.models import DuplicateSignal  # noqa: PLC0415
+    from flowfabric.values.signal import DuplicateSignal  # noqa: PLC0415
 
     fields = {"execution_id": target, "signal_name": name}
     if isinstance(answer, DuplicateSignal):
@@ -194,7 +194,7 @@ def _as_json(target: ExecutionId, name: str, answer: Accepted | DuplicateSignal)
 
 
 async def _tell(client: AsyncClient, target: ExecutionId, name: str, answer: Accepted | DuplicateSignal) -> None:
-    from flowfabric.models import DuplicateSignal  # noqa: PLC0415
+    from flowfabric.values.signal import DuplicateSignal  # noqa: PLC0415
 
     done = name if name in ("approved", "rejected") else "signalled"
     if isinstance(answer, DuplicateSignal):

@@ -16,8 +16,9 @@ from flowfabric.cli.wait import Timeout, until_ended
 from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from flowfabric.app import App, Task
-    from flowfabric.contracts import Parameter
+    from flowfabric.app.app import App
+    from flowfabric.app.task import Task
+    from flowfabric.contracts.signature import Parameter
 
 
 def submit(
@@ -146,7 +147,7 @@ def read_arguments(task: Task[Any, Any], texts: list[str]) -> dict[str, Any]:
 
 def _value(parameter: Parameter, text: str) -> Any:
     """The value of an argument: JSON if that fits the parameter's type, else the text itself."""
-    from flowfabric.contracts import CannotDecode  # noqa: PLC0415
+    from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
 
     what = f"argument {parameter.name!r}"
     problem: CannotDecode | None = None

@@ -15,8 +15,10 @@ from flowfabric.cli import _output, lanes
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, parse_duration
 from flowfabric.errors import InvalidInput
-from flowfabric.models import EventCounts, ExecutionInfo, LaneStats
-from flowfabric.state import State
+from flowfabric.values.event import EventCounts
+from flowfabric.values.execution import ExecutionInfo
+from flowfabric.values.lane import LaneStats
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine

@@ -12,13 +12,13 @@ from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json, parse_duration
 from flowfabric.cli._program import NO, TIMEOUT
-from flowfabric.state import State
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
-    from flowfabric.models import Outcome
+    from flowfabric.values.execution import Outcome
+    from flowfabric.values.ids import ExecutionId
 
 # How people say it.
 _ENDED = {State.CANCELLED: "was cancelled", State.SKIPPED: "was skipped"}

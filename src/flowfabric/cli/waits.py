@@ -16,7 +16,8 @@ from flowfabric.errors import InvalidInput, StateError
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.models import Page, Wait
+    from flowfabric.values.page import Page
+    from flowfabric.values.wait import Wait
 
 
 def waits(
@@ -101,8 +102,8 @@ def _show(found: list[Wait]) -> None:
 
 
 async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: bool) -> None:
-    from flowfabric.ids import PartitionKey  # noqa: PLC0415
-    from flowfabric.signals import callback_text  # noqa: PLC0415
+    from flowfabric.values.callback import callback_text  # noqa: PLC0415
+    from flowfabric.values.ids import PartitionKey  # noqa: PLC0415
 
     target = await resolve(engine, execution)
     async with refused_as(engine, target, key):

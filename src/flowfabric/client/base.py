@@ -9,11 +9,12 @@ from flowfabric.client.connector import Connector
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.client.run import Run
-from flowfabric.contracts import Codecs, ValueType
+from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.engine import Engine
 from flowfabric.errors import NotFound
-from flowfabric.ids import ExecutionId, FlowId, parse_uuid
-from flowfabric.models import Execution
+from flowfabric.values.execution import Execution
+from flowfabric.values.ids import ExecutionId, FlowId, parse_uuid
 
 _ANYTHING = ValueType.of(Any)
 

@@ -14,8 +14,8 @@ from flowfabric.client.submission import Submission, Submittable
 from flowfabric.client.submitting import Submitting
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.middleware import overriding
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.options import OptionNames, Options
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.options import OptionNames, Options
 
 R = TypeVar("R")
 T = TypeVar("T")

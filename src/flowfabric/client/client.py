@@ -10,11 +10,15 @@ from flowfabric.client.bulk import BulkSubmitting
 from flowfabric.client.signals import Signalling
 from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.graph import FlowInfo
-from flowfabric.ids import ExecutionId
-from flowfabric.models import ExecutionInfo, LaneState, LaneStats, Operator, Page, Schedule
-from flowfabric.options import meant
-from flowfabric.state import State
+from flowfabric.values.execution import ExecutionInfo
+from flowfabric.values.flow import FlowInfo
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lane import LaneState, LaneStats
+from flowfabric.values.lease import Operator
+from flowfabric.values.options import meant
+from flowfabric.values.page import Page
+from flowfabric.values.schedule import Schedule
+from flowfabric.values.state import State
 
 _CHUNK = 500  # executions per call when a method goes through many
 _FAILED = (State.FAILED, State.EXPIRED)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from flowfabric.client.submission import Submission, Submittable
-from flowfabric.contracts import Codecs
-from flowfabric.graph import NewNode
-from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.contracts.codecs import Codecs
 from flowfabric.middleware import Middleware
+from flowfabric.values.graph import NewNode
+from flowfabric.values.ids import ExecutionId, FlowId
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient

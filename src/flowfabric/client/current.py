@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Outcome
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId, FlowId
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run

@@ -5,11 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from flowfabric.contracts import CannotDecode, Codecs, ValueType
+from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import Purged, TaskFailed
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Outcome
-from flowfabric.state import State
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.state import State
 
 _MARK = "\n\nTraceback (most recent call last):\n"
 _MAX_TRACEBACK = 16 * 1024

@@ -13,7 +13,9 @@ from flowfabric.client import current
 from flowfabric.client.failure import result_of, task_failed
 from flowfabric.client.run import Run, connectors
 from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
-from flowfabric.graph import (
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.execution import Outcome
+from flowfabric.values.flow import (
     CancellationPolicy,
     CancellationScheduled,
     FlowCancelled,
@@ -22,12 +24,10 @@ from flowfabric.graph import (
     FlowSnapshot,
     FlowSummary,
     PartiallyCancelled,
-    replayable,
 )
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import Outcome
-from flowfabric.policies import Duration, duration
-from flowfabric.state import State
+from flowfabric.values.graph import replayable
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient
@@ -226,7 +226,7 @@ class FlowRun:
         return found
 
     async def graph(self) -> FlowGraph:
-        """Its nodes and edges, for drawing: see `flowfabric.pictures`."""
+        """Its nodes and edges, for drawing: see `flowfabric.drawing`."""
         found = await (await self._client()).engine.read_flow_graph(self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)

@@ -14,10 +14,10 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric._json_types import ENCODER
-from flowfabric.contracts import CannotDecode, Codecs
-from flowfabric.models import Passed
-from flowfabric.state import State
+from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.json_types import ENCODER
+from flowfabric.values.attempt import Passed
+from flowfabric.values.state import State
 
 _ABSENT: Final = object()
 _NULL: Final = msgspec.Raw(b"null")

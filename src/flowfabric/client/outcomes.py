@@ -17,8 +17,8 @@ from flowfabric._waiting import first_of
 from flowfabric.client.current import background
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, TransportError
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Outcome
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
 
 log = logging.getLogger("flowfabric.client")
 _FIRST_POLL = 0.005

@@ -10,10 +10,14 @@ from weakref import WeakValueDictionary
 from flowfabric.client import current
 from flowfabric.client.failure import result_of
 from flowfabric.errors import InvalidInput, TimedOut
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Accepted, Attempt, DuplicateSignal, Execution, Outcome, PendingWaitpoint, Step
-from flowfabric.policies import Duration, duration
-from flowfabric.state import State
+from flowfabric.values.attempt import Attempt
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.execution import Execution, Outcome
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.state import State
+from flowfabric.values.step import Step
+from flowfabric.values.wait import PendingWaitpoint
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient

@@ -7,11 +7,14 @@ from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received, receive
 from flowfabric.client.base import ClientBase
+from flowfabric.contracts.waits import encode_payload
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Accepted, DuplicateSignal, Page, PendingWaitpoint, Wait
-from flowfabric.policies import Duration, duration
-from flowfabric.signals import encode_payload, parse_callback
+from flowfabric.values.callback import parse_callback
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import Page
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.wait import PendingWaitpoint, Wait
 
 
 class Signalling(ClientBase):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from flowfabric.contracts import Codecs, Signature
+from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
-from flowfabric.models import NewExecution
-from flowfabric.options import OPTION_NAMES, Options, meant
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.options import OPTION_NAMES, Options, meant
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run

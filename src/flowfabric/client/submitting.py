@@ -13,10 +13,10 @@ from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, check_task, new_submission
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.middleware import chain_submit, overriding
-from flowfabric.models import Created, Duplicate, NewExecution
-from flowfabric.options import Options, meant
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.options import Options, meant
 
 R = TypeVar("R")
 

@@ -19,7 +19,10 @@ from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable
 from flowfabric.engine.reads import Place
-from flowfabric.graph import (
+from flowfabric.values.attempt import Attempt
+from flowfabric.values.durations import Duration
+from flowfabric.values.execution import Execution, ExecutionInfo, Outcome
+from flowfabric.values.flow import (
     CancellationPolicy,
     CancellationScheduled,
     FlowCancelled,
@@ -29,25 +32,15 @@ from flowfabric.graph import (
     FlowSummary,
     PartiallyCancelled,
 )
-from flowfabric.ids import ExecutionId, FlowId
-from flowfabric.models import (
-    Accepted,
-    Attempt,
-    DuplicateSignal,
-    Execution,
-    ExecutionInfo,
-    LaneState,
-    LaneStats,
-    Outcome,
-    Page,
-    PendingWaitpoint,
-    Schedule,
-    Step,
-    Wait,
-)
-from flowfabric.options import OptionNames
-from flowfabric.policies import Duration
-from flowfabric.state import State
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lane import LaneState, LaneStats
+from flowfabric.values.options import OptionNames
+from flowfabric.values.page import Page
+from flowfabric.values.schedule import Schedule
+from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.state import State
+from flowfabric.values.step import Step
+from flowfabric.values.wait import PendingWaitpoint, Wait
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -243,7 +236,7 @@ class SyncFlowRun:
         return self._portal.call(self.run.get())
 
     def graph(self) -> FlowGraph:
-        """Its nodes and edges, for drawing: see `flowfabric.pictures`."""
+        """Its nodes and edges, for drawing: see `flowfabric.drawing`."""
         return self._portal.call(self.run.graph())
 
     def summary(self) -> FlowSummary:

@@ -7,8 +7,9 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import check_limit, parse_execution, parse_partition
 from flowfabric.errors import InvalidInput, ValidationFailed
-from flowfabric.ids import ExecutionId, PartitionKey, check_lane, check_text
-from flowfabric.models import Blocked, Changed, Rejected
+from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.execution import Blocked, Changed, Rejected
+from flowfabric.values.ids import ExecutionId, PartitionKey
 
 BLOCKING_REASONS = frozenset(
     (

@@ -7,7 +7,7 @@ from msgspec import Struct
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_int
-from flowfabric.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId
 
 
 class Violation(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.checks import parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
-from flowfabric.graph import EdgeSnapshot
-from flowfabric.ids import ExecutionId, FlowId, crc16, mint_uuid, parse_uuid
+from flowfabric.values.flow import EdgeSnapshot
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid, parse_uuid
 
 
 class Operations:

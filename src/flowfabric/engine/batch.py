@@ -11,8 +11,9 @@ import asyncpg
 from flowfabric._postgres import rows
 from flowfabric.engine.checks import check_int, parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
-from flowfabric.ids import ExecutionId, parse_uuid
-from flowfabric.models import Authority, Completion, Failure, Fence, Handle, HandleKind, Operator
+from flowfabric.values.attempt import Completion, Failure
+from flowfabric.values.ids import ExecutionId, parse_uuid
+from flowfabric.values.lease import Authority, Fence, Handle, HandleKind, Operator
 
 _Value = TypeVar("_Value")
 

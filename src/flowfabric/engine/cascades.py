@@ -11,8 +11,9 @@ from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_filter, check_int
 from flowfabric.errors import Contention, InvalidInput, RetriesExhausted
-from flowfabric.graph import Advanced, CascadeOutcome, NoOp
-from flowfabric.models import Event, ScannerFilter
+from flowfabric.values.event import Event
+from flowfabric.values.flow import Advanced, CascadeOutcome, NoOp
+from flowfabric.values.page import ScannerFilter
 
 _EVENTS = 256  # ends in a chunk of the dispatcher
 _EDGES = 500  # edges in a transaction

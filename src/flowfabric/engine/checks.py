@@ -15,8 +15,10 @@ import msgspec
 
 from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, moment
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, PartitionKey, check_text
-from flowfabric.models import ScannerFilter, WaitpointToken
+from flowfabric.values.checks import check_text
+from flowfabric.values.ids import ExecutionId, PartitionKey
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.wait import WaitpointToken
 
 MAX_GRANT_TTL = timedelta(seconds=60)
 # In JSON that the database shall hold; an escaped backslash before the u is text.

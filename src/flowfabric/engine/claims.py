@@ -14,8 +14,8 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int, check_list
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_lane, check_text, check_worker, worker_capabilities
-from flowfabric.models import Claimed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
 
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken

@@ -9,9 +9,11 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import check_batch, check_int, parse_execution
 from flowfabric.errors import FlowFabricError, NotFound
-from flowfabric.ids import ExecutionId, check_lane, check_tag_key, check_text, escape_text
-from flowfabric.models import Cancelled, Changed, Replayed
-from flowfabric.state import State
+from flowfabric.values.attempt import Cancelled
+from flowfabric.values.checks import check_lane, check_tag_key, check_text, escape_text
+from flowfabric.values.execution import Changed, Replayed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.state import State
 
 
 class Control(Operations):

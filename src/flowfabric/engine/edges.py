@@ -12,20 +12,11 @@ from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_filter, check_int, parse_execution
 from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, StateError, ValidationFailed
-from flowfabric.graph import (
-    AllOf,
-    AlreadyApplied,
-    Applied,
-    Edge,
-    EdgeGroupPolicy,
-    EdgeSnapshot,
-    OnSatisfied,
-    Quorum,
-    Staged,
-    check_policy,
-)
-from flowfabric.ids import ExecutionId, FlowId, check_text, parse_uuid
-from flowfabric.models import ScannerFilter
+from flowfabric.values.checks import check_text
+from flowfabric.values.flow import AlreadyApplied, Applied, Edge, EdgeSnapshot, Staged
+from flowfabric.values.ids import ExecutionId, FlowId, parse_uuid
+from flowfabric.values.joins import AllOf, EdgeGroupPolicy, OnSatisfied, Quorum, check_policy
+from flowfabric.values.page import ScannerFilter
 
 _KIND = "success_only"
 _OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")

@@ -6,8 +6,9 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_filter, check_int, check_limit, parse_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Event, EventCounts, EventCursor, Page, ScannerFilter
+from flowfabric.values.event import Event, EventCounts, EventCursor
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator", "signal")
 

@@ -16,23 +16,14 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Batch, Fences, is_override, raised, used
 from flowfabric.engine.checks import check_batch, optional_bytes
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
-from flowfabric.ids import ExecutionId, FlowId, check_text, escape_text
-from flowfabric.models import (
-    Authority,
-    Cancelled,
-    Completed,
-    Completion,
-    Created,
-    Duplicate,
-    Failure,
-    Fence,
-    Handle,
-    NewExecution,
-    Operator,
-    RetryScheduled,
-    TerminalFailed,
-)
-from flowfabric.policies import PolicyInput, classify, retry_policy_to_json
+from flowfabric.values.attempt import Cancelled, Completed, Completion, Failure, RetryScheduled, TerminalFailed
+from flowfabric.values.checks import check_text, escape_text
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.failure import classify
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import Authority, Fence, Handle, Operator
+from flowfabric.values.policies import PolicyInput
+from flowfabric.values.policy_json import retry_policy_to_json
 
 _MAX_FAILURE_BYTES = 256 * 1024
 

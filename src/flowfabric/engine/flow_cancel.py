@@ -14,7 +14,8 @@ from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_int, parse_execution
 from flowfabric.engine.timers import Round
 from flowfabric.errors import InvalidInput, NotFound, TimedOut, ValidationFailed
-from flowfabric.graph import (
+from flowfabric.values.checks import escape_text
+from flowfabric.values.flow import (
     CancellationPolicy,
     CancellationScheduled,
     FlowAlreadyTerminal,
@@ -22,7 +23,7 @@ from flowfabric.graph import (
     FlowCancelled,
     PartiallyCancelled,
 )
-from flowfabric.ids import ExecutionId, FlowId, escape_text
+from flowfabric.values.ids import ExecutionId, FlowId
 
 GRACE = timedelta(seconds=30)
 _MEMBERS = 500  # executions cancelled in a transaction

@@ -12,16 +12,11 @@ from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_int, check_limit, parse_partition
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.graph import (
-    FlowGraph,
-    FlowInfo,
-    FlowNode,
-    FlowSnapshot,
-    FlowSummary,
-)
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_text, parse_uuid
-from flowfabric.models import Page
-from flowfabric.state import State
+from flowfabric.values.checks import check_text
+from flowfabric.values.flow import FlowGraph, FlowInfo, FlowNode, FlowSnapshot, FlowSummary
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.page import Page
+from flowfabric.values.state import State
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,10 @@ from flowfabric._postgres.checks import MAX_BATCH
 from flowfabric._postgres.grow_call import GrowCall
 from flowfabric.engine.base import FlowOperations
 from flowfabric.errors import Conflict, InvalidInput, NotFound, RetriesExhausted, StateError, TransportError
-from flowfabric.graph import Added, AlreadyMember, FlowCreated, FlowExists, FlowSubmitted, NewNode
-from flowfabric.ids import ExecutionId, FlowId, check_tag_key, check_tags, check_text, mint_uuid, parse_uuid
+from flowfabric.values.checks import check_tag_key, check_tags, check_text
+from flowfabric.values.flow import Added, AlreadyMember, FlowCreated, FlowExists
+from flowfabric.values.graph import FlowSubmitted, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_uuid
 
 
 class Flows(FlowOperations):

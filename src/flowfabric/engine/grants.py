@@ -15,9 +15,9 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int, parse_execution
 from flowfabric.errors import Contention, InvalidInput, Unavailable
-from flowfabric.ids import ExecutionId, check_lane, check_text, check_worker, parse_uuid, worker_capabilities
-from flowfabric.models import (
-    Claimed,
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
+from flowfabric.values.grant import (
     ClaimGrant,
     GrantNotFound,
     NotReclaimable,
@@ -25,7 +25,8 @@ from flowfabric.models import (
     ReclaimGrant,
     ResumeGrant,
 )
-from flowfabric.policies import policy_to_json
+from flowfabric.values.ids import ExecutionId, parse_uuid
+from flowfabric.values.policy_json import policy_to_json
 
 
 class Grants(Operations):

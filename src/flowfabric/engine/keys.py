@@ -8,7 +8,15 @@ from datetime import timedelta
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
 from flowfabric.errors import Conflict, InvalidInput, ValidationFailed
-from flowfabric.models import AlreadySeeded, Rotated, Rotation, RotationNoop, Seeded, VerifyingKid, WaitpointKids
+from flowfabric.values.keystore import (
+    AlreadySeeded,
+    Rotated,
+    Rotation,
+    RotationNoop,
+    Seeded,
+    VerifyingKid,
+    WaitpointKids,
+)
 
 GRACE = timedelta(days=1)
 _KID = re.compile(r"[!-9;-~]{1,64}")

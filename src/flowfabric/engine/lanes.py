@@ -8,8 +8,9 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_limit, check_list
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import check_lane
-from flowfabric.models import Lane, LaneState, LaneStats, Page
+from flowfabric.values.checks import check_lane
+from flowfabric.values.lane import Lane, LaneState, LaneStats
+from flowfabric.values.page import Page
 
 
 class Lanes(Operations):

@@ -16,21 +16,13 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
 from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, parse_execution
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, LeaseId, check_text, check_worker, escape_text, parse_uuid
-from flowfabric.models import (
-    AlreadySatisfied,
-    Authority,
-    Delayed,
-    ExpiredLease,
-    Fence,
-    Handle,
-    Moved,
-    Page,
-    Released,
-    Renewed,
-    Revoked,
-)
-from flowfabric.state import State
+from flowfabric.values.attempt import Delayed, Moved
+from flowfabric.values.checks import check_text, check_worker, escape_text
+from flowfabric.values.ids import ExecutionId, LeaseId, parse_uuid
+from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Released, Renewed, Revoked
+from flowfabric.values.page import Page
+from flowfabric.values.state import State
+from flowfabric.values.wait import AlreadySatisfied
 
 
 class Leases(Operations):

@@ -15,9 +15,12 @@ from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_execution, parse_partition
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_lane, check_text, parse_uuid
-from flowfabric.models import Attempt, Execution, ExecutionContext, ExecutionInfo, Page, Result
-from flowfabric.state import State
+from flowfabric.values.attempt import Attempt
+from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, Result
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.page import Page
+from flowfabric.values.state import State
 
 FIND_BUDGET = 20_000
 

@@ -14,8 +14,11 @@ from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.ids import ExecutionId, check_text
-from flowfabric.models import Created, DueSchedule, Duplicate, NewExecution, Page, Schedule
+from flowfabric.values.checks import check_text
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import Page
+from flowfabric.values.schedule import DueSchedule, Schedule
 
 CATCH_UP = ("skip", "one", "all")
 

@@ -21,8 +21,8 @@ from flowfabric._postgres.migrate import Migration, current_version, migrate
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
-from flowfabric.ids import check_lane
-from flowfabric.models import Prepared
+from flowfabric.values.checks import check_lane
+from flowfabric.values.lane import Prepared
 
 VERSION = (0, 1, 0)
 _PRESENT = [
@@ -221,7 +221,7 @@ class Service(Operations):
 
 async def _start_embedded(data_dir: Path | None) -> Any:
     try:
-        from flowfabric._postgres import embedded  # noqa: PLC0415 - not importable on every platform, seldom needed
+        from flowfabric.embedded import server as embedded  # noqa: PLC0415 - not importable on every platform, seldom needed
     except ImportError as error:
         raise TransportError("other", f"no embedded server on this platform ({error}); set FLOWFABRIC_DSN") from error
     starting = asyncio.ensure_future(asyncio.to_thread(embedded.start, data_dir))

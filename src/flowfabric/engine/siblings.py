@@ -10,7 +10,7 @@ from msgspec import Struct
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_int
-from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId
 
 _MEMBERS = 500  # executions cancelled in a transaction
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
+from flowfabric._postgres.refusals import refusal
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import (
     check_duration,
@@ -21,18 +22,13 @@ from flowfabric.engine.checks import (
     optional_bytes,
     parse_execution,
 )
-from flowfabric.errors import InvalidInput, NotFound, ValidationFailed, refusal
-from flowfabric.ids import ExecutionId, check_lane, check_text, mint_uuid, parse_uuid
-from flowfabric.models import (
-    Accepted,
-    DuplicateSignal,
-    Fence,
-    Handle,
-    Page,
-    ReceivedSignal,
-    RecordedSignal,
-    WaitpointToken,
-)
+from flowfabric.errors import InvalidInput, NotFound, ValidationFailed
+from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.ids import ExecutionId, mint_uuid, parse_uuid
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.page import Page
+from flowfabric.values.signal import Accepted, DuplicateSignal, ReceivedSignal, RecordedSignal
+from flowfabric.values.wait import WaitpointToken
 
 DEDUP_TTL = timedelta(days=1)
 _MAXLEN = 1000

@@ -21,8 +21,11 @@ from flowfabric.engine.checks import (
     parse_execution,
 )
 from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
-from flowfabric.ids import ExecutionId, check_text
-from flowfabric.models import Created, Duplicate, Fence, Handle, NewExecution, NewStep, Step, StepKind
+from flowfabric.values.checks import check_text
+from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.step import NewStep, Step, StepKind
 
 
 class Steps(Operations):

@@ -11,7 +11,6 @@ import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.conditions import Condition, check_condition, condition_to_json, named_keys
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Fences, raised
 from flowfabric.engine.checks import (
@@ -27,15 +26,17 @@ from flowfabric.engine.checks import (
 )
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput, StateError
-from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
-from flowfabric.models import (
+from flowfabric.values.checks import check_text
+from flowfabric.values.conditions import Condition, check_condition, condition_to_json, named_keys
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.lease import Fence, Handle, HandleKind
+from flowfabric.values.page import Page
+from flowfabric.values.policies import TimeoutBehavior
+from flowfabric.values.state import State
+from flowfabric.values.wait import (
     AlreadySatisfied,
     ExpiredSuspension,
-    Fence,
     Fresh,
-    Handle,
-    HandleKind,
-    Page,
     ReasonCode,
     RequestedBy,
     Resumed,
@@ -43,11 +44,9 @@ from flowfabric.models import (
     Suspended,
     SuspendedExecution,
     Suspension,
-    TimeoutBehavior,
     TriggerType,
     UsePending,
 )
-from flowfabric.state import State
 
 REASONS = frozenset(get_args(ReasonCode))
 _REQUESTERS = frozenset(get_args(RequestedBy))

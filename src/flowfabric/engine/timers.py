@@ -15,9 +15,10 @@ from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_filter, check_int, parse_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, ScannerFilter
-from flowfabric.state import State
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.page import ScannerFilter
+from flowfabric.values.state import State
+from flowfabric.values.wait import AlreadySatisfied
 
 
 class TimerKind(StrEnum):

@@ -10,9 +10,10 @@ from flowfabric._postgres import rows
 from flowfabric.engine.checks import check_list, parse_execution, parse_partition
 from flowfabric.engine.reads import Reads, unknown_execution
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, FlowId, PartitionKey, check_tag_key, check_text
-from flowfabric.models import Execution, ExecutionSnapshot
-from flowfabric.state import State
+from flowfabric.values.checks import check_tag_key, check_text
+from flowfabric.values.execution import Execution, ExecutionSnapshot
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey
+from flowfabric.values.state import State
 
 
 class Vector(Reads):

@@ -12,17 +12,11 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Fences, raised
 from flowfabric.engine.checks import check_filled, check_int, check_token, parse_execution, parse_partition
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
-from flowfabric.ids import ExecutionId, PartitionKey, check_text, mint_uuid, parse_uuid
-from flowfabric.models import (
-    AlreadySatisfied,
-    Closed,
-    Fence,
-    Handle,
-    NewWaitpoint,
-    Page,
-    PendingWaitpoint,
-    WaitpointToken,
-)
+from flowfabric.values.checks import check_text
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.page import Page
+from flowfabric.values.wait import AlreadySatisfied, Closed, NewWaitpoint, PendingWaitpoint, WaitpointToken
 
 
 class Waitpoints(Operations):

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.conditions import Condition, check_condition, condition_to_json
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Fences, raised
 from flowfabric.engine.checks import (
@@ -26,17 +25,13 @@ from flowfabric.engine.checks import (
 from flowfabric.engine.suspensions import REASONS
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId, check_lane, check_text, mint_uuid, parse_uuid
-from flowfabric.models import (
-    Fence,
-    Handle,
-    OpenWait,
-    Page,
-    Parked,
-    ReasonCode,
-    Wait,
-    WaitResult,
-)
+from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.conditions import Condition, check_condition, condition_to_json
+from flowfabric.values.ids import ExecutionId, mint_uuid, parse_uuid
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.page import Page
+from flowfabric.values.step import Parked
+from flowfabric.values.wait import OpenWait, ReasonCode, Wait, WaitResult
 
 
 class Waits(Operations):

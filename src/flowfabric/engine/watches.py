@@ -10,8 +10,8 @@ from datetime import timedelta
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_batch, check_duration, parse_execution
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Outcome
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
 
 
 class Watches(Operations):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from flowfabric.middleware.base import (
     Middleware,
-    Options,
     Run,
     Running,
     Submission,
@@ -22,6 +21,7 @@ from flowfabric.middleware.limits import CircuitBreaker, CircuitOpen, RateLimit,
 from flowfabric.middleware.logs import JsonFormatter, Logging
 from flowfabric.middleware.metrics import METRICS, MemorySink, Metrics, MetricsSink, PrometheusSink, Snapshot, Timing
 from flowfabric.middleware.tracing import Tracing
+from flowfabric.values.options import Options
 
 __all__ = [
     "METRICS",

@@ -13,22 +13,14 @@ from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
 
 from flowfabric.errors import InvalidInput, RetryLater
-from flowfabric.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.options import Options
 
 Hook = Literal["submit", "execute", "call"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
 # Operations that only release resources of this process. They do not need the database and must work without it.
 LOCAL: Final = frozenset({"close", "shutdown_prepare"})
-
-
-class Options(Protocol):
-    """The options of one submission, including those of its task."""
-
-    @property
-    def tags(self) -> Mapping[str, str] | None: ...
-
-    def replace(self, **changes: Any) -> Self: ...
 
 
 class Submission(Protocol):

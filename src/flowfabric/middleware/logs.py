@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from flowfabric.ids import escape_text
 from flowfabric.middleware.base import Middleware, Run, Running, Submission, outcome_of, type_name
+from flowfabric.values.checks import escape_text
 
 _running: ContextVar[Mapping[str, Any] | None] = ContextVar("flowfabric_running", default=None)
 _NOT_EXTRA: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
-from flowfabric.ids import ExecutionId
 from flowfabric.testing.errors import Nondeterministic, NotReached
+from flowfabric.values.ids import ExecutionId
 
 R = TypeVar("R")
 _ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) (?:\{fp:\d+\}:)?[0-9a-f-]{36}$")

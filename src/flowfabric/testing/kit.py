@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from flowfabric.app import App, Task
+from flowfabric.app.app import App
+from flowfabric.app.task import Task
 from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run

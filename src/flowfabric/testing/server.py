@@ -97,7 +97,7 @@ class Server:
 
 def _start(place: Path) -> Any:
     try:
-        from flowfabric._postgres import embedded  # noqa: PLC0415 - not importable on every platform
+        from flowfabric.embedded import server as embedded  # noqa: PLC0415 - not importable on every platform
     except ImportError as error:
         raise ConnectionFailed(
             "unreachable", f"no embedded server on this platform ({error}); set FLOWFABRIC_TEST_DSN"

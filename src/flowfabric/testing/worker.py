@@ -12,15 +12,16 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from flowfabric.app import App
+from flowfabric.app.app import App
 from flowfabric.client import current
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Reject
-from flowfabric.ids import ExecutionId
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
-from flowfabric.models import Claimed, Handle
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle
 from flowfabric.worker.claims import Claims
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.running import Running

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from flowfabric._waiting import first_of
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.ids import check_lane
-from flowfabric.models import Claimed
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.checks import check_lane
 
 if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker

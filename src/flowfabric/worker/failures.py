@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowfabric.client.failure import describe_failure
-from flowfabric.contracts import CannotDecode
+from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
-from flowfabric.models import Failure
-from flowfabric.policies import MAX_DURATION_MS, Exponential, Fixed, RetryPolicy, duration
+from flowfabric.values.attempt import Failure
+from flowfabric.values.durations import MAX_DURATION_MS, duration
+from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
 from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:

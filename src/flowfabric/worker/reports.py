@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Completed, Completion, Failure, Handle, NewStep, Outcome, Step
+from flowfabric.values.attempt import Completed, Completion, Failure
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Handle
+from flowfabric.values.step import NewStep, Step
 from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:

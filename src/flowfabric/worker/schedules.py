@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from flowfabric import timing as timings
 from flowfabric._duties import Duty
-from flowfabric.contracts import CannotDecode
+from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
-from flowfabric.ids import ExecutionId
-from flowfabric.models import DueSchedule, NewExecution, Schedule
-from flowfabric.policies import FrozenPolicy
+from flowfabric.values import timing as timings
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.policies import FrozenPolicy
+from flowfabric.values.schedule import DueSchedule, Schedule
 
 if TYPE_CHECKING:
-    from flowfabric.app import App, ScheduleSpec
+    from flowfabric.app.app import App, ScheduleSpec
 
 log = logging.getLogger("flowfabric.schedules")
 SCHEDULE_TAG = "schedule.name"

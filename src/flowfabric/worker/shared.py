@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flowfabric.app import Task
+from flowfabric.app.task import Task
 from flowfabric.errors import InvalidInput
 
 

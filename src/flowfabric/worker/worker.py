@@ -19,13 +19,15 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from flowfabric.app import App, Task
+from flowfabric.app.app import App
+from flowfabric.app.task import Task
 from flowfabric.client.client import AsyncClient
-from flowfabric.contracts import Codecs
+from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, Unavailable
-from flowfabric.ids import check_worker, mint_uuid, worker_capabilities
-from flowfabric.policies import Duration, duration
+from flowfabric.values.checks import check_worker, worker_capabilities
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import mint_uuid
 from flowfabric.worker import main
 from flowfabric.worker.claims import Claims, lane_weights
 from flowfabric.worker.durable import task_tree

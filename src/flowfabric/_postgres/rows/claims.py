@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from flowfabric._postgres.rows.values import DECODER
-from flowfabric.models import AttemptType, Claimed, Handle, HandleKind, Passed
-from flowfabric.state import State
+from flowfabric.values.attempt import AttemptType, Claimed, Passed
+from flowfabric.values.lease import Handle, HandleKind
+from flowfabric.values.state import State
 
 _HANDLE_KINDS = {kind.value: kind for kind in HandleKind}
 _ATTEMPT_TYPES = {kind.value: kind for kind in AttemptType}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Event, EventCursor
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.ids import ExecutionId
 
 
 def event(row: Row) -> Event:

@@ -6,20 +6,12 @@ from datetime import timedelta
 
 from flowfabric._postgres.rows.values import Row, decode_json
 from flowfabric.errors import Corruption
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
-    Attempt,
-    AttemptType,
-    CurrentAttempt,
-    CurrentLease,
-    Execution,
-    ExecutionContext,
-    ExecutionInfo,
-    ExecutionSnapshot,
-    ExpiredLease,
-    Outcome,
-)
-from flowfabric.state import State, project
+from flowfabric.values.attempt import Attempt, AttemptType, CurrentAttempt
+from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, ExecutionSnapshot, Outcome
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import CurrentLease, ExpiredLease
+from flowfabric.values.state import State
+from flowfabric.values.vector import project
 
 
 def execution(row: Row) -> Execution:

@@ -7,12 +7,9 @@ from uuid import UUID
 
 from flowfabric._postgres.rows.values import Row, decode_json
 from flowfabric.errors import Corruption
-from flowfabric.graph import (
-    AllOf,
-    AnyOf,
+from flowfabric.values.flow import (
     CancellationPolicy,
     EdgeGroup,
-    EdgeGroupPolicy,
     EdgeSnapshot,
     FlowInfo,
     FlowSnapshot,
@@ -20,10 +17,9 @@ from flowfabric.graph import (
     FlowStatus,
     FlowSummary,
     GroupState,
-    OnSatisfied,
-    Quorum,
 )
-from flowfabric.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 
 _GROUP = (
     "downstreams", "policies", "ks", "cancel_rests", "ns", "succeededs", "faileds", "skippeds", "states",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowfabric._postgres.rows.values import Row
-from flowfabric.models import Lane, LaneState, LaneStats
+from flowfabric.values.lane import Lane, LaneState, LaneStats
 
 
 def lane(row: Row) -> Lane:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric.ids import ExecutionId
-from flowfabric.models import DueSchedule, Schedule
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.schedule import DueSchedule, Schedule
 
 
 def schedule(row: Row) -> Schedule:

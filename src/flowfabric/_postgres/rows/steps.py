@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric.ids import ExecutionId
-from flowfabric.models import Step
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.step import Step
 
 
 def step(row: Row) -> Step:

@@ -11,10 +11,11 @@ from typing import cast
 
 import asyncpg
 
+from flowfabric._postgres.refusals import refusal
 from flowfabric._postgres.rows.values import Row
-from flowfabric.errors import FlowFabricError, refusal
-from flowfabric.ids import ExecutionId
-from flowfabric.state import State
+from flowfabric.errors import FlowFabricError
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.state import State
 
 FOR_ALL = 0  # the ordinal of a row that speaks for every item without a row of its own
 

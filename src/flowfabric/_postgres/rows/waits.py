@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric.ids import ExecutionId
-from flowfabric.models import (
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.signal import ReceivedSignal, RecordedSignal
+from flowfabric.values.wait import (
     BoundWaitpoint,
     OpenWait,
     PendingWaitpoint,
-    ReceivedSignal,
-    RecordedSignal,
     SuspendedExecution,
     Suspension,
     SuspensionDetails,

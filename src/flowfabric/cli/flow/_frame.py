@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from flowfabric.cli import _output
 from flowfabric.errors import NotFound
-from flowfabric.graph import FlowGraph, FlowNode, FlowState, FlowSummary
-from flowfabric.state import State
+from flowfabric.values.flow import FlowGraph, FlowNode, FlowState, FlowSummary
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.ids import FlowId
+    from flowfabric.values.ids import FlowId
 
 MOST_FAILURES = 20  # for people: the first
 _ENDED = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)

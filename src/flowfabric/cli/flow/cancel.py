@@ -14,7 +14,7 @@ from flowfabric.cli._program import NO, TIMEOUT, confirm, tell
 from flowfabric.cli.flow._frame import named_flow, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.errors import TimedOut
-from flowfabric.graph import CancellationPolicy, CancellationScheduled, PartiallyCancelled
+from flowfabric.values.flow import CancellationPolicy, CancellationScheduled, PartiallyCancelled
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine

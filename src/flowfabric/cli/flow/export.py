@@ -16,7 +16,7 @@ from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
-    from flowfabric.graph import FlowGraph
+    from flowfabric.values.flow import FlowGraph
 
 
 class Format(StrEnum):
@@ -58,10 +58,10 @@ def export(
     dsn: Dsn = None,
 ) -> None:
     """Draw the current state of a flow as a Mermaid chart, a Graphviz graph or an SVG picture."""
-    from flowfabric import pictures  # noqa: PLC0415
+    from flowfabric import drawing  # noqa: PLC0415
 
     chosen = language or _ENDINGS.get(out.suffix.lower() if out else "", Format.MERMAID)
-    draw = {Format.MERMAID: pictures.to_mermaid, Format.DOT: pictures.to_dot, Format.SVG: pictures.to_svg}[chosen]
+    draw = {Format.MERMAID: drawing.to_mermaid, Format.DOT: drawing.to_dot, Format.SVG: drawing.to_svg}[chosen]
 
     async def work(engine: Engine) -> FlowGraph:
         flow_id = await resolve_flow(engine, flow)
@@ -71,7 +71,7 @@ def export(
         return found
 
     # Always UTF-8, whatever the encoding of the output.
-    data = draw(ask(dsn, work), fold=None if expand else pictures.FOLD).encode()
+    data = draw(ask(dsn, work), fold=None if expand else drawing.FOLD).encode()
     if out is None:
         typer.echo(data, nl=False)
     else:

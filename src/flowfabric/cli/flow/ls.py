@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from flowfabric.engine import Engine
-    from flowfabric.graph import FlowInfo
-    from flowfabric.models import Page
+    from flowfabric.values.flow import FlowInfo
+    from flowfabric.values.page import Page
 
 
 def ls(

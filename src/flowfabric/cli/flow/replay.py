@@ -12,7 +12,8 @@ from flowfabric.cli._options import Dsn, Json, login_name
 from flowfabric.cli._program import NO
 from flowfabric.cli.flow._frame import MOST_FAILURES, read_frame
 from flowfabric.cli.flow._options import Id
-from flowfabric.graph import RACE_LOST, FlowGraph, FlowNode, replayable
+from flowfabric.values.flow import FlowGraph, FlowNode
+from flowfabric.values.graph import RACE_LOST, replayable
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine

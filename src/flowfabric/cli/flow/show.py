@@ -16,8 +16,8 @@ from flowfabric.cli._program import NO
 from flowfabric.cli.flow._frame import Frame, age, failures, read_frame
 from flowfabric.cli.flow._options import Expand, Id
 from flowfabric.errors import InvalidInput
-from flowfabric.graph import FlowGraph, FlowState
-from flowfabric.state import State
+from flowfabric.values.flow import FlowGraph, FlowState
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -129,14 +129,14 @@ def _head(frame: Frame) -> list[Line]:
 
 
 def _drawn(frame: Frame, *, expand: bool) -> list[Line]:
-    from flowfabric import pictures  # noqa: PLC0415
+    from flowfabric import drawing  # noqa: PLC0415
 
-    signs = "".join(look.sign for look in pictures.LOOKS.values()) + "│…"
-    lines = pictures.to_text(
+    signs = "".join(look.sign for look in drawing.LOOKS.values()) + "│…"
+    lines = drawing.to_text(
         frame.graph,
         width=_output.console().width if sys.stdout.isatty() else None,
         unicode=_output.can_show(signs),
-        fold=None if expand else pictures.FOLD,
+        fold=None if expand else drawing.FOLD,
     )
     return [[(piece.text, piece.state) for piece in line] for line in lines]
 

@@ -16,15 +16,15 @@ from flowfabric.cli.flow._frame import Frame, failures, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.wait import Timeout
 from flowfabric.errors import TimedOut
-from flowfabric.graph import FlowState
-from flowfabric.state import State
+from flowfabric.values.flow import FlowState
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowfabric.app import App
+    from flowfabric.app.app import App
     from flowfabric.client import AsyncClient
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.engine.flow_reads import Member
 
@@ -64,7 +64,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
 
 def _client(engine: Engine, known: App | None) -> AsyncClient:
     """A client on the connections of the command, which the app's handles use, too."""
-    from flowfabric.app import App  # noqa: PLC0415
+    from flowfabric.app.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415
 
     connector = App() if known is None else known

@@ -11,8 +11,8 @@ from flowfabric.cli import _output
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
-    from flowfabric.contracts import Codecs
-    from flowfabric.models import Step
+    from flowfabric.contracts.codecs import Codecs
+    from flowfabric.values.step import Step
 
 
 def as_json(seen: Seen) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from flowfabric.cli.show._timeline import timeline
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Membership, Seen
-    from flowfabric.contracts import Codecs
-    from flowfabric.models import Attempt, Execution, RecordedSignal
+    from flowfabric.contracts.codecs import Codecs
+    from flowfabric.values.attempt import Attempt
+    from flowfabric.values.execution import Execution
+    from flowfabric.values.signal import RecordedSignal
 
 _UPSTREAMS = 10  # how many are named
 
@@ -104,7 +106,7 @@ def _times(count: int) -> str:
 
 def _upstreams(membership: Membership) -> str:
     """The nodes it waits for, in one line."""
-    from flowfabric.pictures import join_words  # noqa: PLC0415
+    from flowfabric.drawing.labels import join_words  # noqa: PLC0415
 
     names = [f"{one.node or one.execution_id} ({one.state})" for one in membership.waits_for[:_UPSTREAMS]]
     if not names:

@@ -10,25 +10,21 @@ from msgspec import Struct
 
 from flowfabric.cli import _waiting
 from flowfabric.cli._database import missing, resolve
-from flowfabric.graph import EdgeGroupPolicy, GroupState
-from flowfabric.ids import FlowId
-from flowfabric.state import State
+from flowfabric.values.flow import GroupState
+from flowfabric.values.ids import FlowId
+from flowfabric.values.joins import EdgeGroupPolicy
+from flowfabric.values.state import State
 
 if TYPE_CHECKING:
-    from flowfabric.contracts import Codecs
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
-    from flowfabric.ids import ExecutionId
-    from flowfabric.models import (
-        Attempt,
-        Event,
-        Execution,
-        ExecutionContext,
-        PendingWaitpoint,
-        RecordedSignal,
-        Result,
-        Step,
-        Suspension,
-    )
+    from flowfabric.values.attempt import Attempt
+    from flowfabric.values.event import Event
+    from flowfabric.values.execution import Execution, ExecutionContext, Result
+    from flowfabric.values.ids import ExecutionId
+    from flowfabric.values.signal import RecordedSignal
+    from flowfabric.values.step import Step
+    from flowfabric.values.wait import PendingWaitpoint, Suspension
 
 _SIGNALS = 100  # how many of the newest people get to see
 

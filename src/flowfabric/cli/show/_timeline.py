@@ -8,7 +8,8 @@ from flowfabric.cli import _output, _waiting
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
-    from flowfabric.models import Event, RecordedSignal
+    from flowfabric.values.event import Event
+    from flowfabric.values.signal import RecordedSignal
 
 # Reasons for which a worker gives up a lease, in words.
 _GIVEN_UP = {"suspend": ("suspended", ""), "worker_park": ("parked", "waits without a worker")}

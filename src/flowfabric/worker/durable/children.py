@@ -12,7 +12,7 @@ import msgspec
 from flowfabric.client.failure import parse_failure
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
-from flowfabric.contracts import ValueType
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import (
     Conflict,
     ExecutionNotActive,
@@ -20,9 +20,10 @@ from flowfabric.errors import (
     LeaseLost,
     TimedOut,
 )
-from flowfabric.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.models import Created, NewStep, Outcome
-from flowfabric.state import State
+from flowfabric.values.execution import Created, Outcome
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.state import State
+from flowfabric.values.step import NewStep
 from flowfabric.worker.durable.memory import encode_error
 from flowfabric.worker.durable.parking import Gate
 from flowfabric.worker.durable.steps import in_step

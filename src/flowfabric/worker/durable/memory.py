@@ -17,8 +17,8 @@ import msgspec
 
 from flowfabric.client.failure import type_name
 from flowfabric.errors import InvalidInput, StepFailed
-from flowfabric.ids import check_text, escape_text
-from flowfabric.models import Step, StepKind
+from flowfabric.values.checks import check_text, escape_text
+from flowfabric.values.step import Step, StepKind
 
 _MAX_TEXT = 4096
 _MAX_VALUE = 16 * 1024

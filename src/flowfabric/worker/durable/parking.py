@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.client.current import background
+from flowfabric.contracts.waits import WaitRequest
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, InvalidInput, LeaseLost, StateError
-from flowfabric.ids import ExecutionId
-from flowfabric.models import AlreadySatisfied, Outcome
-from flowfabric.signals import WaitRequest
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.wait import AlreadySatisfied
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.in_thread import calling_thread
 

@@ -15,16 +15,18 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, StepsChanged
-from flowfabric.models import Claimed, Handle, HandleKind, NewStep
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.lease import Handle, HandleKind
+from flowfabric.values.step import NewStep
 from flowfabric.worker.durable import children, in_thread, steps, waits
 from flowfabric.worker.durable.memory import Memory
 from flowfabric.worker.durable.parking import Gate, Parking
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
-    from flowfabric.app import Task
+    from flowfabric.app.flow_builder import Host
+    from flowfabric.app.task import Task
     from flowfabric.client.client import AsyncClient
-    from flowfabric.flow import Host
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.task")

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.client import current
-from flowfabric.contracts import CannotDecode, ValueType
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
-from flowfabric.models import NewStep, Step
-from flowfabric.policies import Duration, Exponential, RetryPolicy, duration
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.policies import Exponential, RetryPolicy
+from flowfabric.values.step import NewStep, Step
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
 

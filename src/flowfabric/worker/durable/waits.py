@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from flowfabric.contracts.waits import Raise, WaitRequest
 from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal, StepsChanged
-from flowfabric.models import NewStep, OpenWait, Step, WaitResult
-from flowfabric.policies import Duration, duration
-from flowfabric.signals import Raise, WaitRequest
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.step import NewStep, Step
+from flowfabric.values.wait import OpenWait, WaitResult
 from flowfabric.worker.durable.parking import Gate, SignalGate
 from flowfabric.worker.durable.steps import in_step
 

@@ -1,0 +1,1 @@
+"""What users write: apps, tasks, flows."""

@@ -1,0 +1,359 @@
+"""The app: a place for tasks and schedules, and the way to a database.
+
+    app = ff.App()
+
+    @app.task(retry=ff.RetryPolicy(max_retries=5))
+    async def publish(ctx: ff.Context, draft_id: int) -> str: ...
+
+    run = await publish.submit(42)
+    print(await run.result())
+
+What runs the tasks is a worker; this module only knows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+from msgspec import UNSET, Struct
+
+from flowfabric.app.flow_builder import Flow
+from flowfabric.app.task import (
+    Pool,
+    StepsRule,
+    Task,
+    checked_exceptions,
+    checked_function,
+    checked_name,
+    origin_of,
+    task_name,
+)
+from flowfabric.client.client import AsyncClient
+from flowfabric.client.run import connectors
+from flowfabric.client.submission import Submission, check_task, new_submission
+from flowfabric.contexts import Context
+from flowfabric.contracts.codecs import Codec, Codecs
+from flowfabric.engine import Engine
+from flowfabric.errors import InvalidInput
+from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
+from flowfabric.sync_contexts import SyncContext
+from flowfabric.values.checks import check_text
+from flowfabric.values.cron import Cron
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.ids import mint_uuid
+from flowfabric.values.options import OptionNames, Options
+from flowfabric.values.timing import Every, parse_timing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+CatchUp = Literal["skip", "one", "all"]
+
+
+class ScheduleSpec(Struct, frozen=True, kw_only=True):
+    """A schedule as the code declares it; stored when a worker of the app starts."""
+
+    name: str
+    task: Task[Any, Any]
+    timing: Cron | Every
+    catch_up: CatchUp
+    submission: Submission
+
+
+class App:
+    """Tasks, schedules and the database they run on.
+
+    Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that a Postgres that starts by itself.
+    `codecs` are applied to everything the app stores (arguments, results, steps); `also_read` are retired ones.
+    `namespace`, `lane` and other options given here are the defaults of all its tasks.
+    `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+    Close it when it is no longer needed: `await app.close()`, or `async with app:`.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        name: str = "app",
+        data_dir: Path | str | None = None,
+        codecs: Sequence[Codec] = (),
+        also_read: Sequence[Codec] = (),
+        middleware: Sequence[Middleware] = (),
+        notifications: bool = True,
+        prepared_statements: bool = True,
+        connections: int = 10,
+        **options: Unpack[OptionNames],
+    ) -> None:
+        self.dsn = None if dsn is None else check_text(dsn, "dsn", None)
+        self.name = check_text(name, "name")
+        self.data_dir = data_dir
+        self.codecs = Codecs(codecs, also_read=also_read)
+        self.middleware = check_middlewares(middleware)
+        self.notifications = notifications
+        self.prepared_statements = prepared_statements
+        if type(connections) is not int or connections < 1:
+            raise InvalidInput(f"got {connections!r}", field="connections", allowed="an integer from 1")
+        self.connections = connections
+        self.defaults = Options.of(options, inspect.signature(App).parameters.keys() - {"options"})
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self.declared: dict[str, ScheduleSpec] = {}
+        self.provided: dict[type, Any] = {}
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
+        self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncClient]]
+        self._adopted = weakref.WeakKeyDictionary()
+        self.key = mint_uuid().hex  # which app of which process
+        connectors[self.key] = self
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.tasks)} tasks>"
+
+    @property
+    def address(self) -> tuple[str | None, str | None]:
+        """What says which database it is: apps with the same address share one. Holds the password, if there is one."""
+        return self.dsn, None if self.data_dir is None else str(self.data_dir)
+
+    # Tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        pool: Pool = "thread",
+        permanent: Sequence[type[Exception]] = (),
+        steps: StepsRule = "strict",
+        **options: Unpack[OptionNames],
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        pool: Pool = "thread",
+        permanent: Sequence[type[Exception]] = (),
+        steps: StepsRule = "strict",
+        **options: Unpack[OptionNames],
+    ) -> Any:
+        """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
+
+        `name` is what is stored (default: the function's name); keep it when the function moves. `pool="process"` runs
+        a plain function in a process of its own. `permanent` are exceptions that no retry can help. `steps="lenient"`
+        allows an execution to end without the steps an earlier run of it had done. Everything else is in `Options`.
+        """
+        chosen = self.defaults.merged(Options.of(options, ("name", "pool", "permanent", "steps")))
+        never = checked_exceptions(permanent)
+
+        def decorate(fn: Callable[..., Any]) -> Task[Any, Any]:
+            fn = checked_function(fn)
+            title = task_name(fn, name)
+            made: Task[Any, Any] = Task(self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps)
+            before = self.tasks.get(title)
+            # The same function again is a module that was loaded again.
+            if before is not None and origin_of(before.function) != origin_of(fn):
+                raise InvalidInput(
+                    f"{title!r} is already the task {'.'.join(origin_of(before.function))}",
+                    field="name",
+                    allowed="one task per name",
+                )
+            self.tasks[title] = made
+            return made
+
+        return decorate if function is None else decorate(function)
+
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes its tasks and schedules use."""
+        used = [
+            *(task.defaults for task in self.tasks.values()),
+            *(one.submission.options for one in self.declared.values()),
+        ]
+        return sorted({str(options.lane) if options.lane else "default" for options in used}) or ["default"]
+
+    def find_task(self, name: str) -> Task[Any, Any] | None:
+        """The task of that name."""
+        return self.tasks.get(name)
+
+    def provide(self, cls: type[T], maker: T | Callable[[], Any]) -> None:
+        """Say what handlers get for a parameter annotated `ff.Data[cls]`: an object, or a function that makes it.
+
+        The function is called once per worker, when it starts, and may be async or give a context manager, which is
+        left when the worker stops.
+        """
+        if not isinstance(cls, type):
+            raise InvalidInput(f"got {cls!r}", field="cls", allowed="a class")
+        if not isinstance(maker, cls) and not callable(maker):
+            raise InvalidInput(
+                f"got {type(maker).__name__}", field="maker", allowed=f"a {cls.__qualname__}, or a function"
+            )
+        self.provided[cls] = maker
+
+    # Flows
+
+    def flow(self, name: str, *, namespace: str | None = None, tags: Mapping[str, str] | None = None) -> Flow:
+        """A new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is."""
+        default = self.defaults.namespace
+        return Flow(self, name, namespace=namespace if namespace is not None else default or "", tags=tags)
+
+    # Schedules
+
+    def schedule(
+        self,
+        task: Task[Any, Any],
+        /,
+        *args: Any,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec:
+        """Submit a task again and again: by a cron expression in a time zone, or every so often.
+
+        The worker stores it when it starts; `catch_up` says what happens to times that passed while no worker ran:
+        they are skipped, made up by one, or all made up. `name` defaults to the task's name. Further keywords are
+        arguments and options as in `submit`, except those that fix a time or a key.
+        """
+        check_task(task)
+        chosen = checked_name(task.name if name is None else name)
+        if catch_up not in ("skip", "one", "all"):
+            raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
+        before = self.declared.get(chosen)
+        # A task that was declared again since is a module that was loaded again.
+        if before is not None and before.task.function is task.function:
+            raise InvalidInput(f"{chosen!r} is declared twice", field="name", allowed="one schedule per name")
+        submission = new_submission(task, args, kwargs)
+        for option in ("delay", "at", "idempotency_key"):
+            if getattr(submission.options, option) not in (UNSET, None):
+                raise InvalidInput("a schedule says when, each time anew", field=option, allowed="None")
+        if isinstance(submission.options.deadline, datetime):
+            raise InvalidInput("one time for all of them", field="deadline", allowed="a duration")
+        submission.item()  # a wrong argument fails here, not when it fires
+        spec = ScheduleSpec(
+            name=chosen,
+            task=task,
+            timing=parse_timing(cron, None if every is None else duration(every, "every"), timezone),
+            catch_up=catch_up,
+            submission=submission,
+        )
+        self.declared[chosen] = spec
+        return spec
+
+    # The database
+
+    async def open_engine(self, **settings: Any) -> Engine:
+        """A new engine of this app's database, through the middleware that is around engine calls."""
+        engine = await Engine.connect(
+            self.dsn,
+            data_dir=self.data_dir,
+            **{
+                "max_size": self.connections,
+                "notifications": self.notifications,
+                "prepared_statements": self.prepared_statements,
+                **settings,
+            },
+        )
+        return layer(engine, self.middleware) if overriding(self.middleware, "call") else engine
+
+    async def client(self) -> AsyncClient:
+        """The client of this event loop, connected when it is first needed and closed when the loop ends."""
+        loop = asyncio.get_running_loop()
+        if adopted := self._adopted.get(loop):
+            return adopted[-1]
+        shared = self._clients.get(loop)
+        if shared is None:
+            shared = self._clients[loop] = _Shared(self)
+        return shared.client or await shared.connect()
+
+    def adopt(self, client: AsyncClient) -> None:
+        """Let a client that somebody else opened and closes be the one of this event loop."""
+        self._adopted.setdefault(asyncio.get_running_loop(), []).append(client)
+
+    def forget(self, client: AsyncClient) -> None:
+        """Undo `adopt`."""
+        self._adopted[asyncio.get_running_loop()].remove(client)
+
+    async def close(self) -> None:
+        """Close the client of this event loop."""
+        shared = self._clients.pop(asyncio.get_running_loop(), None)
+        if shared is not None:
+            await shared.close()
+
+    async def __aenter__(self) -> Self:
+        await self.client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Shared:
+    """The one client of an event loop."""
+
+    # Kept until the loop ends, also when nobody knows the app any more: connections cannot be closed by the collector.
+    alive: ClassVar[set[_Shared]] = set()
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.client: AsyncClient | None = None
+        self._loop = asyncio.get_running_loop()
+        self._connecting = asyncio.Lock()
+        self._lifetime: AsyncGenerator[AsyncClient, None] | None = None
+
+    async def connect(self) -> AsyncClient:
+        async with self._connecting:
+            if self.client is None:
+                # An async generator is what a loop closes by itself when it ends.
+                self._lifetime = self._live()
+                self.client = await anext(self._lifetime)
+        return self.client
+
+    async def _live(self) -> AsyncGenerator[AsyncClient, None]:
+        client = AsyncClient(await self._app.open_engine(), self._app)
+        self.alive.difference_update([one for one in list(self.alive) if one._loop.is_closed()])
+        self.alive.add(self)
+        try:
+            yield client
+        finally:
+            self.client = None
+            self.alive.discard(self)
+            clients = self._app._clients
+            if clients.get(self._loop) is self:
+                del clients[self._loop]
+            await client.close()
+
+    async def close(self) -> None:
+        async with self._connecting:
+            if self._lifetime is not None:
+                await self._lifetime.aclose()
+
+
+class _Decorator(Protocol):
+    """What `@app.task(...)` gives: a decorator that keeps the function's types."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...

@@ -1,0 +1,554 @@
+"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say what a node comes after.
+
+    flow = app.flow("race")
+    answers = [flow.add(ask, model) for model in models]
+    flow.add(judge, ff.quorum(2, answers, cancel_rest=True))
+    run = await flow.submit()
+    results = await run.result()
+
+A flow is built here and stored as a whole when it is submitted. What is wrong with it is said where it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from uuid import UUID, uuid5
+
+import msgspec
+
+from flowfabric.client import node_arguments
+from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.submission import Submission, Submittable, check_task, new_submission
+from flowfabric.contracts.json_types import ENCODER
+from flowfabric.errors import InvalidInput
+from flowfabric.values import conditions
+from flowfabric.values.checks import check_key, check_tags, check_text
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+
+if TYPE_CHECKING:
+    from flowfabric.client.client import AsyncClient
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+_SHOWN = 5  # nodes of a join in messages
+_KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
+
+
+class Host(Protocol):
+    """Where a flow is submitted: an app."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def client(self) -> AsyncClient: ...
+
+
+class Node(Generic[R_co]):
+    """One task of a flow. As an argument of another node it stands for its result."""
+
+    __slots__ = ("execution_id", "flow", "name", "task")
+
+    def __init__(
+        self, flow: Flow, name: str, task: Submittable[R_co] | None, execution_id: ExecutionId | None = None
+    ) -> None:
+        self.flow = flow
+        self.name = name
+        self.task = task  # None where it is not known
+        self.execution_id = execution_id  # of a member that exists
+
+    def __repr__(self) -> str:
+        return f"<node {self.name} of {self.flow.name}>"
+
+    def __bool__(self) -> bool:
+        raise InvalidInput("is a node, whose result is not known yet", field=self.name, allowed="an argument of a node")
+
+    __iter__ = None  # a node is one thing; `flow.map` makes many
+
+
+class Join:
+    """Several nodes, and how many of them have to succeed. As an argument it stands for their results.
+
+    For `all_of` and `quorum` that is the list of the results of those that succeeded, for `any_of` one result.
+    """
+
+    __slots__ = ("nodes", "policy")
+
+    def __init__(self, nodes: Sequence[Node[Any]], policy: EdgeGroupPolicy) -> None:
+        self.nodes = tuple(nodes)
+        self.policy = policy
+
+    def __repr__(self) -> str:
+        names = [node.name for node in self.nodes[:_SHOWN]]
+        if len(self.nodes) > _SHOWN:
+            names.append("...")
+        if isinstance(self.policy, Quorum):
+            names.insert(0, str(self.policy.k))
+        if not isinstance(self.policy, AllOf) and self.policy.on_satisfied is OnSatisfied.CANCEL_REMAINING:
+            names.append("cancel_rest=True")
+        kind = {AllOf: "all_of", AnyOf: "any_of", Quorum: "quorum"}[type(self.policy)]
+        return f"{kind}({', '.join(names)})"
+
+
+class SubFlow(Mapping[str, "Node[Any]"]):
+    """The nodes of a flow that was put into another, by their names there. Stands for its last nodes in `after`."""
+
+    def __init__(self, nodes: dict[str, Node[Any]], ends: list[Node[Any]]) -> None:
+        self._nodes = nodes
+        self.ends = ends
+
+    def __getitem__(self, name: str) -> Node[Any]:
+        return self._nodes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+Nodes = Node[Any] | SubFlow | Iterable[Node[Any] | SubFlow]
+After = Nodes | Join
+
+
+@overload
+def all_of(*things: Nodes) -> Join: ...
+@overload
+def all_of(*things: conditions.Condition | str) -> conditions.AllMet: ...
+def all_of(*things: Any) -> Any:
+    """All of these: nodes of a flow, or conditions of a wait (a text stands for one signal on that key)."""
+    nodes = _nodes(things, "all_of")
+    return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
+
+
+@overload
+def any_of(*things: Nodes, cancel_rest: bool = False) -> Join: ...
+@overload
+def any_of(*things: str, n: int = 1, name: str | None = None) -> conditions.Count: ...
+def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool = False) -> Any:
+    """Any of these: nodes of a flow, of which one has to succeed, or keys of a wait, of which `n` have to be signalled.
+
+    `cancel_rest` cancels the other nodes once one has succeeded.
+    """
+    nodes = _nodes(things, "any_of")
+    if nodes is None:
+        if cancel_rest:
+            raise InvalidInput("given for keys of a wait", field="cancel_rest", allowed="with nodes of a flow")
+        return conditions.any_of(*things, n=n, name=name)
+    if n != 1 or name is not None:
+        field, allowed = ("n", f"ff.quorum({n!r}, ...)") if n != 1 else ("name", "flow.add(..., name=...)")
+        raise InvalidInput("given for nodes", field=field, allowed=allowed)
+    if not nodes:
+        raise InvalidInput("got no nodes", field="any_of", allowed="one node or more")
+    return Join(nodes, AnyOf(_rest(cancel_rest)))
+
+
+def quorum(k: int, *nodes: Nodes, cancel_rest: bool = False) -> Join:
+    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once that is impossible."""
+    found = _nodes(nodes, "quorum") if nodes else []
+    if found is None:
+        other = next(one for one in nodes if not isinstance(one, Node))
+        raise InvalidInput(
+            f"got {type(other).__name__}",
+            field="quorum",
+            allowed="nodes of a flow; for keys of a wait any_of(..., n=k)",
+        )
+    if type(k) is not int or not 1 <= k <= len(found):
+        allowed = f"1 to {len(found)}" if found else "nodes of a flow after it"
+        raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=allowed)
+    return Join(found, Quorum(k, _rest(cancel_rest)))
+
+
+def _rest(cancel_rest: bool) -> OnSatisfied:
+    return OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
+
+
+def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
+    """The nodes, each once, among things that may be nodes, sub-flows and lists of them; None when it is not those."""
+    found: dict[Node[Any], None] = {}
+    others: list[object] = []
+    is_for_flows = False
+    for thing in things:
+        is_list = isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping)
+        is_for_flows = is_for_flows or is_list or isinstance(thing, Node | SubFlow)
+        for one in thing if is_list else (thing,):
+            if isinstance(one, Node):
+                found[one] = None
+            elif isinstance(one, SubFlow):
+                found.update(dict.fromkeys(one.ends))
+            elif isinstance(one, Join):
+                raise InvalidInput(f"got {one} among others", field=what, allowed="nodes; a join stands alone")
+            elif is_list:
+                raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
+            else:
+                others.append(one)
+    if others and is_for_flows:
+        raise InvalidInput(f"got nodes and {type(others[0]).__name__}", field=what, allowed="nodes alone")
+    return list(found) if is_for_flows else None
+
+
+class _Entry:
+    """A node that is to be made: what it runs, with what, after what."""
+
+    __slots__ = ("given", "join", "node", "submission", "wanted")
+
+    def __init__(self, node: Node[Any], submission: Submission, join: Join | None) -> None:
+        self.node = node
+        self.submission = submission
+        self.join = join
+        signature = submission.task.signature
+        bound = {name: _joined(value) for name, value in signature.bind(submission.args, submission.kwargs).items()}
+        self.wanted = {name: value for name, value in bound.items() if any(True for _ in _references(value))}
+        # A wrong argument fails here. What comes from other nodes is checked when it is there.
+        plain = {name: value for name, value in bound.items() if name not in self.wanted}
+        self.given = signature.check(plain, self.wanted)
+
+
+class Flow:
+    """A graph of tasks, submitted as a whole: `app.flow("name")`. In a running task `ctx.flow()` adds to its own."""
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        *,
+        namespace: str = "",
+        tags: Mapping[str, str] | None = None,
+        grows: FlowId | None = None,
+        here: ExecutionId | None = None,
+    ) -> None:
+        self._host = host
+        self.name = check_text(name, "name")
+        self.namespace = check_text(namespace, "namespace")
+        self.tags = check_tags(tags)
+        self.grows = grows
+        self._entries: dict[str, _Entry] = {}
+        self._counts: dict[str, int] = {}
+        self._here: Node[Any] | None = None if here is None else Node(self, "here", None, here)
+        self._old: dict[str, Node[Any]] = {} if self._here is None else {str(here): self._here}
+        self._is_built = False
+
+    def __repr__(self) -> str:
+        return f"<flow {self.name}: {len(self._entries)} nodes>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nodes(self) -> dict[str, Node[Any]]:
+        """What was added, by name."""
+        return {name: entry.node for name, entry in self._entries.items()}
+
+    @property
+    def here(self) -> Node[Any]:
+        """Of a flow that a running task adds to: the task itself."""
+        if self._here is None:
+            raise InvalidInput("is no running task's", field="here", allowed="a flow from ctx.flow()")
+        return self._here
+
+    def member(self, execution_id: str | ExecutionId, name: str = "") -> Node[Any]:
+        """An execution that is a node of the flow already, for new nodes to come after or take the result of."""
+        if self.grows is None:
+            raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
+        found = ExecutionId.parse(execution_id)
+        return self._old.setdefault(str(found), Node(self, name or str(found), None, found))
+
+    def add(
+        self,
+        task: Submittable[R],
+        /,
+        *args: Any,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]:
+        """Add a task with these arguments, which may be nodes (or lists, dicts and joins of them): their results.
+
+        It comes after those nodes, all of which have to succeed, and after `after`. `name` is how it is called in the
+        flow; the task's name by default, numbered where it is not the first. Keywords that name an option and no
+        parameter of the task are options, as in `submit`. Where the task has a parameter `name` or `after` that is not
+        given by position, the keyword is that argument.
+        """
+        check_task(task)
+        free = [each.name for each in task.signature.parameters if each.is_keyword_only]
+        free += [each.name for each in task.signature.parameters if not each.is_keyword_only][len(args) :]
+        if after is not None and "after" in free:
+            kwargs["after"], after = after, None
+        if name is not None and "name" in free:
+            kwargs["name"], name = name, None
+        return self._add(task, args, kwargs, after, name)
+
+    def _add(
+        self,
+        task: Submittable[R],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        after: After | None,
+        name: str | None,
+    ) -> Node[R]:
+        submission = new_submission(task, args, kwargs)
+        if submission.options.idempotency_key:
+            raise InvalidInput("given for a node", field="idempotency_key", allowed="flow.submit(idempotency_key=...)")
+        node: Node[R] = Node(self, name or task.name, task)
+        entry = _Entry(node, submission, None)
+        entry.join = self._join(entry, after)
+        node.name = self._name(name, task.name)  # last: a node that was refused takes no number
+        self._entries[node.name] = entry
+        return node
+
+    def map(
+        self,
+        task: Submittable[R],
+        items: Iterable[Any],
+        /,
+        *,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> list[Node[R]]:
+        """Add a task once per item: a tuple is its arguments, anything else (a node too) its one argument."""
+        check_task(task)
+        if isinstance(items, Node | str | bytes | SubFlow) or not isinstance(items, Iterable):
+            raise InvalidInput(
+                f"got {type(items).__name__}",
+                field="items",
+                allowed="a list; what a node returns is not known yet: add nodes from inside a task, with ctx.flow()",
+            )
+        title = task.name if name is None else _title(name)
+        after = _kept(after)
+        made: list[Node[R]] = []
+        for place, item in enumerate(items):
+            args = item if isinstance(item, tuple) else (item,)
+            try:
+                made.append(self._add(task, args, kwargs, after, self._next(title)))
+            except InvalidInput as error:
+                if error.field is None or error.field in ("after", *kwargs):
+                    raise
+                raise InvalidInput(
+                    error.problem, field=f"items[{place}].{error.field}", allowed=error.allowed
+                ) from None
+        return made
+
+    def include(self, other: Flow, *, after: After | None = None, name: str | None = None) -> SubFlow:
+        """Put a copy of another flow into this one, its nodes called `name.node`; its first ones come after `after`."""
+        if not isinstance(other, Flow) or other is self or other.grows is not None:
+            raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
+        title = self._next(_title(other.name if name is None else name))
+        after = _kept(after)
+        made: dict[str, Node[Any]] = {}
+        ends = dict.fromkeys(other._entries)
+        for entry in other._entries.values():
+            if entry.join is not None:
+                for upstream in entry.join.nodes:
+                    ends.pop(upstream.name, None)
+
+        def here(value: Any) -> Any:
+            match value:
+                case Node():
+                    return made[value.name]
+                case Join():
+                    return Join([made[node.name] for node in value.nodes], value.policy)
+                case list() | tuple() if any(True for _ in _references(value)):
+                    return [here(one) for one in value]
+                case dict() if any(True for _ in _references(value)):
+                    return {key: here(one) for key, one in value.items()}
+                case _:
+                    return value
+
+        for inner, entry in other._entries.items():
+            submission = entry.submission.replace(
+                args=tuple(here(one) for one in entry.submission.args),
+                kwargs={key: here(one) for key, one in entry.submission.kwargs.items()},
+            )
+            node: Node[Any] = Node(self, self._name(f"{title}.{inner}", inner), entry.submission.task)
+            copy = _Entry(node, submission, None)
+            copy.join = here(entry.join) if entry.join is not None else self._join(copy, after)
+            self._entries[node.name] = copy
+            made[inner] = node
+        return SubFlow(made, [made[one] for one in ends])
+
+    def _next(self, title: str) -> str:
+        """The title, numbered unless it is the first of its kind."""
+        count = self._counts.get(title, 0)
+        while True:
+            count += 1
+            found = title if count == 1 else f"{title}-{count}"
+            if found not in self._entries:
+                self._counts[title] = count
+                return found
+
+    def _name(self, given: str | None, title: str) -> str:
+        if given is None:
+            return self._next(title)
+        if _title(given) in self._entries:
+            raise InvalidInput(f"{given!r} is a node already", field="name", allowed="a name of its own")
+        return given
+
+    def _join(self, entry: _Entry, after: After | None) -> Join | None:
+        """What a node comes after: the nodes in its arguments, and what is given."""
+        used = list(dict.fromkeys(node for value in entry.wanted.values() for node in _references(value)))
+        joins = [one for value in entry.wanted.values() for one in _joins(value)]
+        if isinstance(after, Join):
+            joins.append(after)
+        elif after is not None:
+            found = _nodes([after], "after")
+            if found is None:
+                allowed = "nodes, all_of, any_of or quorum of nodes"
+                raise InvalidInput(f"got {type(after).__name__}", field="after", allowed=allowed)
+            used += found
+        odd = [one for one in joins if not isinstance(one.policy, AllOf)]
+        if not odd:
+            nodes = list(dict.fromkeys([*used, *(node for one in joins for node in one.nodes)]))
+            chosen = Join(nodes, AllOf()) if nodes else None
+        else:
+            chosen = odd[0]
+            outside = {*used, *(node for one in joins for node in one.nodes)} - set(chosen.nodes)
+            if outside or any(one.policy != chosen.policy for one in odd):
+                raise InvalidInput(
+                    f"{entry.node.name} comes after {odd[0]} and also after others",
+                    field="after",
+                    allowed="one any_of or quorum for a node, and nothing beside it",
+                )
+        for node in () if chosen is None else chosen.nodes:
+            if node.flow is not self:
+                raise InvalidInput(f"{node!r} belongs to another flow", field="after", allowed=f"nodes of {self!r}")
+            if node.execution_id is None and node.name not in self._entries:
+                raise InvalidInput(f"{node!r} was not added", field="after", allowed="what `add` gave")
+        return chosen
+
+    def submissions(self) -> dict[str, Submission]:
+        """What each node runs, by name: for the middleware around submissions."""
+        return {name: entry.submission for name, entry in self._entries.items()}
+
+    def ids(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> dict[str, ExecutionId]:
+        """Ids for the nodes, by name. With a `seed` the same flow gives the same ids."""
+        home = crc16(flow_id.bytes) % partitions
+        return {
+            name: ExecutionId.of(home, mint_uuid() if seed is None else uuid5(seed, name)) for name in self._entries
+        }
+
+    def build(self, ids: Mapping[str, ExecutionId], changed: Mapping[str, Submission] | None = None) -> list[NewNode]:
+        """The nodes as the engine takes them. `changed`: what middleware made of their submissions."""
+        if self.grows is not None:
+            if self._is_built:
+                raise InvalidInput(
+                    "its nodes were added already",
+                    field="flow",
+                    allowed="another ctx.flow() for more; flow.member(run.nodes[name]) is a node of the first there",
+                )
+            self._is_built = True
+
+        def uuid_of(node: Node[Any]) -> UUID:
+            return ids[node.name].uuid if node.execution_id is None else node.execution_id.uuid
+
+        nodes = []
+        for name, declared in self._entries.items():
+            entry = declared
+            if changed is not None and changed[name] is not declared.submission:
+                entry = _Entry(declared.node, changed[name], declared.join)
+            submission = entry.submission
+            task = submission.task
+            if entry.wanted:
+                places = {key: _place(value, uuid_of) for key, value in entry.wanted.items()}
+                plain = node_arguments.write(entry.given, places)
+            else:
+                plain = ENCODER.encode(entry.given)
+            payload, encoding = task.codecs.seal(plain)
+            item = submission.options.item(task.name, payload, encoding)
+            needed = {node for value in entry.wanted.values() for node in _references(value)}
+            nodes.append(
+                NewNode(
+                    name=name,
+                    execution=msgspec.structs.replace(item, execution_id=ids[name]),
+                    after=[
+                        NewEdge(
+                            upstream=node.name if node.execution_id is None else node.execution_id,
+                            passes_result=node in needed,
+                        )
+                        for node in (() if entry.join is None else entry.join.nodes)
+                    ],
+                    policy=AllOf() if entry.join is None else entry.join.policy,
+                )
+            )
+        return nodes
+
+    async def submit(self, *, idempotency_key: str | None = None) -> FlowRun:
+        """Store the whole flow in one call. With a key that was used before, the flow that stands is answered.
+
+        Inside a running task it is submitted once, however often that runs. A flow that grows adds its nodes.
+        """
+        key = None if idempotency_key is None else check_key(idempotency_key)
+        if key is not None and self.grows is not None:
+            raise InvalidInput("given for a flow that grows", field="idempotency_key", allowed="none: it is made once")
+        client = await self._host.client()
+        return await client.submit_flow(self, idempotency_key=key)
+
+    def id_of(self, key: str) -> FlowId:
+        """The id of the flow that stands for an idempotency key."""
+        return FlowId(uuid5(_KEYS, f"{self.namespace}\0{self.name}\0{key}"))
+
+
+def _title(name: str) -> str:
+    if not check_text(name, "name"):
+        raise InvalidInput("is empty", field="name", allowed="1 to 256 bytes")
+    return name
+
+
+def _kept(after: After | None) -> After | None:
+    """The same, for more than one node: what can be gone through once only is kept as a list."""
+    return after if after is None or isinstance(after, Node | Join | Mapping | str) else list(after)
+
+
+def _joined(value: Any) -> Any:
+    """The argument; a join of no nodes is an empty list."""
+    return [] if isinstance(value, Join) and not value.nodes else value
+
+
+def _references(value: Any) -> Iterator[Node[Any]]:
+    """The nodes in an argument."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, Join):
+        yield from value.nodes
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _references(one)
+    elif isinstance(value, SubFlow):
+        raise InvalidInput("a flow is no argument", field="arguments", allowed='one of its nodes: sub["name"]')
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            for node in _references(one):
+                if not isinstance(key, str):
+                    raise InvalidInput(f"{node!r} at {key!r}", field="arguments", allowed="dicts with text keys")
+                yield node
+    elif isinstance(value, set | frozenset) and any(isinstance(one, Node | Join) for one in value):
+        raise InvalidInput("nodes in a set, which has no order", field="arguments", allowed="a list of nodes")
+
+
+def _joins(value: Any) -> Iterator[Join]:
+    if isinstance(value, Join):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _joins(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _joins(one)
+
+
+def _place(value: Any, uuid_of: Any) -> list[Any]:
+    """An argument as `node_arguments` writes it down."""
+    match value:
+        case Node():
+            return ["node", str(uuid_of(value))]
+        case Join():
+            kind = "first" if isinstance(value.policy, AnyOf) else "all"
+            return [kind, [str(uuid_of(node)) for node in value.nodes]]
+        case list() | tuple() if any(True for _ in _references(value)):
+            return ["list", [_place(one, uuid_of) for one in value]]
+        case dict() if any(True for _ in _references(value)):
+            return ["dict", {key: _place(one, uuid_of) for key, one in value.items()}]
+        case _:
+            return ["value", value]

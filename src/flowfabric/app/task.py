@@ -1,0 +1,194 @@
+"""Tasks: functions that can be submitted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+
+from flowfabric.client.run import Run
+from flowfabric.client.submission import Submission, new_submission
+from flowfabric.contexts import Context
+from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.signature import Signature
+from flowfabric.errors import InvalidInput
+from flowfabric.sync_contexts import SyncContext
+from flowfabric.values.checks import check_text
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.options import OptionNames, Options
+
+if TYPE_CHECKING:
+    from flowfabric.app.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Pool = Literal["thread", "process"]
+StepsRule = Literal["strict", "lenient"]
+
+
+class Task(Generic[P, R]):
+    """A function that can be submitted. Calling it runs it here and now, as the plain function it is."""
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        options: Options,
+        pool: Pool,
+        permanent: tuple[type[Exception], ...],
+        steps: StepsRule,
+    ) -> None:
+        self.app = app
+        self.function = function
+        self.name = name
+        self.defaults = options
+        self.pool: Pool = pool
+        self.permanent = permanent
+        self.steps: StepsRule = steps
+        self.signature = _signature(function)
+        self.parameter_names = frozenset(each.name for each in self.signature.parameters)
+        if pool not in ("thread", "process"):
+            raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
+        if pool == "process":
+            self._check_process()
+        if steps not in ("strict", "lenient"):
+            raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
+        for attribute in ("__module__", "__qualname__", "__doc__", "__name__"):
+            if hasattr(function, attribute):
+                setattr(self, attribute, getattr(function, attribute))
+        self.__wrapped__ = function
+
+    def _check_process(self) -> None:
+        if self.signature.is_async:
+            problem = "is async"
+        elif self.signature.context_param is not None or self.signature.data:
+            problem = "is given a context or shared data"
+        elif "<" in getattr(self.function, "__qualname__", "<"):
+            problem = "cannot be found by its name in another process"
+        else:
+            return
+        raise InvalidInput(
+            f"{self.name} {problem}", field="pool", allowed="a plain function of a module, of arguments alone"
+        )
+
+    @property
+    def codecs(self) -> Codecs:
+        """Those of the app."""
+        return self.app.codecs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain function."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def options(self, **options: Unpack[OptionNames]) -> Task[P, R]:
+        """The same task with other options: `publish.options(priority=5).submit(42)`."""
+        changed: Task[P, R] = object.__new__(Task)
+        changed.__dict__.update(self.__dict__)
+        changed.defaults = self.defaults.merged(Options.of(options))
+        return changed
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submit the task with these arguments. Inside a running task it is submitted once, however often that runs.
+
+        Keywords that name an option and no parameter of the task are options, as in
+        `publish.submit(42, idempotency_key="draft-42")`; `options()` does the same in a way type checkers follow.
+        """
+        client = await self.app.client()
+        return await client.send(new_submission(self, args, kwargs))
+
+    def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
+        """What `submit` would submit, for `submit_many`: so each may have options of its own."""
+        return new_submission(self, args, kwargs)
+
+    async def submit_many(self, arguments: Iterable[Any], **options: Unpack[OptionNames]) -> list[Run[R]]:
+        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument.
+
+        What `submission` gives is taken as it is. A wrong argument anywhere fails before anything is stored.
+        """
+        client = await self.app.client()
+        return await client.submit_many(self, arguments, **options)
+
+    def run(self, execution_id: str) -> Run[R]:
+        """A handle on an execution of this task, from its id."""
+        return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
+
+
+def checked_function(given: Any) -> Callable[..., Any]:
+    """What was decorated, if a task can be made of it."""
+    if isinstance(given, staticmethod):
+        given = given.__func__
+    if isinstance(given, Task):
+        raise InvalidInput(f"is the task {given.name} already", field="fn", allowed="its function: `task.function`")
+    if isinstance(given, classmethod) or _is_method(given):
+        raise InvalidInput(
+            f"{getattr(given, '__qualname__', 'it')} is a method, and a worker has no object for it",
+            field="fn",
+            allowed="a function, or a static method",
+        )
+    if not callable(given):
+        raise InvalidInput(f"got {type(given).__name__}", field="fn", allowed="a function, sync or async")
+    return given  # type: ignore[no-any-return]  # whatever can be called
+
+
+def _is_method(given: object) -> bool:
+    """Whether this is a function in the body of a class that expects the object."""
+    around = getattr(given, "__qualname__", "").rpartition(".")[0]
+    if not inspect.isfunction(given) or not around or around.endswith("<locals>"):
+        return False
+    first = next(iter(inspect.signature(given).parameters.values()), None)
+    return first is not None and first.name in ("self", "cls") and first.annotation is first.empty
+
+
+def task_name(fn: Callable[..., Any], given: str | None) -> str:
+    if given is not None:
+        return checked_name(given)
+    own = getattr(fn, "__name__", "")
+    if not own or own == "<lambda>":
+        what = "a lambda" if own else f"a {type(fn).__name__}"
+        raise InvalidInput(f"{what} has none of its own", field="name", allowed="name=... in the decorator")
+    return checked_name(own)
+
+
+def checked_name(text: str) -> str:
+    if not check_text(text, "name"):
+        raise InvalidInput("empty", field="name", allowed="a non-empty text")
+    return text
+
+
+def origin_of(fn: Callable[..., Any]) -> tuple[str, str]:
+    """Where a function was written: module and qualified name."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return str(named.__module__), str(named.__qualname__)
+
+
+def checked_exceptions(given: Sequence[type[Exception]]) -> tuple[type[Exception], ...]:
+    allowed = "a list of exception classes"
+    if isinstance(given, type) or not isinstance(given, Iterable):
+        raise InvalidInput(f"got {given!r}", field="permanent", allowed=allowed)
+    found = tuple(given)
+    for one in found:
+        if not isinstance(one, type) or not issubclass(one, Exception):
+            raise InvalidInput(f"got {one!r}", field="permanent", allowed=allowed)
+    return found
+
+
+def _signature(fn: Callable[..., Any]) -> Signature:
+    found = Signature.of(fn, context_types=(Context, SyncContext))
+    if found.context_param is None:
+        return found
+    right, what = (Context, "async") if found.is_async else (SyncContext, "a plain function")
+    try:
+        return Signature.of(fn, context_types=(right,))
+    except InvalidInput as error:
+        if error.field != found.context_param:
+            raise
+    raise InvalidInput(
+        f"is the wrong context: {found.name} is {what}", field=found.context_param, allowed=right.__name__
+    )

@@ -1,0 +1,150 @@
+"""What a handler asks for when it waits, checked, and the payloads of signals in the types asked for."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.json_types import ENCODER
+from flowfabric.contracts.misfits import non_finite, type_name, why_not_written
+from flowfabric.contracts.value_types import ValueType
+from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import TEXT_MAX_BYTES, check_text
+from flowfabric.values.conditions import Condition, Single, check_condition, named_keys, on
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.policies import TimeoutBehavior
+from flowfabric.values.signal import Signal
+from flowfabric.values.wait import ReasonCode
+
+P = TypeVar("P")
+OnTimeout: TypeAlias = Literal["raise", "fail", "cancel", "expire", "escalate"]
+Reason: TypeAlias = Literal["signal", "approval", "callback", "tool_result", "operator_review"]
+_BEHAVIORS: Final[dict[str, TimeoutBehavior]] = {
+    "raise": "auto_resume_with_timeout_signal",
+    "fail": "fail",
+    "cancel": "cancel",
+    "expire": "expire",
+    "escalate": "escalate",
+}
+_REASONS: Final[dict[str, ReasonCode]] = {
+    "signal": "waiting_for_signal",
+    "approval": "waiting_for_approval",
+    "callback": "waiting_for_callback",
+    "tool_result": "waiting_for_tool_result",
+    "operator_review": "waiting_for_operator_review",
+}
+
+
+class Raise:
+    """The default of `default`: there is none."""
+
+    def __repr__(self) -> str:
+        return "raise"
+
+
+RAISE: Final = Raise()
+
+
+class _Stored(Struct):
+    signal_id: UUID
+    name: str
+    key: str
+    category: str
+    source_type: str
+    source_identity: str
+    correlation_id: str
+    accepted_at: datetime
+    payload: str | None
+    payload_encoding: str
+
+
+_STORED: Final = msgspec.json.Decoder(list[_Stored])
+
+
+class WaitRequest:
+    """What a handler waits for, checked."""
+
+    __slots__ = ("behavior", "condition", "default", "is_single", "keys", "name", "payload", "reason", "timeout")
+
+    def __init__(
+        self,
+        what: Condition | str,
+        *,
+        name: str | None = None,
+        payload: Any = Any,
+        timeout: Duration | None = None,
+        default: Any = RAISE,
+        on_timeout: str = "raise",
+        reason: str = "signal",
+    ) -> None:
+        self.timeout: timedelta | None = None if timeout is None else duration(timeout, "timeout")
+        if self.timeout is not None and self.timeout <= timedelta(0):
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="more than no time")
+        chosen = on(what) if isinstance(what, str) else what
+        self.condition = check_condition(chosen, has_deadline=self.timeout is not None, field="what")
+        self.is_single = isinstance(self.condition, Single)
+        self.keys = named_keys(self.condition) or ["operator"]
+        self.name = _default_name(self.keys) if name is None else check_text(name, "name")
+        self.payload = ValueType.of(payload)
+        if on_timeout not in _BEHAVIORS:
+            raise InvalidInput(f"got {on_timeout!r}", field="on_timeout", allowed=", ".join(_BEHAVIORS))
+        if reason not in _REASONS:
+            raise InvalidInput(f"got {reason!r}", field="reason", allowed=", ".join(_REASONS))
+        if not isinstance(default, Raise) and on_timeout != "raise":
+            raise InvalidInput(f"with on_timeout={on_timeout!r}", field="default", allowed="either one or the other")
+        self.default = default
+        self.behavior: TimeoutBehavior = _BEHAVIORS[on_timeout]
+        self.reason: ReasonCode = _REASONS[reason]
+
+    def signals(self, stored: bytes | None, codecs: Codecs) -> list[Signal[Any]]:
+        """The signals that ended the wait, with their payloads in the type asked for."""
+        found = _STORED.decode(stored or b"[]")
+        return [
+            Signal(
+                name=one.name,
+                payload=self._payload(one, codecs),
+                key=one.key,
+                signal_id=one.signal_id,
+                category=one.category,
+                source_type=one.source_type,
+                source_identity=one.source_identity,
+                correlation_id=one.correlation_id,
+                accepted_at=one.accepted_at,
+            )
+            for one in found
+        ]
+
+    def _payload(self, one: _Stored, codecs: Codecs) -> Any:
+        what = f"payload of signal {one.name!r}"
+        try:
+            data = None
+            if one.payload is not None:
+                data = codecs.open(base64.b64decode(one.payload), one.payload_encoding)
+            return self.payload.decode(data)
+        except CannotDecode as error:
+            raise CannotDecode(error.problem, what=what) from error
+
+
+def _default_name(keys: Sequence[str]) -> str:
+    return " ".join(keys).encode()[:TEXT_MAX_BYTES].decode(errors="ignore")
+
+
+def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
+    """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for the receiver to say."""
+    if payload is None:
+        return None, "json"
+    try:
+        encoded, problem = ENCODER.encode(payload), non_finite(payload)
+    except Exception as error:
+        problem = f"{type_name(payload)} cannot be written as JSON ({why_not_written(error)})"
+    if problem is not None:
+        raise InvalidInput(problem, field="payload", allowed="what has a JSON form")
+    sealed, encoding = codecs.seal(encoded)
+    return sealed, encoding or "json"

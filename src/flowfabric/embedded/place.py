@@ -1,0 +1,163 @@
+"""The data directory of an embedded server: its names, its state, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .locks import Lock, would_wait
+
+try:
+    from flowfabric.errors import ConnectionFailed
+except ImportError:
+    # The watcher lives as long as the server: it runs this folder alone, without the package around it and its imports.
+    class ConnectionFailed(Exception):  # type: ignore[no-redef]
+        def __init__(self, kind: str, detail: str) -> None:
+            super().__init__(detail)
+
+
+DATABASE = "flowfabric"
+SUPERUSER = "postgres"
+# The number is only a part of the socket's name.
+PORT = 5432
+_STOP_SECONDS = 60.0
+
+
+class EmbeddedError(ConnectionFailed):
+    """The embedded Postgres cannot be started or stopped. The message says why and quotes the log."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("unreachable", message)
+
+    def _message(self) -> str:
+        return self.detail
+
+
+class Place:
+    """The names inside a data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.root = data_dir.expanduser().resolve()
+        self.users = self.root / "users.lock"
+        self.start = self.root / "start.lock"
+        self.server = self.root / "server.lock"
+        self.watcher = self.root / "watcher.lock"
+        self.pgdata = self.root / "pgdata"
+        self.log = self.root / "postgres.log"
+        # A symbolic link to the socket directory, which lies elsewhere because socket paths must be short.
+        self.socket_link = self.root / "socket"
+
+    def prepare(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        ignore = self.root / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+
+    def major(self) -> str | None:
+        """The major version of the data, if there are any."""
+        try:
+            return (self.pgdata / "PG_VERSION").read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def postmaster(self) -> _Postmaster | None:
+        """What postmaster.pid says, true only while server.lock is held."""
+        try:
+            lines = (self.pgdata / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        if len(lines) < 5 or not lines[0].isdigit():
+            return None
+        is_ready = len(lines) > 7 and lines[7].strip() == "ready"
+        return _Postmaster(pid=int(lines[0]), socket_dir=Path(lines[4]), is_ready=is_ready)
+
+
+@dataclass(frozen=True)
+class _Postmaster:
+    pid: int
+    socket_dir: Path
+    is_ready: bool
+
+    @property
+    def socket(self) -> Path:
+        return self.socket_dir / f".s.PGSQL.{PORT}"
+
+    def answers(self) -> Literal["yes", "no", "unreachable"]:
+        """Whether it listens: `no` if it is dead, `unreachable` if its socket was deleted."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(self.socket))
+            except FileNotFoundError:
+                return "unreachable"
+            except ConnectionRefusedError:
+                return "no"
+        return "yes"
+
+
+@contextlib.contextmanager
+def readable_errors(place: Place) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"the embedded Postgres cannot use {place.root}: {error.strerror or error}"
+        if error.filename:
+            message += f" ({error.filename})"
+        raise EmbeddedError(message) from error
+
+
+def server_runs(place: Place) -> bool:
+    return would_wait(place.server, fcntl.LOCK_SH)
+
+
+def stop_server(place: Place) -> None:
+    """Fast shutdown; when that takes too long immediate, after which the next start recovers."""
+    for how, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGQUIT, _STOP_SECONDS)):
+        signalled = None
+        deadline = time.monotonic() + seconds
+        while server_runs(place):
+            postmaster = place.postmaster()
+            # Backends outlive a killed postmaster and hold the lock too; its pid may be anybody's by now.
+            is_dead = postmaster and postmaster.is_ready and postmaster.answers() == "no"
+            if postmaster and not is_dead and postmaster.pid != signalled:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(postmaster.pid, how)
+                signalled = postmaster.pid
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        else:
+            return
+    raise EmbeddedError(f"the embedded Postgres in {place.root} does not stop{log_tail(place)}")
+
+
+def tidy(place: Place) -> None:
+    """Remove the socket directory of a server that is gone. While it has users, their DSN must stay good."""
+    with contextlib.suppress(OSError), Lock(place.users, fcntl.LOCK_EX | fcntl.LOCK_NB, create=False):
+        if not server_runs(place):
+            socket_dir = Path(os.readlink(place.socket_link))
+            remove_sockets(socket_dir)
+            socket_dir.rmdir()
+            place.socket_link.unlink()
+
+
+def remove_sockets(socket_dir: Path) -> None:
+    for name in (f".s.PGSQL.{PORT}", f".s.PGSQL.{PORT}.lock"):
+        (socket_dir / name).unlink(missing_ok=True)
+
+
+def log_tail(place: Place, start: int = 0) -> str:
+    try:
+        with open(place.log, "rb") as log:
+            log.seek(max(start, log.seek(0, os.SEEK_END) - 4096))
+            lines = log.read().decode(errors="replace").strip().splitlines()[-8:]
+    except OSError:
+        return ""
+    return f"; the log is {place.log}" + (", its last lines:\n  " + "\n  ".join(lines) if lines else "")

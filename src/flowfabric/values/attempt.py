@@ -1,0 +1,142 @@
+"""Attempts: one as it is claimed, how it ends, and as history keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.values.ids import AttemptId, ExecutionId, FlowId, LeaseId
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.state import State
+
+
+class AttemptType(StrEnum):
+    """Why the attempt exists."""
+
+    INITIAL = "initial"
+    RETRY = "retry"
+    RECLAIM = "reclaim"
+    REPLAY = "replay"
+    FALLBACK = "fallback"
+
+
+class Passed(Struct, frozen=True, gc=False):
+    """How an upstream stands, and its result, as given to the execution that comes after it."""
+
+    state: State
+    result: bytes | None
+    encoding: str | None
+
+
+class Claimed(Struct, frozen=True, kw_only=True, gc=False):
+    """A lease, and what is needed to do the work."""
+
+    handle: Handle
+    lease_expires_at: datetime
+    attempt_type: AttemptType
+    execution_kind: str
+    namespace: str
+    flow_id: FlowId | None
+    priority: int
+    created_at: datetime
+    input_payload: bytes
+    payload_encoding: str | None
+    tags: dict[str, str]
+    deadline_at: datetime | None
+    attempt_timeout_at: datetime | None
+    retry_count: int
+    reclaim_count: int
+    replay_count: int
+    inputs: Mapping[UUID, Passed] | None = None
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.handle.execution_id
+
+
+class Completion(Struct, frozen=True):
+    """One item of `complete_many`."""
+
+    authority: Handle | Fence
+    result: bytes | None = None
+    result_encoding: str | None = None
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """One item of `fail_many`."""
+
+    authority: Handle | Fence
+    reason: str
+    failure_class: str | None = None
+    category: str | None = None
+    retry_policy: Any = None
+
+
+class Completed(Struct, frozen=True, gc=False):
+    execution_id: ExecutionId
+    public_state: State = State.COMPLETED
+
+
+class RetryScheduled(Struct, frozen=True):
+    """Another attempt will be made, not before `delay_until`."""
+
+    execution_id: ExecutionId
+    delay_until: datetime
+    next_attempt_index: int | None = None
+
+
+class TerminalFailed(Struct, frozen=True):
+    execution_id: ExecutionId
+
+
+class Delayed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.DELAYED
+
+
+class Moved(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Cancelled(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State = State.CANCELLED
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One attempt, as history keeps it."""
+
+    attempt_index: int
+    attempt_id: AttemptId
+    attempt_type: AttemptType
+    attempt_lifecycle: str
+    started_at: datetime
+    resumed_at: datetime | None
+    suspended_at: datetime | None
+    ended_at: datetime | None
+    lease_id: LeaseId
+    lease_epoch: int
+    worker_id: str
+    worker_instance_id: str
+    failure_reason: str | None
+    failure_category: str | None
+    policy_snapshot: dict[str, Any] | None
+    retry_reason: str | None
+    previous_attempt_index: int | None
+    replay_reason: str | None
+    replay_requested_by: str | None
+    replayed_from_attempt_index: int | None
+    reclaim_reason: str | None
+    end_disposition: str | None
+    retry_at: datetime | None
+
+
+class CurrentAttempt(Struct, frozen=True):
+    attempt_id: AttemptId
+    attempt_index: int

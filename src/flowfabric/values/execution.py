@@ -1,0 +1,205 @@
+"""Executions as they are given, answered and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.values.attempt import CurrentAttempt
+from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.lease import CurrentLease
+from flowfabric.values.policies import PolicyInput
+from flowfabric.values.state import State
+from flowfabric.values.vector import BlockingReason, StateVector, project
+
+
+class NewExecution(Struct, frozen=True, kw_only=True):
+    """What `create_execution` and `create_many` take. Only the kind is required."""
+
+    execution_kind: str
+    lane_id: str = "default"
+    namespace: str = ""
+    input_payload: bytes = b""
+    payload_encoding: str | None = None
+    priority: int = 0
+    creator_identity: str = ""
+    idempotency_key: str | None = None
+    tags: Mapping[str, str] | None = None
+    policy: PolicyInput = None
+    delay_until: datetime | timedelta | None = None
+    execution_deadline_at: datetime | timedelta | None = None
+    execution_id: ExecutionId | None = None
+    flow_id: FlowId | None = None
+
+
+class Created(Struct, frozen=True, gc=False):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Duplicate(Struct, frozen=True):
+    """The key or the id was known already; `execution_id` is the execution that stands."""
+
+    execution_id: ExecutionId
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How an execution ended; `state` is None when it is not stored (any more)."""
+
+    state: State | None
+    result: bytes | None = None
+    result_encoding: str | None = None
+    failure_reason: str | None = None
+    failure_category: str | None = None
+    cancellation_reason: str | None = None
+
+
+class Replayed(Struct, frozen=True):
+    execution_id: ExecutionId
+    public_state: State
+
+
+class Changed(Struct, frozen=True):
+    execution_id: ExecutionId
+
+
+class Blocked(Struct, frozen=True):
+    execution_id: ExecutionId
+    reason: str
+
+
+class Rejected(Struct, frozen=True):
+    """A logical refusal that a scheduler's loop simply passes over."""
+
+    message: str
+
+
+class Execution(Struct, frozen=True, kw_only=True):
+    """Everything stored about an execution but its payload and result."""
+
+    execution_id: ExecutionId
+    namespace: str
+    lane_id: str
+    execution_kind: str
+    creator_identity: str
+    flow_id: FlowId | None
+    idempotency_key: str | None
+    payload_encoding: str | None
+    tags: dict[str, str]
+    policy: dict[str, Any] | None
+    required_capabilities: tuple[str, ...]
+    budget_ids: tuple[UUID, ...]
+    quota_policy_id: UUID | None
+    priority: int
+    public_state: State
+    stored_blocking_reason: str | None
+    blocking_detail: str | None
+    pending: str | None
+    resume_pending: bool
+    lease_lost: str | None
+    total_attempt_count: int
+    retry_count: int
+    replay_count: int
+    lease_reclaim_count: int
+    current_lease_epoch: int
+    current_attempt: CurrentAttempt | None
+    current_attempt_index: int | None
+    current_lease: CurrentLease | None
+    lost_lease: CurrentLease | None
+    lease_lost_at: datetime | None
+    lease_revoke_reason: str | None
+    delay_until: datetime | None
+    deadline_at: datetime | None
+    attempt_timeout_at: datetime | None
+    attempt_timeout_remaining: timedelta | None
+    has_result: bool
+    result_encoding: str | None
+    failure_reason: str | None
+    failure_category: str | None
+    cancellation_reason: str | None
+    cancelled_by: str | None
+    progress_pct: int | None
+    progress_message: str | None
+    progress_updated_at: datetime | None
+    last_capability_mismatch_at: datetime | None
+    last_hmac_validation_failed_at: datetime | None
+    suspension_timeout_at: datetime | None
+    current_waitpoint: UUID | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    last_transition_at: datetime
+    last_mutation_at: datetime
+
+    @property
+    def state_vector(self) -> StateVector:
+        """The seven dimensions, projected from the stored facts."""
+        return project(
+            self.public_state,
+            self.stored_blocking_reason,
+            self.pending,
+            self.resume_pending,
+            self.lease_lost,
+            self.total_attempt_count,
+        )
+
+    @property
+    def blocking_reason(self) -> BlockingReason | None:
+        """Why it does not run now; None when nothing is in the way."""
+        reason = self.state_vector.blocking_reason
+        return None if reason is BlockingReason.NONE else reason
+
+
+class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
+    """What `describe_execution` answers. The payload is not part of it."""
+
+    execution_id: ExecutionId
+    flow_id: FlowId | None
+    lane_id: str
+    namespace: str
+    public_state: State
+    blocking_reason: BlockingReason | None
+    blocking_detail: str | None
+    current_attempt: CurrentAttempt | None
+    current_lease: CurrentLease | None
+    current_waitpoint: UUID | None
+    created_at: datetime
+    last_mutation_at: datetime
+    total_attempt_count: int
+    tags: dict[str, str]
+
+
+class ExecutionInfo(Struct, frozen=True, kw_only=True):
+    """What `read_execution_info` answers, and every list."""
+
+    execution_id: ExecutionId
+    namespace: str
+    lane_id: str
+    priority: int
+    execution_kind: str
+    state_vector: StateVector
+    public_state: State
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    current_attempt_index: int
+    flow_id: FlowId | None
+    blocking_detail: str
+
+
+class ExecutionContext(Struct, frozen=True, kw_only=True):
+    input_payload: bytes
+    payload_encoding: str | None
+    execution_kind: str
+    tags: dict[str, str]
+
+
+class Result(Struct, frozen=True):
+    """A result as it was stored: bytes, and the encoding its writer named."""
+
+    payload: bytes
+    encoding: str | None

@@ -1,0 +1,49 @@
+"""What kind of failure ended an attempt."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import escape_text
+
+
+class FailureClass(StrEnum):
+    """What kind of failure ended an attempt; it decides whether a retry is possible at all."""
+
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    INFRA_CRASH = "infra_crash"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the retry policy is asked; `permanent` and `cancelled` end the execution without it."""
+        return self not in (FailureClass.PERMANENT, FailureClass.CANCELLED)
+
+
+_CLASS_NAMES: Final = frozenset(FailureClass)
+
+
+def classify(category: str | None, failure_class: str | None = None) -> tuple[FailureClass, str]:
+    """The failure class and category to record, each filled in from the other where absent.
+
+    A category is free text and never refused: what the database cannot hold is escaped or cut.
+    """
+    category = escape_text(category, 256) if category else None
+    if failure_class:
+        try:
+            known = FailureClass(failure_class)
+        except ValueError:
+            raise InvalidInput(
+                f"not a failure class: {failure_class!a}",
+                field="failure_class",
+                allowed=", ".join(FailureClass),
+            ) from None
+    elif category is not None and category in _CLASS_NAMES:
+        known = FailureClass(category)
+    else:
+        known = FailureClass.TRANSIENT
+    return known, category or known.value

@@ -1,0 +1,41 @@
+"""Lanes and how they stand."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class LaneState(StrEnum):
+    """What a lane does with work."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    DISABLED = "disabled"
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    lane_id: str
+    state: LaneState
+    registered_at: datetime
+    registered_by: str
+
+
+class LaneStats(Struct, frozen=True, kw_only=True):
+    """How a lane stands: `depth` may be claimed now, `oldest_age` since when the oldest of them exists."""
+
+    lane_id: str
+    state: LaneState
+    depth: int
+    oldest_age: timedelta | None
+    delayed: int
+    running: int
+
+
+class Prepared(Struct, frozen=True):
+    """What `prepare` did: nothing, or a description of it."""
+
+    applied: str | None = None

@@ -1,0 +1,271 @@
+"""What may be said about a task or one submission of it, and the new execution it comes to.
+
+Options are checked where they are written: a name that does not exist or a value that cannot be stored is refused when
+the task is declared, or before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from flowfabric.errors import InvalidInput, ValidationFailed
+from flowfabric.values.checks import check_key, check_lane, check_tags, check_text, required_capabilities
+from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.policies import FrozenPolicy, RetryPolicy
+from flowfabric.values.policy_json import freeze_policy, retry_policy_to_json
+
+OnDuplicate: TypeAlias = Literal["return", "raise", "replace"]
+_ON_DUPLICATE = ("return", "raise", "replace")
+# A handler that takes its worker down with it is given up after so many workers.
+MAX_RECLAIMS = 5
+_LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
+_AWARE = "a datetime with time zone"
+
+
+class OptionNames(TypedDict, total=False):
+    """The options as keywords, for type checkers. What they mean is said in `Options`."""
+
+    lane: str
+    priority: int
+    retry: RetryPolicy | None
+    attempt_timeout: Duration | None
+    deadline: Duration | datetime | None
+    delay: Duration | None
+    at: datetime | None
+    capabilities: Collection[str]
+    tags: Mapping[str, str] | None
+    namespace: str
+    idempotency_key: str | None
+    dedup_window: Duration | None
+    on_duplicate: OnDuplicate
+    retention: Duration | None
+    max_reclaims: int
+    max_replays: int
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Set on a task, overridden per submission; what is not set stays as it was, and tags are added.
+
+    `deadline` counts from submission, or is a time. `delay` or `at` say when to start at the earliest. `retention` is
+    how long the ended execution is kept. A known `idempotency_key` (known for `dedup_window`, a day unless set) leads
+    to what `on_duplicate` says: the execution that stands (`return`), an error (`raise`), or a new one if that ended
+    without success (`replace`). `max_reclaims` is how many workers an execution may outlive.
+    """
+
+    lane: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    retry: RetryPolicy | UnsetType | None = UNSET
+    attempt_timeout: Duration | UnsetType | None = UNSET
+    deadline: Duration | datetime | UnsetType | None = UNSET
+    delay: Duration | UnsetType | None = UNSET
+    at: datetime | UnsetType | None = UNSET
+    capabilities: Collection[str] | UnsetType = UNSET
+    tags: Mapping[str, str] | None = None
+    namespace: str | UnsetType = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
+    dedup_window: Duration | UnsetType | None = UNSET
+    on_duplicate: OnDuplicate | UnsetType = UNSET
+    retention: Duration | UnsetType | None = UNSET
+    max_reclaims: int | UnsetType = UNSET
+    max_replays: int | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
+        """Options from keywords, checked. `also` are other keywords that would have been right, for the message."""
+        for name in given:
+            if name not in OPTION_NAMES:
+                known = sorted({*OPTION_NAMES, *also})
+                near = meant(name, known)
+                problem = f"{name!r} is none" + (f"; {near}" if near else "")
+                raise InvalidInput(problem, field="options", allowed=", ".join(known))
+        return cls(**given).checked()
+
+    def merged(self, over: Options) -> Options:
+        """These, with what `over` sets put in their place; tags are added."""
+        changes = {
+            name: value
+            for name in _FIELDS
+            if (value := getattr(over, name)) is not UNSET and (value is not None or name != "tags")
+        }
+        if not changes:
+            return self
+        if "tags" in changes and self.tags:
+            changes["tags"] = {**self.tags, **changes["tags"]}
+        # Either says when to start, so one takes the place of the other.
+        if changes.get("at") is not None:
+            changes.setdefault("delay", UNSET)
+        elif changes.get("delay") is not None:
+            changes.setdefault("at", UNSET)
+        return self.replace(**changes)
+
+    def replace(self, **changes: Any) -> Options:
+        """The same with other parts."""
+        return msgspec.structs.replace(self, **changes)
+
+    def checked(self) -> Options:
+        """The same, or `InvalidInput` that names what is wrong: so that a bad option fails where it is written."""
+        if self.lane is not UNSET:
+            check_lane(self.lane, "lane")
+        if self.priority is not UNSET:
+            _integer(self.priority, "priority", -(2**31), "an integer; clamped to 0..9000")
+        if _given(self.retry) is not None:
+            _check_retry(self.retry)
+        for field in ("attempt_timeout", "retention", "dedup_window"):
+            if (span := _given(getattr(self, field))) is not None:
+                _span(span, field)
+        if (delay := _given(self.delay)) is not None:
+            _span(delay, "delay", least=timedelta(0))
+        if (at := _given(self.at)) is not None:
+            _moment(at, "at", _AWARE)
+            if delay is not None:
+                raise InvalidInput("both `delay` and `at` are given", field="delay", allowed="one of them")
+        if (deadline := _given(self.deadline)) is not None:
+            if isinstance(deadline, datetime):
+                _moment(deadline, "deadline", f"{_AWARE}, or a duration")
+            else:
+                _span(deadline, "deadline")
+        if self.capabilities is not UNSET:
+            _check_capabilities(self.capabilities)
+        if self.tags is not None:
+            check_tags(self.tags)
+        if self.namespace is not UNSET:
+            check_text(self.namespace, "namespace")
+        check_key(_given(self.idempotency_key))
+        if self.on_duplicate is not UNSET and self.on_duplicate not in _ON_DUPLICATE:
+            raise InvalidInput(f"got {self.on_duplicate!r}", field="on_duplicate", allowed=", ".join(_ON_DUPLICATE))
+        for field in ("max_reclaims", "max_replays"):
+            if (count := getattr(self, field)) is not UNSET:
+                _integer(count, field, 0, "an integer from 0")
+        return self
+
+    @property
+    def policy(self) -> FrozenPolicy:
+        """The policy that checked options come to, frozen."""
+        return _policy(
+            _given(self.retry),
+            _given(self.attempt_timeout),
+            None if self.capabilities is UNSET else tuple(self.capabilities),
+            _given(self.retention),
+            MAX_RECLAIMS if self.max_reclaims is UNSET else self.max_reclaims,
+            _given(self.max_replays),
+            _given(self.dedup_window),
+        )
+
+    def item(self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "") -> NewExecution:
+        """The new execution that these options, a task and its arguments come to."""
+        delay, deadline = _given(self.delay), _given(self.deadline)
+        return NewExecution(
+            execution_kind=kind,
+            lane_id="default" if self.lane is UNSET else self.lane,
+            namespace="" if self.namespace is UNSET else self.namespace,
+            input_payload=payload,
+            payload_encoding=encoding,
+            priority=0 if self.priority is UNSET else self.priority,
+            creator_identity=creator,
+            idempotency_key=_given(self.idempotency_key),
+            tags=self.tags,
+            policy=self.policy,
+            delay_until=_given(self.at) if delay is None else duration(delay, "delay"),
+            execution_deadline_at=(
+                deadline if deadline is None or isinstance(deadline, datetime) else duration(deadline, "deadline")
+            ),
+        )
+
+
+_FIELDS = Options.__struct_fields__
+OPTION_NAMES = frozenset(_FIELDS)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, as a question; empty when none is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _given(value: Any) -> Any:
+    return None if value is UNSET else value
+
+
+def _integer(value: object, field: str, least: int, allowed: str) -> None:
+    if type(value) is not int or not least <= value < 2**31:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=allowed)
+
+
+def _span(value: Duration, field: str, least: timedelta = timedelta(microseconds=1)) -> timedelta:
+    span = duration(value, field)
+    if not least <= span <= _LONGEST:
+        what = "no time" if least == timedelta(0) else "more than no time"
+        raise InvalidInput(f"got {value!r}", field=field, allowed=f"from {what} to a century")
+    return span
+
+
+def _ms(value: Duration, field: str) -> int:
+    # Up, so that a span below a millisecond does not become no time at all.
+    return -(-duration(value, field) // timedelta(milliseconds=1))
+
+
+def _moment(value: object, field: str, allowed: str) -> None:
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    if value.utcoffset() is None:
+        raise InvalidInput("has no time zone", field=field, allowed=allowed)
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed}, within the years 1 to 9999") from None
+
+
+def _check_retry(value: object) -> None:
+    if not isinstance(value, RetryPolicy):
+        raise InvalidInput(f"got {type(value).__name__}", field="retry", allowed="a RetryPolicy or None")
+    try:
+        retry_policy_to_json(value)
+    except ValidationFailed as error:
+        problem = error.detail.removeprefix("retry_policy.")
+        raise InvalidInput(problem, field="retry", allowed="a RetryPolicy or None") from None
+
+
+def _check_capabilities(value: object) -> None:
+    allowed = "a list of words without commas and spaces"
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise InvalidInput(f"got {value!r}", field="capabilities", allowed=allowed)
+    try:
+        required_capabilities(tuple(value))
+    except ValidationFailed as error:
+        raise InvalidInput(error.detail.partition(":")[2], field="capabilities", allowed=allowed) from None
+
+
+@lru_cache(maxsize=1024)
+def _policy(
+    retry: RetryPolicy | None,
+    attempt_timeout: Duration | None,
+    capabilities: tuple[str, ...] | None,
+    retention: Duration | None,
+    max_reclaims: int,
+    max_replays: int | None,
+    dedup_window: Duration | None,
+) -> FrozenPolicy:
+    """Only what was set is written: the rest is the database's own default."""
+    policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
+    if retry is not None:
+        policy["retry_policy"] = msgspec.json.decode(retry_policy_to_json(retry) or "{}")
+    if attempt_timeout is not None:
+        policy["timeout_policy"] = {"attempt_timeout_ms": _ms(attempt_timeout, "attempt_timeout")}
+    if capabilities:
+        policy["routing_requirements"] = {"required_capabilities": list(capabilities)}
+    if retention is not None:
+        policy["stream_policy"] = {"retention_ttl_ms": _ms(retention, "retention")}
+    if max_replays is not None:
+        policy["max_replay_count"] = max_replays
+    if dedup_window is not None:
+        policy["dedup_window_ms"] = _ms(dedup_window, "dedup_window")
+    text, derived = freeze_policy(policy)
+    return FrozenPolicy(text or "{}", derived)

@@ -1,0 +1,171 @@
+"""Policies: what a caller asks for when creating an execution, as frozen values.
+
+Durations are `timedelta` here (plain numbers are taken as seconds). A policy is frozen when the execution is created,
+by `freeze_policy` in `policy_json`. Retry decisions and backoff arithmetic happen in the database, under the lock they
+need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from flowfabric.values.durations import Duration, as_timedelta
+from flowfabric.values.ids import BudgetId, QuotaPolicyId
+
+DEFAULT_DEDUP_WINDOW_MS: Final = 86_400_000
+
+
+def _as_tuple(value: object, _field: str) -> object:
+    match value:
+        case list():
+            return tuple(value)
+        case set() | frozenset():
+            return tuple(sorted(value, key=str))
+        case _:
+            return value  # anything else than a tuple is refused, with its path, when the policy is frozen
+
+
+_Conversion: TypeAlias = tuple[str, Callable[[object, str], object]]
+_CONVERSIONS: Final[Mapping[str, tuple[_Conversion, ...]]] = {
+    "Exponential": (("initial", as_timedelta), ("maximum", as_timedelta)),
+    "Fixed": (("delay", as_timedelta),),
+    "RetryPolicy": (("retryable_categories", _as_tuple),),
+    "TimeoutPolicy": (("attempt_timeout", as_timedelta), ("execution_deadline", as_timedelta)),
+    "SuspensionPolicy": (("default_timeout", as_timedelta),),
+    "StreamPolicy": (("retention_ttl", as_timedelta),),
+    "FallbackTier": (("timeout", as_timedelta),),
+    "FallbackPolicy": (("tiers", _as_tuple),),
+    "RoutingRequirements": (("required_capabilities", _as_tuple),),
+    "ExecutionPolicy": (("budget_ids", _as_tuple), ("dedup_window", as_timedelta)),
+}
+
+
+class PolicyValue(Struct, frozen=True, kw_only=True):
+    """Numbers given for durations become timedeltas, and lists become tuples, at construction."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for field, convert in _CONVERSIONS.get(name, ()):
+            value = getattr(self, field)
+            if value is not None:
+                force_setattr(self, field, convert(value, f"{name}.{field}"))
+
+
+class Exponential(PolicyValue, frozen=True, kw_only=True):
+    """Wait `initial`, then `multiplier` times longer before each further retry, never above `maximum`.
+
+    With `jitter` the wait is drawn evenly between half of that and all of it.
+    """
+
+    initial: Duration = timedelta(seconds=1)
+    maximum: Duration = timedelta(seconds=60)
+    multiplier: float = 2.0
+    jitter: bool = False
+
+
+class Fixed(PolicyValue, frozen=True):
+    """Wait the same time before every retry."""
+
+    delay: Duration = timedelta(seconds=1)
+
+
+class RetryPolicy(PolicyValue, frozen=True, kw_only=True):
+    """How often and how soon a failed attempt is repeated.
+
+    `max_retries` counts the repetitions, not the first attempt. With `retryable_categories` only failures of
+    these categories are repeated; empty means all.
+    """
+
+    max_retries: int = 3
+    backoff: Exponential | Fixed = Exponential()
+    retryable_categories: tuple[str, ...] = ()
+
+
+class TimeoutPolicy(PolicyValue, frozen=True, kw_only=True):
+    """`attempt_timeout` limits one attempt's active time; `execution_deadline` counts from creation."""
+
+    attempt_timeout: Duration | None = None
+    execution_deadline: Duration | None = None
+
+
+TimeoutBehavior: TypeAlias = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
+
+
+class SuspensionPolicy(PolicyValue, frozen=True, kw_only=True):
+    """What happens to a suspension that names no timeout of its own."""
+
+    default_timeout: Duration | None = None
+    timeout_behavior: TimeoutBehavior = "fail"
+
+
+class StreamPolicy(PolicyValue, frozen=True, kw_only=True):
+    """How much of an execution's output is kept. `retention_ttl` is also how long the ended execution is."""
+
+    durability_mode: Literal["buffered", "durable"] = "buffered"
+    retention_maxlen: int = 10_000
+    retention_ttl: Duration | None = None
+
+
+class FallbackTier(PolicyValue, frozen=True, kw_only=True):
+    provider: str
+    model: str
+    timeout: Duration | None = None
+
+
+class FallbackPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Alternatives in order of preference. Stored for the handler; the engine does not interpret them."""
+
+    tiers: tuple[FallbackTier, ...] = ()
+
+
+class RoutingRequirements(PolicyValue, frozen=True, kw_only=True):
+    """Which workers may take the execution. Only the capabilities are matched; the rest is stored."""
+
+    required_capabilities: tuple[str, ...] = ()
+    preferred_locality: str | None = None
+    isolation_level: str | None = None
+
+
+class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Everything about how an execution runs that is fixed when it is created."""
+
+    priority: int = 0
+    delay_until: datetime | None = None
+    retry_policy: RetryPolicy | None = None
+    timeout_policy: TimeoutPolicy | None = None
+    max_reclaim_count: int = 100
+    suspension_policy: SuspensionPolicy | None = None
+    fallback_policy: FallbackPolicy | None = None
+    max_replay_count: int = 10
+    budget_ids: tuple[BudgetId, ...] = ()
+    quota_policy_id: QuotaPolicyId | None = None
+    routing_requirements: RoutingRequirements | None = None
+    dedup_window: Duration | None = None
+    stream_policy: StreamPolicy | None = None
+    max_signals_per_execution: int = 10_000
+
+
+class Derived(Struct, frozen=True, kw_only=True):
+    """What the engine keeps beside the stored policy when an execution is created."""
+
+    required_capabilities: tuple[str, ...] = ()
+    budget_ids: tuple[BudgetId, ...] = ()
+    quota_policy_id: QuotaPolicyId | None = None
+    delay_until_ms: int | None = None
+    execution_deadline_ms: int | None = None
+    dedup_window_ms: int = DEFAULT_DEDUP_WINDOW_MS
+
+
+class FrozenPolicy(Struct, frozen=True):
+    """A policy that was checked before: the text that is stored and what the engine keeps beside it."""
+
+    text: str
+    derived: Derived
+
+
+PolicyInput: TypeAlias = ExecutionPolicy | FrozenPolicy | Mapping[str, Any] | str | bytes | None

@@ -1,0 +1,183 @@
+"""Policies to and from JSON, and the few values the engine keeps beside the stored text.
+
+A mapping or JSON text is taken as the submitted object itself: keys we do not know are kept, keys we know must have the
+right type. Durations are `_ms` integers in JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from flowfabric.errors import InvalidInput, ValidationFailed
+from flowfabric.values.checks import required_capabilities
+from flowfabric.values.durations import MILLISECOND
+from flowfabric.values.ids import BudgetId, QuotaPolicyId, parse_uuid
+from flowfabric.values.policies import (
+    DEFAULT_DEDUP_WINDOW_MS,
+    Derived,
+    ExecutionPolicy,
+    FrozenPolicy,
+    PolicyInput,
+    PolicyValue,
+    RetryPolicy,
+)
+from flowfabric.values.policy_checks import check_policy_object, check_retry_object
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ESCAPED_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+# Where the JSON name is not the attribute's.
+_JSON_NAMES: Final[Mapping[tuple[str, str], str]] = {
+    ("Exponential", "initial"): "initial_delay_ms",
+    ("Exponential", "maximum"): "max_delay_ms",
+    ("Fixed", "delay"): "delay_ms",
+    ("TimeoutPolicy", "attempt_timeout"): "attempt_timeout_ms",
+    ("TimeoutPolicy", "execution_deadline"): "execution_deadline_ms",
+    ("SuspensionPolicy", "default_timeout"): "default_timeout_ms",
+    ("StreamPolicy", "retention_ttl"): "retention_ttl_ms",
+    ("FallbackTier", "timeout"): "timeout_ms",
+    ("ExecutionPolicy", "dedup_window"): "dedup_window_ms",
+}
+_BACKOFF_TYPES: Final[Mapping[str, str]] = {"Exponential": "exponential", "Fixed": "fixed"}
+
+
+def _plain(value: object, field: str) -> object:
+    """A policy value as the JSON object it stands for, unchecked."""
+    match value:
+        case PolicyValue():
+            name = type(value).__name__
+            plain: dict[str, object] = {"type": _BACKOFF_TYPES[name]} if name in _BACKOFF_TYPES else {}
+            for attribute in value.__struct_fields__:
+                item = getattr(value, attribute)
+                if item is not None:
+                    key = _JSON_NAMES.get((name, attribute), attribute)
+                    plain[key] = _plain(item, f"{name}.{attribute}")
+            return plain
+        case timedelta():
+            # Up, so that a span below a millisecond does not become no time at all.
+            return -(-value // MILLISECOND)
+        case datetime():
+            if value.tzinfo is None:
+                raise InvalidInput(f"has no time zone: {value.isoformat()}", field=field, allowed="an aware datetime")
+            return (value - _EPOCH) // MILLISECOND
+        case UUID():
+            return str(value)
+        case tuple():
+            return [_plain(item, field) for item in value]
+        case StrEnum():
+            return value.value
+        case _:
+            return value
+
+
+def _without_nulls(value: object) -> object:
+    match value:
+        case Mapping():
+            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        case list() | tuple():
+            return [_without_nulls(item) for item in value]
+        case _:
+            return value
+
+
+def _encoded(value: Mapping[str, Any], field: str) -> str:
+    try:
+        # Absent, null and missing are one thing, and only the last is ever written. What we do not know is
+        # not ours to tidy.
+        known = {
+            key: _without_nulls(item) if key in check_policy_object else item
+            for key, item in value.items()
+            if item is not None or key not in check_policy_object
+        }
+        data = msgspec.json.encode(known)
+    except UnicodeEncodeError as error:
+        raise InvalidInput("contains a lone surrogate", field=field, allowed="valid Unicode text") from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValidationFailed("invalid_policy_json", "malformed") from error
+    if _ESCAPED_NUL.search(data):
+        raise InvalidInput("contains NUL", field=field, allowed="text without NUL")
+    return data.decode()
+
+
+def _submitted(policy: object) -> Mapping[str, Any]:
+    if isinstance(policy, str | bytes):
+        try:
+            policy = msgspec.json.decode(policy)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ValidationFailed("invalid_policy_json", "malformed") from error
+    if not isinstance(policy, Mapping):
+        raise ValidationFailed("invalid_policy_json", "malformed")
+    return policy
+
+
+def _freeze(policy: object) -> tuple[str, Derived]:
+    value = _submitted(_plain(policy, "policy"))
+    for key, check in check_policy_object.items():
+        item = value.get(key)
+        if item is not None:
+            check(item, key)
+
+    routing = value.get("routing_requirements") or {}
+    timeouts = value.get("timeout_policy") or {}
+    budgets = (parse_uuid(item) for item in value.get("budget_ids") or ())
+    quota = value.get("quota_policy_id")
+    window = value.get("dedup_window_ms")
+    derived = Derived(
+        required_capabilities=required_capabilities(routing.get("required_capabilities")),
+        budget_ids=tuple(dict.fromkeys(map(BudgetId, budgets))),
+        quota_policy_id=None if quota is None else QuotaPolicyId(parse_uuid(quota)),
+        delay_until_ms=value.get("delay_until"),
+        execution_deadline_ms=timeouts.get("execution_deadline_ms"),
+        dedup_window_ms=DEFAULT_DEDUP_WINDOW_MS if window is None else window,
+    )
+    return _encoded(value, "policy"), derived
+
+
+# A task submits the same policy value over and over; checking it once is enough.
+_freeze_value: Final = lru_cache(maxsize=256)(_freeze)
+_NOTHING: Final = Derived()
+
+
+def freeze_policy(policy: PolicyInput) -> tuple[str | None, Derived]:
+    """The JSON to store and the values the engine keeps beside it; no policy gives (None, defaults).
+
+    Raises `ValidationFailed` of kind invalid_policy_json (the detail begins with the path) or
+    invalid_capabilities, and `InvalidInput` for identifiers and text that cannot be stored.
+    """
+    if policy is None:
+        return None, _NOTHING
+    if type(policy) is FrozenPolicy:
+        return policy.text, policy.derived
+    if isinstance(policy, ExecutionPolicy):
+        try:
+            hash(policy)
+        except TypeError:
+            return _freeze(policy)
+        return _freeze_value(policy)
+    return _freeze(policy)
+
+
+def policy_to_json(policy: PolicyInput) -> str | None:
+    """The policy as the JSON object that is stored, or None without one. Raises as `freeze_policy` does."""
+    return freeze_policy(policy)[0]
+
+
+def derive(policy: PolicyInput) -> Derived:
+    """What the engine keeps beside the policy. Raises as `freeze_policy` does."""
+    return freeze_policy(policy)[1]
+
+
+def retry_policy_to_json(policy: RetryPolicy | Mapping[str, Any] | str | None) -> str | None:
+    """A retry policy that overrides the frozen one for a single failure; empty text is the same as none."""
+    if policy is None or policy == "":
+        return None
+    value = _submitted(_plain(policy, "retry_policy"))
+    check_retry_object(value, "retry_policy")
+    return _encoded({"retry_policy": value}, "retry_policy")[len('{"retry_policy":') : -1]

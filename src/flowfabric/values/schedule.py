@@ -1,0 +1,42 @@
+"""Schedules as they are stored. When they fire is in `timing`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from flowfabric.values.ids import ExecutionId
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """Recurring work as it is stored."""
+
+    name: str
+    kind: str
+    timing: dict[str, Any]
+    catch_up: str
+    options: dict[str, Any]
+    paused: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_execution_id: ExecutionId | None
+    created_at: datetime
+    updated_at: datetime
+    payload: bytes
+    payload_encoding: str | None = None
+
+
+class DueSchedule(Struct, frozen=True, kw_only=True):
+    """A schedule that should have fired, with the database's time."""
+
+    name: str
+    kind: str
+    timing: dict[str, Any]
+    catch_up: str
+    payload: bytes
+    payload_encoding: str | None
+    options: dict[str, Any]
+    due_at: datetime
+    now: datetime
