@@ -30,11 +30,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
         perform flowfabric.drop_ready(p_partition, p_id);
         perform flowfabric.forget_waits(p_partition, p_id);
-        delete from flowfabric.blocked b
-        using unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
-          and b.partition = e.partition;
+        perform flowfabric.drop_blocked(p_partition, p_id);
     end if;
 
     with ended as (

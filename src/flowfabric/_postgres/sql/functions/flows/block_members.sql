@@ -7,10 +7,7 @@ create or replace function flowfabric.block_members(
 language plpgsql as $$
 begin
     perform flowfabric.drop_ready(p_partition, p_id);
-    delete from flowfabric.blocked b
-    using unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id and b.partition = e.partition;
+    perform flowfabric.drop_blocked(p_partition, p_id);
     with blocked as (
         update flowfabric.execution e
         set state = 'waiting_children', blocking_reason = 'waiting_for_children', blocking_detail = u.detail,

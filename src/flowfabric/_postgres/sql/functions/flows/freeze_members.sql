@@ -2,10 +2,7 @@
 create or replace function flowfabric.freeze_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
-    delete from flowfabric.blocked b
-    using unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id and b.partition = e.partition;
+    perform flowfabric.drop_blocked(p_partition, p_id);
     update flowfabric.execution e
     set state = 'waiting', blocking_reason = 'paused_by_flow_cancel', blocking_detail = 'flow cancelled', delay_until = null,
         held_back = null,

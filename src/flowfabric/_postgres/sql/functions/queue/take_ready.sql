@@ -48,11 +48,7 @@ begin
             where g.partition = u.partition and g.id = u.id;
         end if;
         if v_held then
-            delete from flowfabric.blocked b
-            using unnest(v_partitions, v_ids) as u (partition, id)
-            join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-            where b.blocking_reason = e.blocking_reason and b.created_at = e.created_at and b.id = e.id
-              and b.partition = e.partition;
+            perform flowfabric.drop_blocked(v_partitions, v_ids);
         end if;
         if v_lost then
             select array_agg(o) into v_capped
