@@ -698,7 +698,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_worker(
         run = await deaf.submit()
         await asyncio.wait_for(begun.wait(), PATIENCE)
     assert await run.state() is ff.State.WAITING
-    assert "1 handlers and 0 threads do not listen" in caplog.text
+    assert "1 handlers and 0 threads ignored the stop request" in caplog.text
     go.set()
     await asyncio.sleep(0.05)
     assert await run.state() is ff.State.WAITING
