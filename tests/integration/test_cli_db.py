@@ -198,7 +198,7 @@ def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
 async def test_a_server_of_yours_is_neither_stopped_nor_deleted(database: str, tmp_path: Path) -> None:
     for verb in ("reset", "stop", "run"):
         options = ["--yes"] if verb == "reset" else []
-        assert "for the embedded one alone" in failed(run("db", verb, *options, "--dsn", database))
+        assert "works only on the embedded one" in failed(run("db", verb, *options, "--dsn", database))
         assert "FLOWFABRIC_DSN" in failed(run("db", verb, *options, FLOWFABRIC_DSN=database))
 
 

@@ -98,7 +98,7 @@ def test_the_only_app_of_a_module_needs_no_name(here: Path) -> None:
         ("ff_shop:not_an_app", "is a int, not an App"),
         ("ff_shop:app.tasks.x", "has no app.tasks.x"),
         ("ff_shpo:app", "there is no module ff_shpo; did you mean ff_shop?"),
-        ("ff_nothing_like_it:app", "there is no module ff_nothing_like_it; looked in "),
+        ("ff_nothing_like_it:app", "there is no module ff_nothing_like_it; searched "),
         ("ff_shop.py:app", "is a path; did you mean ff_shop:app?"),
         ("./src/ff_shop.py", "did you mean src.ff_shop:app?"),
         ("", "got ''"),
@@ -151,7 +151,7 @@ def test_arguments_are_read_as_the_task_wants_them(texts: list[str], expected: d
     [
         (["tea", "two"], "count"),
         (["tea", "item=milk"], "item: is given twice"),
-        (["tea", "2", "3"], "buy: '3' has no place; allowed: item: str"),
+        (["tea", "2", "3"], "buy: '3' fits no parameter; allowed: item: str"),
         (["tea", "2", "conut=3"], "did you mean count?"),
         (["tea", "on=soon"], "on"),
         ([], "item: is missing"),
