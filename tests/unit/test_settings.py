@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from flowfabric.errors import InvalidInput
@@ -17,7 +17,7 @@ def test_without_an_environment_everything_has_its_default() -> None:
 
 
 def test_every_setting_has_an_environment_name_that_begins_with_ours() -> None:
-    assert set(ENVIRONMENT) == {field.name for field in msgspec.structs.fields(Settings)}
+    assert set(ENVIRONMENT) == {field.name for field in dataclasses.fields(Settings)}
     assert all(name == f"FLOWFABRIC_{field.upper()}" for field, name in ENVIRONMENT.items())
 
 
