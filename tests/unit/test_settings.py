@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-import dataclasses
 import pytest
 
 from flowfabric.errors import InvalidInput
