@@ -20,15 +20,15 @@ from typing import Any, get_overloads
 import msgspec
 
 import flowfabric as ff
-from flowfabric import _duties, _taxonomy, drawing, errors, middleware, sync_contexts, testing
-from flowfabric.app import app
+from flowfabric import _duties, _taxonomy, drawing, errors, middleware, testing
+from flowfabric.app import app, sync_context
+from flowfabric.app.context import Waitpoint
 from flowfabric.app.flow_builder import Join, SubFlow
+from flowfabric.app.sync_context import SyncWaitpoint
 from flowfabric.bridges import callbacks
 from flowfabric.client import Submission, SyncFlowRun, SyncRun
-from flowfabric.contexts import Waitpoint
 from flowfabric.contracts import signature
 from flowfabric.engine import audit, cascades, edges, flow_cancel, flow_reads, reads, siblings, timers
-from flowfabric.sync_contexts import SyncWaitpoint
 from flowfabric.values import (
     attempt,
     callback,
@@ -127,7 +127,7 @@ def tasks_page() -> str:
     lines += ["## In a handler", ""]
     lines += _documented(ff.Context, level=3, inherited=True)
     lines += [*_documented(ff.SyncContext, level=3), "It tells the same about the execution as `Context` does.", ""]
-    lines += _documented(sync_contexts.Child, level=3)
+    lines += _documented(sync_context.Child, level=3)
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
     lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
@@ -164,7 +164,7 @@ def flows_page() -> str:
     lines += ["## Joins", ""]
     for join in (ff.all_of, ff.any_of, ff.quorum):
         lines += _function(join)
-    for cls in (ff.FlowRun, SyncFlowRun, sync_contexts.ChildFlow):
+    for cls in (ff.FlowRun, SyncFlowRun, sync_context.ChildFlow):
         lines += _documented(cls, made_here=False)
     lines += ["## Pictures", "", "`flowfabric.drawing`", "", _paragraphs(drawing.__doc__), ""]
     for draw in (drawing.to_text, drawing.plain, drawing.to_mermaid, drawing.to_dot, drawing.to_svg):

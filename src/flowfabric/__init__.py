@@ -6,10 +6,11 @@ are imported from their modules: `flowfabric.values`, `flowfabric.errors`, `flow
 
 from flowfabric._duties import Duties
 from flowfabric.app.app import App
+from flowfabric.app.context import Context
 from flowfabric.app.flow_builder import Flow, Node, all_of, any_of, quorum
+from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run
-from flowfabric.contexts import Context
 from flowfabric.contracts.codecs import Codec
 from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
@@ -27,7 +28,6 @@ from flowfabric.errors import (
     TaskFailed,
     TimedOut,
 )
-from flowfabric.sync_contexts import SyncContext
 from flowfabric.values.callback import callback_text, parse_callback
 from flowfabric.values.conditions import count_signals, from_sources, on
 from flowfabric.values.ids import ExecutionId

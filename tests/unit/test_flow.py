@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric.app.flow_builder import Flow, Join, Node
+from flowfabric.app.sync_context import SyncContext
 from flowfabric.client import node_arguments
 from flowfabric.contracts.codecs import CannotDecode, Codecs
-from flowfabric.sync_contexts import SyncContext
 from flowfabric.values import conditions
 from flowfabric.values.attempt import Passed
 from flowfabric.values.graph import NewNode
@@ -401,10 +401,10 @@ def test_payloads_that_are_not_of_a_node_are_refused() -> None:
         (b"[]", "not the arguments of a node"),
         (b'{"n":1}', "not the arguments of a node"),
         (b"{", "not the arguments of a node"),
-        (b'{"given":{},"wanted":{"n":["moon",1]}}', "names a place that is not known"),
-        (b'{"given":{},"wanted":{"n":["node","no id"]}}', "names a place that is not known"),
-        (b'{"given":{},"wanted":{"n":["all",[7]]}}', "names a place that is not known"),
-        (b'{"given":{},"wanted":{"n":7}}', "names a place that is not known"),
+        (b'{"given":{},"wanted":{"n":["moon",1]}}', "refers to an unknown place"),
+        (b'{"given":{},"wanted":{"n":["node","no id"]}}', "refers to an unknown place"),
+        (b'{"given":{},"wanted":{"n":["all",[7]]}}', "refers to an unknown place"),
+        (b'{"given":{},"wanted":{"n":7}}', "refers to an unknown place"),
     ):
         with pytest.raises(CannotDecode, match=words):
             node_arguments.fill(data, {}, Codecs())

@@ -24,7 +24,9 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Sel
 
 from msgspec import UNSET, Struct
 
+from flowfabric.app.context import Context
 from flowfabric.app.flow_builder import Flow
+from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import (
     Pool,
     StepsRule,
@@ -38,12 +40,10 @@ from flowfabric.app.task import (
 from flowfabric.client.client import AsyncClient
 from flowfabric.client.run import connectors
 from flowfabric.client.submission import Submission, check_task, new_submission
-from flowfabric.contexts import Context
 from flowfabric.contracts.codecs import Codec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
-from flowfabric.sync_contexts import SyncContext
 from flowfabric.values.checks import check_text
 from flowfabric.values.cron import Cron
 from flowfabric.values.durations import Duration, duration

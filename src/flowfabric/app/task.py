@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
+from flowfabric.app.context import Context
+from flowfabric.app.sync_context import SyncContext
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, new_submission
-from flowfabric.contexts import Context
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
-from flowfabric.sync_contexts import SyncContext
 from flowfabric.values.checks import check_text
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import OptionNames, Options

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from flowfabric.app.context import Context
+from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import current, node_arguments
-from flowfabric.contexts import Context
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
 from flowfabric.middleware import chain_execute, overriding
-from flowfabric.sync_contexts import SyncContext
 from flowfabric.values.attempt import Claimed, Failure
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.parking import park

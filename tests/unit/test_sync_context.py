@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import flowfabric as ff
-from flowfabric.contexts import Waitpoint
-from flowfabric.sync_contexts import SyncWaitpoint
+from flowfabric.app.context import Waitpoint
+from flowfabric.app.sync_context import SyncWaitpoint
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("scripts/sync_contexts.py", "src/flowfabric/contexts.py", "src/flowfabric/sync_contexts.py")
+PARTS = ("scripts/sync_context.py", "src/flowfabric/app/context.py", "src/flowfabric/app/sync_context.py")
 
 
 def _check(root: Path) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, root / "scripts/sync_contexts.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, root / "scripts/sync_context.py", "--check"], capture_output=True, text=True, check=False
     )
     return done.returncode, done.stderr
 
@@ -32,11 +32,11 @@ def test_the_check_sees_a_file_that_was_edited(tmp_path: Path) -> None:
         copy = tmp_path / part
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text((ROOT / part).read_text())
-    edited = tmp_path / "src/flowfabric/contexts.py"
+    edited = tmp_path / "src/flowfabric/app/context.py"
     edited.write_text(edited.read_text().replace("async def now(self)", "async def now(self, zone: str)"))
     code, text = _check(tmp_path)
     assert code == 1
-    assert "sync_contexts.py is stale" in text
+    assert "sync_context.py is stale" in text
 
 
 def _public(cls: type) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a synchronous handler is given: who it is, and what it can do durably.
 
-Generated from contexts.py by scripts/sync_contexts.py; do not edit.
+Generated from context.py by scripts/sync_context.py; do not edit.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.client.submission import new_submission
-from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
-from flowfabric.contexts import Facts, Scope, WaitpointFacts
+from flowfabric.app.context import Facts, Scope, WaitpointFacts
 from flowfabric.app.flow_builder import Flow
+from flowfabric.client.submission import new_submission
+from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
+from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.durations import Duration
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
-from flowfabric.values.durations import Duration
 from flowfabric.values.policies import RetryPolicy
-from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.values.signal import Signal
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Writes src/flowfabric/sync_contexts.py: what synchronous handlers are given, from what async ones are given.
+"""Writes src/flowfabric/app/sync_context.py: what synchronous handlers are given, from what async ones are given.
 
-python scripts/sync_contexts.py           write it
-python scripts/sync_contexts.py --check   exit 1 when it is not what would be written
+python scripts/sync_context.py           write it
+python scripts/sync_context.py --check   exit 1 when it is not what would be written
 
 Every `await` becomes a call of `in_thread`. What only synchronous handlers have stands below as text.
 """
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src/flowfabric/contexts.py"
-TARGET = ROOT / "src/flowfabric/sync_contexts.py"
+SOURCE = ROOT / "src/flowfabric/app/context.py"
+TARGET = ROOT / "src/flowfabric/app/sync_context.py"
 NAMES = {"Waitpoint": "SyncWaitpoint", "StepWith": "SyncStepWith"}
 # Where the words about the async method are not true of the synchronous one.
 DOCS = {
@@ -32,7 +32,7 @@ DOCS = {
 
 HEAD = '''"""What a synchronous handler is given: who it is, and what it can do durably.
 
-Generated from contexts.py by scripts/sync_contexts.py; do not edit.
+Generated from context.py by scripts/sync_context.py; do not edit.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.client.submission import new_submission
-from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
-from flowfabric.contexts import Facts, Scope, WaitpointFacts
+from flowfabric.app.context import Facts, Scope, WaitpointFacts
 from flowfabric.app.flow_builder import Flow
+from flowfabric.client.submission import new_submission
+from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
+from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
+from flowfabric.values.durations import Duration
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
-from flowfabric.values.durations import Duration
 from flowfabric.values.policies import RetryPolicy
-from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.values.signal import Signal
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def main() -> int:
     wanted = text()
     if "--check" in sys.argv:
         if TARGET.read_text() != wanted:
-            print(f"{TARGET.relative_to(ROOT)} is stale: run python scripts/sync_contexts.py", file=sys.stderr)
+            print(f"{TARGET.relative_to(ROOT)} is stale: run python scripts/sync_context.py", file=sys.stderr)
             return 1
         return 0
     TARGET.write_text(wanted)

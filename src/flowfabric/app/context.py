@@ -1,7 +1,7 @@
 """What an async handler is given: who it is, and what it can do durably.
 
 The work behind the methods is the worker's (`Scope`); these classes are only the surface. Those for synchronous
-handlers are generated from them (`sync_contexts.py`).
+handlers are generated from them (`sync_context.py`).
 """
 
 from __future__ import annotations
