@@ -110,6 +110,7 @@ STEPS = {
 }
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("place", range(len(STEPS)), ids=list(STEPS))
 async def test_the_first_step_that_fails_is_the_one_that_is_told(world: SuspendingWorld, place: int) -> None:
     """Step number `place` is violated together with all later ones."""
