@@ -110,7 +110,6 @@ STEPS = {
 }
 
 
-@pytest.mark.both_servers
 @pytest.mark.parametrize("place", range(len(STEPS)), ids=list(STEPS))
 async def test_the_first_step_that_fails_is_the_one_that_is_told(world: SuspendingWorld, place: int) -> None:
     """Step number `place` is violated together with all later ones."""
@@ -713,6 +712,7 @@ async def test_every_way_of_resuming_leads_to_the_same_state(world: SuspendingWo
 # ---- how much is kept
 
 
+@pytest.mark.both_servers
 async def test_the_oldest_signals_that_lead_nowhere_are_dropped(world: SuspendingWorld) -> None:
     wait = await world.suspend(all_of(from_sources(2, "a", name="yes"), on("b")))
     few = {"signal_maxlen": 2}
