@@ -456,6 +456,7 @@ async def test_a_quorum_with_too_few_edges_waits(engine: CheckedEngine) -> None:
     assert await flow.state("join") == "waiting"
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize(
     ("ref", "result", "cancelled", "expected"),
     [("result", b"X", False, b"X"), (None, b"X", False, b"own"), ("result", None, False, b"own"),
@@ -493,6 +494,7 @@ async def test_two_callers_with_one_revision(engine: CheckedEngine) -> None:
     assert (found.node_count, found.edge_count, found.graph_revision) == (3, 1, 4)
 
 
+@pytest.mark.both_servers
 async def test_what_cannot_be_an_edge(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.stage("a", "b")
@@ -877,6 +879,7 @@ async def lost_chain(engine: ff.Engine) -> Flow:
     return flow
 
 
+@pytest.mark.both_servers
 async def test_replay_from_the_bottom(engine: CheckedEngine) -> None:
     flow = await lost_chain(engine)
     for name in "cb":

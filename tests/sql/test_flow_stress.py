@@ -297,6 +297,7 @@ async def drain(stage: Stage, party: Party) -> None:
     assert not stuck, stuck
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_whatever_happens_to_flows_at_once_nothing_is_stuck(stage: Stage, seed: int) -> None:
     await stage.empty()

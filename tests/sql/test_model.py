@@ -1685,6 +1685,7 @@ def test_the_engine_does_what_the_contract_says_in_every_history(world: World) -
 # What random histories seldom meet, as fixed ones.
 
 
+@pytest.mark.both_servers
 async def test_an_end_at_the_reclaim_cap_does_not_let_a_lower_rank_pass(engine: CheckedEngine) -> None:
     capped = await submit(engine, execution_kind="a", priority=9, policy=ExecutionPolicy(max_reclaim_count=0))
     await claim_one(engine)

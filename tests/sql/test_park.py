@@ -425,6 +425,7 @@ async def test_an_unknown_execution_counts_as_ended(stage: Stage, parties: list[
     assert answer == Parked(father.execution_id, False, "ended")
 
 
+@pytest.mark.both_servers
 async def test_what_was_purged_counts_as_ended(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     father, son = await parent(one), await child(one)

@@ -770,6 +770,7 @@ async def test_every_way_of_resuming_leads_to_the_same_state(world: SuspendingWo
 # ---- how much is kept
 
 
+@pytest.mark.both_servers
 async def test_the_oldest_signals_that_lead_nowhere_are_dropped(world: SuspendingWorld) -> None:
     wait = await world.suspend(all_of(from_sources(2, "a", name="yes"), on("b")))
     few = {"signal_maxlen": 2}

@@ -284,6 +284,7 @@ async def test_closing_says_why_when_nothing_is_said(world: SuspendingWorld) -> 
 # ---- their time
 
 
+@pytest.mark.both_servers
 async def test_a_pending_waitpoint_expires_when_its_time_has_come_and_not_before(world: SuspendingWorld) -> None:
     wait = await world.pend(expires_in=MINUTE)
     await world.pend("later", of=wait, expires_in=HOUR)

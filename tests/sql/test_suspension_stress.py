@@ -274,6 +274,7 @@ async def drain(stage: Stage, party: Party, crowd: Crowd) -> None:
     raise AssertionError(f"never woken: {left}")
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_whatever_happens_at_once_no_signal_and_no_wake_up_is_lost(stage: Stage, seed: int) -> None:
     await stage.empty()
