@@ -99,6 +99,25 @@ async def test_the_end_of_a_stopped_handler_is_an_interruption() -> None:
         await asyncio.to_thread(in_thread, handler, work())
 
 
+async def test_a_coroutine_that_is_cancelled_before_it_begins_is_closed() -> None:
+    """One that is never awaited would be warned about."""
+    handler = a_handler()
+    loop = asyncio.get_running_loop()
+
+    def cancelled(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(work, loop=loop, **options)
+        handler.is_cancelled = task.cancel()
+        return task
+
+    waiting = asyncio.ensure_future(asyncio.to_thread(in_thread, handler, ask(int)))
+    loop.set_task_factory(cancelled)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(Interrupted, match="told to"):
+            await waiting
+    finally:
+        loop.set_task_factory(None)
+
+
 @pytest.mark.parametrize("changes", [{"is_cancelled": True}, {"unwound_at": object()}])
 async def test_a_handler_that_was_told_to_stop_is_refused(changes: dict[str, Any]) -> None:
     async def work() -> None:

@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +89,9 @@ def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
         time.sleep(running.refused())
         raise Interrupted(running.stop_reason)
     thread = CallingThread()
-    future = asyncio.run_coroutine_threadsafe(_called_from(thread, work), running.worker.loop)
+    context = copy_context()  # which the coroutine's task copies
+    context.run(calling_thread.set, thread)
+    future = context.run(asyncio.run_coroutine_threadsafe, work, running.worker.loop)
     future.add_done_callback(thread.end)
     try:
         thread.serve()
@@ -107,8 +109,3 @@ def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         thread.raised = None
-
-
-async def _called_from(thread: CallingThread, work: Coroutine[Any, Any, T]) -> T:
-    calling_thread.set(thread)
-    return await work
