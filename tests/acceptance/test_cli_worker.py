@@ -185,7 +185,7 @@ async def test_log_lines_may_be_json(project: Project) -> None:
     [
         (["jobs:ap"], "did you mean jobs:app?"),
         (["jobs:app", "--lane", "x=0"], "lanes"),
-        (["jobs:app", "--lane", "x", "--lane", "x=2"], "named twice"),
+        (["jobs:app", "--lane", "x", "--lane", "x=2"], "given twice"),
         (["jobs:app", "--task", "none"], "no task 'none'"),
         (["jobs:app", "--grace", "soon"], "--grace"),
         (["jobs:app", "--log-level", "loud"], "--log-level"),

@@ -616,8 +616,8 @@ async def test_many_parents_and_children_under_pressure(app: ff.App, monkeypatch
 
 def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks that come by themselves come too late to help."""
-    monkeypatch.setattr(watching, "_FIRST_LOOK", 3 * PATIENCE)
-    monkeypatch.setattr(watching, "_LAST_LOOK", 3 * PATIENCE)
+    monkeypatch.setattr(watching, "_FIRST_POLL", 3 * PATIENCE)
+    monkeypatch.setattr(watching, "_MAX_POLL", 3 * PATIENCE)
 
 
 async def test_a_waiting_client_is_told(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,7 +646,7 @@ async def test_a_waiting_client_is_told(app: ff.App, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_notification_that_is_lost_is_made_up_for(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_LAST_LOOK", 0.1)
+    monkeypatch.setattr(watching, "_MAX_POLL", 0.1)
 
     @app.task
     async def job() -> int:
