@@ -178,7 +178,7 @@ UNDECLARABLE: dict[str, tuple[Callable[[ff.App], Any], dict[str, Any], str, str]
     "an empty name": (lambda app: _module_function, {"name": ""}, "name", "empty"),
     "a name too long": (lambda app: _module_function, {"name": "x" * 257}, "name", "257 bytes"),
     "a name that is none": (lambda app: _module_function, {"name": 5}, "name", "not text"),
-    "the other context": (lambda app: _plain_with_context, {}, "ctx", "a plain function"),
+    "the other context": (lambda app: _plain_with_context, {}, "ctx", "is synchronous"),
     "the other context again": (lambda app: _async_with_sync_context, {}, "ctx", "is async"),
     "another pool": (lambda app: _module_function, {"pool": "fork"}, "pool", "'fork'"),
     "async in a process": (lambda app: _times, {"pool": "process"}, "pool", "is async"),

@@ -223,7 +223,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("k", {"timeout": -1}, "timeout"),
     ("k", {"on_timeout": "explode"}, "on_timeout: got 'explode'"),
     ("k", {"reason": "boredom"}, "reason: got 'boredom'"),
-    ("k", {"timeout": 1, "on_timeout": "fail", "default": 1}, "either one or the other"),
+    ("k", {"timeout": 1, "on_timeout": "fail", "default": 1}, "only one of them"),
     ("k", {"name": "x" * 257}, "name: "),
     ("k", {"payload": asyncio.Event}, "Event has no JSON form"),
 ]

@@ -263,7 +263,7 @@ async def test_a_key_that_is_not_open_is_not_found(world: SuspendingWorld) -> No
     with pytest.raises(ff.NotFound, match=r"waitpoint other \(open: k\)"):
         await by_key(world, wait, "other")
     await by_key(world, wait)
-    with pytest.raises(ff.NotFound, match=r"waitpoint k \(none is open\)"):
+    with pytest.raises(ff.NotFound, match=r"waitpoint k \(no waitpoint is open\)"):
         await by_key(world, wait, "k", idempotency_key="unseen")
     with pytest.raises(ff.NotFound, match="execution"):
         await world.engine.signal_execution(
