@@ -167,9 +167,9 @@ def test_an_app_refuses_bad_settings(settings: dict[str, Any], field: str) -> No
 
 # What is decorated, the options beside it, the field that is named, a word of why.
 UNDECLARABLE: dict[str, tuple[Callable[[ff.App], Any], dict[str, Any], str, str]] = {
-    "a lambda": (lambda app: lambda x: x, {}, "name", "a lambda has none"),
-    "a partial": (lambda app: functools.partial(_times, factor=2), {}, "name", "a partial has none"),
-    "an object": (lambda app: Called(), {}, "name", "a Called has none"),
+    "a lambda": (lambda app: lambda x: x, {}, "name", "a lambda has no name"),
+    "a partial": (lambda app: functools.partial(_times, factor=2), {}, "name", "a partial has no name"),
+    "an object": (lambda app: Called(), {}, "name", "a Called has no name"),
     "a method": (lambda app: Jobs.method, {}, "fn", "Jobs.method is a method"),
     "a class method": (lambda app: Jobs.__dict__["of_class"], {}, "fn", "is a method"),
     "a task": (lambda app: app.task(_module_function), {"name": "again"}, "fn", "already"),
