@@ -150,7 +150,7 @@ def flows_page() -> str:
         WRITTEN_BY,
         "",
         "How to use them: [fan out and join](../guides/flows.md); how they behave: [flows](../concepts/flows.md)."
-        " Create one with `app.flow(name)`, in a running task with `ctx.flow()`. `all_of` and `any_of` take nodes as well as"
+        " Create one with `app.flow(name)`, in a running task with `ctx.flow()`. `all_of` and `any_of` take nodes and"
         " [conditions of waits](tasks.md#waiting-for-signals).",
         "",
     ]
