@@ -29,8 +29,8 @@ _INTRODUCTION = """\
 `FLOWFABRIC_DSN`, and without that the embedded server, which starts by itself.
 
 Output is for people: a terminal gets colours, a pipe plain columns in which nothing is cut. `--json` is for programs:
-one JSON document, or one line per item where the output is a stream (`ls --all`, `top`, `flow show --watch`). Times
-are ISO 8601, durations are seconds. Hints, questions and progress go to standard error.
+one JSON document, or one line per item for a stream (`ls --all`, `top`, `flow show --watch`). Times are ISO 8601,
+durations are seconds. Hints, questions and progress go to standard error.
 
 An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone; a flow by its id, or by a unique
 beginning of it.
@@ -41,7 +41,7 @@ the names of lanes, schedules and flows, the ids of flows, and the executions an
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     program: Any = typer.main.get_command(cli.app)
     lines = [_INTRODUCTION, "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]

@@ -1,10 +1,10 @@
-"""Draws the pictures of flows in the documentation, with what `flowfabric flow export` draws with.
+"""Draws the pictures of flows in the documentation, with the code of `flowfabric flow export`.
 
     python scripts/pictures.py           write docs/concepts/*.svg
     python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
 
-A sample says which members there are, what they come after and where they stand. That flows really come to stand so is
-tested on a database, in tests/docs/test_pictures.py.
+A sample lists members, their upstreams and their states. tests/docs/test_pictures.py checks on a database that flows
+really reach these states.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from flowfabric.values.state import State
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "concepts"
 AT = datetime(2030, 1, 1, tzinfo=UTC)
-SPACE = UUID("6ffbc1c5-5a8f-5d0b-8a56-3e1d21d3e1a9")  # of the ids, which are the same every time
+SPACE = UUID("6ffbc1c5-5a8f-5d0b-8a56-3e1d21d3e1a9")  # namespace of the ids, which are the same every time
 
 
 class Member(NamedTuple):
-    """A member of a sample, and where it stands."""
+    """A member of a sample, and its state."""
 
     state: State
     after: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A flow to be drawn. `follows`: the sample all of whose unsuccessful members were replayed."""
+    """A flow to draw. `follows`: the sample whose unsuccessful members were all replayed."""
 
     title: str
     members: dict[str, Member]
@@ -114,7 +114,7 @@ SAMPLES = {
 
 
 def graph(name: str) -> FlowGraph:
-    """A sample as a flow is read."""
+    """Return a sample as a flow graph."""
     sample = SAMPLES[name]
     flow_id = FlowId(uuid5(SPACE, name))
     ids = {member: ExecutionId.of(0, uuid5(SPACE, f"{name}/{member}")) for member in sample.members}
@@ -157,7 +157,7 @@ def graph(name: str) -> FlowGraph:
 
 
 def picture(name: str) -> str:
-    """The SVG of a sample."""
+    """Return the SVG of a sample."""
     return to_svg(graph(name), fold=FOLD)
 
 
@@ -171,7 +171,7 @@ def main() -> int:
             if "--check" not in sys.argv[1:]:
                 file.write_text(text, encoding="utf-8")
     if "--check" in sys.argv[1:] and drifted:
-        print(f"docs/concepts/ has not what the code draws ({', '.join(drifted)}): run scripts/pictures.py")
+        print(f"docs/concepts/ is out of date ({', '.join(drifted)}): run scripts/pictures.py")
         return 1
     return 0
 

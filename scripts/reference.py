@@ -1,9 +1,9 @@
-"""Writes the reference pages from the code, all but that of the command line, which has `cli_reference.py`.
+"""Writes the reference pages from the code; `cli_reference.py` writes the page of the command line.
 
     python scripts/reference.py           write docs/reference/
     python scripts/reference.py --check   change nothing; exit 1 and name the pages that differ
 
-What a page says stands in the docstrings. This script only lays it out, so that a page cannot contradict the code.
+The text of a page comes from the docstrings. This script only arranges it, so that a page cannot contradict the code.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WRITTEN_BY = "<!-- Written by scripts/reference.py from the docstrings. Edit tho
 WIDTH = 110
 
 
-# What an everyday user of `Engine` needs; all other operations stand behind these, by chapter.
+# The operations that most users of `Engine` need; all others follow, by chapter.
 EVERYDAY = (
     "connect", "create_execution", "create_many", "claim", "claim_many", "renew_many", "complete_many", "fail",
     "cancel", "replay_execution", "read_execution", "find_executions", "read_outcomes", "signal_execution",
@@ -78,15 +78,15 @@ def engine_page() -> str:
         "",
         "`flowfabric.Engine` has one method per operation; each is one SQL function and one round trip. Connect with"
         " `await Engine.connect()`, close with `await engine.close()` or use `async with`. A refusal is raised as one"
-        " of the [errors](errors.md); calls for many items answer one verdict per item instead, with the exception in"
-        " the refused item's place. What goes in and comes out is described in [records](records.md), the behaviour"
+        " of the [errors](errors.md); calls for many items return one verdict per item instead, which is the exception"
+        " for a refused item. Arguments and results are described in [records](records.md), the behaviour"
         " in [executions](../concepts/executions.md).",
         "",
     ]
     lines += [
         "## Everyday operations",
         "",
-        "These twenty are enough to submit work, run it, look at it and steer it. The chapters below have everything;"
+        "These twenty are enough to submit, run, inspect and control executions. The chapters below have everything;"
         " the last three (Admission, Grants, Edges) and Vector are for schedulers and for ports from the reference.",
         "",
         "| operation | what it does |",
@@ -112,7 +112,7 @@ def engine_page() -> str:
 
 
 def tasks_page() -> str:
-    """The everyday API: apps, tasks, what handlers are given, options, workers."""
+    """The everyday API: apps, tasks, contexts of handlers, options, workers."""
     lines = [
         "# Tasks and workers",
         "",
@@ -126,7 +126,7 @@ def tasks_page() -> str:
         lines += _documented(cls)
     lines += ["## In a handler", ""]
     lines += _documented(ff.Context, level=3, inherited=True)
-    lines += [*_documented(ff.SyncContext, level=3), "It tells the same about the execution as `Context` does.", ""]
+    lines += [*_documented(ff.SyncContext, level=3), "It has the same facts about the execution as `Context`.", ""]
     lines += _documented(sync_context.Child, level=3)
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
@@ -136,7 +136,7 @@ def tasks_page() -> str:
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
-    lines += ["## What is stored, and what is shared", "", *_documented(ff.Codec, level=3)]
+    lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3)]
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
@@ -149,8 +149,8 @@ def flows_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "How to use them: [fan out and join](../guides/flows.md); how they behave: [flows](../concepts/flows.md). Made"
-        " with `app.flow(name)`, in a running task with `ctx.flow()`. `all_of` and `any_of` take nodes as they take"
+        "How to use them: [fan out and join](../guides/flows.md); how they behave: [flows](../concepts/flows.md)."
+        " Create one with `app.flow(name)`, in a running task with `ctx.flow()`. `all_of` and `any_of` take nodes and"
         " [conditions of waits](tasks.md#waiting-for-signals).",
         "",
     ]
@@ -173,14 +173,14 @@ def flows_page() -> str:
 
 
 def clients_page() -> str:
-    """What programs use that are not workers."""
+    """Clients, for programs that are not workers."""
     lines = [
         "# Clients",
         "",
         WRITTEN_BY,
         "",
-        "`AsyncClient` is what `await app.client()` gives; `Client` is the same for programs without an event loop."
-        " `task.submit(...)` uses one of its own accord.",
+        "`await app.client()` returns an `AsyncClient`; `Client` is the same for programs without an event loop."
+        " `task.submit(...)` uses one automatically.",
         "",
     ]
     for cls in (ff.AsyncClient, ff.Run, Submission, ff.Client, SyncRun):
@@ -215,14 +215,13 @@ def testing_page() -> str:
 
 
 def records_page() -> str:
-    """Arguments, answers, policies, words."""
+    """Arguments, results, policies, words."""
     lines = [
         "# Records, policies and words",
         "",
         WRITTEN_BY,
         "",
-        "Records are frozen. Below each name stands where it is imported from; most are answers that nobody has to"
-        " construct.",
+        "Records are frozen. The module to import from is below each name; most are results that you never construct.",
         "",
     ]
     for title, modules in (
@@ -293,7 +292,7 @@ def _documented(
     made_here: bool = True,
     without: Collection[str] = (),
 ) -> list[str]:
-    """A class with its public members, each under a heading of its own."""
+    """A class with its public members, each under its own heading."""
     lines = [f"{'#' * level} {cls.__name__}", ""]
     lines += [f"`{own}.{cls.__name__}`" if own != "flowfabric" else _place(cls), ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
@@ -324,7 +323,7 @@ def _function(function: Callable[..., Any]) -> list[str]:
 
 
 def _constructor(cls: type) -> list[str]:
-    """How an object of a class is made, where that is up to the reader."""
+    """How to construct an object of a class, if users do that."""
     init = vars(cls).get("__init__")
     if init is None:
         return []
@@ -333,7 +332,7 @@ def _constructor(cls: type) -> list[str]:
 
 
 def _words_after(module: ModuleType, name: str) -> str:
-    """The text that stands below the assignment of a name."""
+    """The text below the assignment of a name."""
     body = ast.parse(inspect.getsource(module)).body
     for place, node in enumerate(body):
         targets = [getattr(node, "target", None), *getattr(node, "targets", ())]
@@ -341,7 +340,7 @@ def _words_after(module: ModuleType, name: str) -> str:
             below = body[place + 1]
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 return str(below.value.value)
-    raise LookupError(f"{module.__name__}.{name} has no words")
+    raise LookupError(f"{module.__name__}.{name} has no docstring")
 
 
 def _raised_as(family: str, kind: str) -> str:
@@ -350,7 +349,7 @@ def _raised_as(family: str, kind: str) -> str:
 
 
 def _place(cls: type) -> str:
-    """Where a class is imported from."""
+    """The module that a class is imported from."""
     return f"`{'flowfabric' if cls.__name__ in ff.__all__ else cls.__module__}.{cls.__name__}`"
 
 
@@ -495,7 +494,7 @@ def main() -> int:
                 TARGET.mkdir(parents=True, exist_ok=True)
                 file.write_text(text, encoding="utf-8")
     if "--check" in sys.argv[1:] and drifted:
-        print(f"docs/reference/ is not what the code says ({', '.join(drifted)}): run scripts/reference.py")
+        print(f"docs/reference/ is out of date ({', '.join(drifted)}): run scripts/reference.py")
         return 1
     return 0
 

@@ -1,9 +1,9 @@
-"""Writes src/flowfabric/app/sync_context.py: what synchronous handlers are given, from what async ones are given.
+"""Writes src/flowfabric/app/sync_context.py: the context of synchronous handlers, from that of async ones.
 
 python scripts/sync_context.py           write it
-python scripts/sync_context.py --check   exit 1 when it is not what would be written
+python scripts/sync_context.py --check   exit 1 if it is out of date
 
-Every `await` becomes a call of `in_thread`. What only synchronous handlers have stands below as text.
+Every `await` becomes a call of `in_thread`. Parts that only synchronous handlers have are text below.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src/flowfabric/app/context.py"
 TARGET = ROOT / "src/flowfabric/app/sync_context.py"
 NAMES = {"Waitpoint": "SyncWaitpoint", "StepWith": "SyncStepWith"}
-# Where the words about the async method are not true of the synchronous one.
+# Docstrings of async methods that are wrong for the synchronous ones.
 DOCS = {
-    "step": """Run a function once, in this thread, and remember what it returned.
+    "step": """Run a function once, in this thread, and store its result.
 
-        It is known by this name and the count of its uses in this run. A finished step is never run again; one that a
-        crash interrupted is. An exception is remembered for the rest of this run of the handler and forgotten when the
-        task is retried. `step_with` gives a step its own retries. A step, a pause or a submission inside the function
-        is part of it and not remembered by itself.
+        It is identified by this name and the number of its uses in this run. A finished step never runs again; a step
+        that a crash interrupted does. An exception is kept for the rest of this run of the handler and forgotten when
+        the task is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
+        function is part of it and not recorded separately.
         """,
-    "sleep": "Wait durably: the thread is free meanwhile, and the time counts from the first call, not from a restart.",
-    "submit": "Submit another task, once, however often this handler is run again.",
+    "sleep": "Wait durably: the thread is free meanwhile. The time counts from the first call, also after a restart.",
+    "submit": "Submit another task, only once even if this handler is re-run.",
 }
 
-HEAD = '''"""What a synchronous handler is given: who it is, and what it can do durably.
+HEAD = '''"""The context of a synchronous handler: facts about its execution, and durable operations.
 
 Generated from context.py by scripts/sync_context.py; do not edit.
 """
@@ -64,17 +64,17 @@ D = TypeVar("D")
 
 
 class SyncContext(Facts):
-    """Given to a plain handler that has a parameter annotated with it. Use it from the handler's own thread.
+    """The worker passes it to a synchronous handler with a parameter of this type. Use it only in the handler's thread.
 
-    Where the handler has to wait without a worker, or to stop, `Interrupted` unwinds it: it is no `Exception`; let it
-    pass.
+    When the handler has to wait without a worker, or to stop, `Interrupted` unwinds it. It is not an `Exception`; do
+    not catch it.
     """
 
     __slots__ = ()
 '''
 
 
-# What only synchronous handlers have, behind the method it is like.
+# Methods that only synchronous handlers have, after the similar one.
 AFTER = {
     "step": '''
     def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
@@ -84,7 +84,7 @@ AFTER = {
 ''',
     "submit": '''
     def submit_flow(self, flow: Flow) -> ChildFlow:
-        """Submit a flow, or the nodes added to this one's, once, however often this handler is run again."""
+        """Submit a flow, or the nodes added to this one's, only once even if this handler is re-run."""
         return ChildFlow(self._scope, self._scope.in_thread(self._scope.client.submit_flow(flow)))
 ''',
 }
@@ -92,7 +92,7 @@ AFTER = {
 WAITPOINT = '''
 
 class SyncWaitpoint(WaitpointFacts):
-    """A place where a signal can arrive, and the token that it needs."""
+    """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
 '''
@@ -100,7 +100,7 @@ class SyncWaitpoint(WaitpointFacts):
 REST = '''
 
 class SyncStepWith:
-    """`ctx.step` with retries of its own."""
+    """`ctx.step` with its own retries."""
 
     __slots__ = ("_retry", "_scope")
 
@@ -114,7 +114,7 @@ class SyncStepWith:
 
 
 class Child(Generic[R]):
-    """Another execution that a plain handler submitted."""
+    """Another execution that a synchronous handler submitted."""
 
     __slots__ = ("_scope", "run")
 
@@ -127,12 +127,12 @@ class Child(Generic[R]):
         return self.run.execution_id
 
     def result(self) -> R:
-        """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
+        """Wait for its result without a worker; raises `TaskFailed` if it has none."""
         return self._scope.in_thread(self.run.result())
 
 
 class ChildFlow:
-    """A flow that a plain handler submitted."""
+    """A flow that a synchronous handler submitted."""
 
     __slots__ = ("_scope", "run")
 
@@ -141,13 +141,13 @@ class ChildFlow:
         self.run = run
 
     def result(self) -> dict[str, Any]:
-        """The results of its nodes by name, waiting without a worker; `FlowFailed` when one of them failed."""
+        """Wait for the results of its nodes by name, without a worker; raises `FlowFailed` if one of them failed."""
         return self._scope.in_thread(self.run.result())
 '''
 
 
 class Synchronous(ast.NodeTransformer):
-    """A method that awaits nothing: a thread waits instead."""
+    """Rewrites a method to await nothing: a thread waits instead."""
 
     def visit_Await(self, node: ast.Await) -> ast.AST:
         in_thread = ast.parse("self._scope.in_thread", mode="eval").body
@@ -158,7 +158,7 @@ class Synchronous(ast.NodeTransformer):
 
 
 def methods(name: str) -> dict[str, list[ast.AsyncFunctionDef]]:
-    """The async methods of a class, each with its overloads before it."""
+    """Return the async methods of a class, each with its overloads before it."""
     tree = ast.parse(SOURCE.read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     by_name: dict[str, list[ast.AsyncFunctionDef]] = {}
@@ -170,7 +170,7 @@ def methods(name: str) -> dict[str, list[ast.AsyncFunctionDef]]:
 
 def written(versions: list[ast.AsyncFunctionDef]) -> str:
     *overloads, node = versions
-    # A synchronous handler calls no async function, so those overloads go; one that is left alone is the signature.
+    # A synchronous handler calls no async function, so drop those overloads; a single remaining one is the signature.
     overloads = [one for one in overloads if "Awaitable" not in ast.unparse(one.args)]
     body = list(node.body)
     if len(overloads) == 1:
@@ -207,7 +207,7 @@ def _sync(node: ast.AsyncFunctionDef) -> str:
 
 
 def _indented(text: str) -> str:
-    """Below a class; the lines of a docstring are indented already."""
+    """Indent for a class body; the lines of a docstring are already indented."""
     lines = text.split("\n")
     in_doc = False
     for place, line in enumerate(lines):

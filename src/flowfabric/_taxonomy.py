@@ -1,4 +1,4 @@
-"""What is known about every kind of error: one row per (family, kind), and nothing anywhere else."""
+"""The properties of every kind of error: one row per (family, kind), defined only here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ErrorClass = Literal["terminal", "retryable", "informational", "bug"]
 
 
 class TaxonomyRow(NamedTuple):
-    """What is known about one kind of one family.
+    """The properties of one kind of one family.
 
     `code` is the word on the wire, which several kinds may share. `wire_retryable` is the flag in an HTTP
-    error body: it differs from `error_class` only for contention, where reading again and trying
-    once more is harmless.
+    error body: it differs from `error_class` only for contention, where reading again and retrying is
+    harmless.
     """
 
     family: str
@@ -70,7 +70,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         wire_retryable=True,
     ),
     *_rows("contention", "rate_limit_exceeded", "retryable", 429),
-    # Retryable for whoever called in-process; behind HTTP a reconciler finishes the work instead.
+    # Retryable for in-process callers; behind HTTP a reconciler finishes the work instead.
     *_rows("contention", "retry_exhausted", "retryable", 500, wire_retryable=False),
     *_rows(
         "conflict",

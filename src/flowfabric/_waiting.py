@@ -1,4 +1,4 @@
-"""Sleeping that something may cut short: used by every loop that waits for a time or for a wake-up."""
+"""Interruptible sleep, for every loop that waits for a time or a wake-up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 async def first_of(seconds: float, *events: asyncio.Event | None) -> None:
-    """Sleep, but no longer than until one of the events is set; None stands for an event that never is."""
+    """Sleep until the time has passed or one of the events is set; None is an event that is never set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
     try:
         if waits:

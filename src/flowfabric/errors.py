@@ -3,31 +3,31 @@
     FlowFabricError
     +-- NotFound                 the named thing does not exist
     +-- ValidationFailed         the request can never succeed as it stands
-    |   +-- InvalidInput         one argument is wrong: field, problem, what is allowed
+    |   +-- InvalidInput         one argument is wrong: field, problem, allowed values
     |   +-- Corruption           stored data or handle bytes cannot be decoded
-    +-- Contention               somebody else was faster, or the moment is wrong
+    +-- Contention               another call was faster, or it is too early or too late
     |   +-- ExecutionNotActive   the execution left the active phase: stop
     |   +-- RetriesExhausted     the database refused three times in a row
-    +-- Conflict                 it exists already, in another shape
+    +-- Conflict                 it already exists and is different
     +-- StateError               the state does not allow it
     |   +-- LeaseLost            another owner, or none: stop and discard this attempt's work
     +-- Bug                      our own sequencing is broken
-    +-- TransportError           the database could not be asked
+    +-- TransportError           the database did not answer
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
-    +-- TimedOut                 an operation of ours took too long
-    +-- TaskFailed               the execution whose result was asked for ended without one
-    |   +-- Purged               it is not stored any more
+    +-- TimedOut                 an operation of this library took too long
+    +-- TaskFailed               the awaited execution ended without a result
+    |   +-- Purged               it is no longer stored
     |   +-- FlowFailed           nodes of the flow failed, or it was cancelled
     +-- StepFailed               a durable step failed in an earlier run of the handler
-    +-- StepsChanged             the code no longer does what it did when the execution began
-    +-- NoSignal                 a wait ended without the signals it was for
+    +-- StepsChanged             the recorded steps no longer match the code
+    +-- NoSignal                 a wait ended without its signals
 
-Beside the tree: `RetryLater` and `Reject`, which handlers raise to say what shall happen to them, and `Interrupted`,
-which is no `Exception`, so that a handler's `except Exception` lets it pass.
+Beside the tree: `RetryLater` and `Reject`, which handlers raise to choose what happens next, and `Interrupted`,
+which is not an `Exception`, so that a handler's `except Exception` does not catch it.
 
 A family is one class; `kind` says which case of it. A subclass exists only where a caller does something
-different. What else is known about a kind (whether trying again helps, HTTP status, wire code) stands in `_taxonomy`.
+different. The other properties of a kind (whether a retry helps, HTTP status, wire code) are in `_taxonomy`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FlowFabricError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call the constructor with the message alone.
+        # The default would call the constructor with only the message.
         return _revive, (type(self), self.args, dict(self.__dict__))
 
 
@@ -103,7 +103,7 @@ class NotFound(FlowFabricError):
     def __init__(
         self,
         entity: str,
-        id: object = None,  # noqa: A002 - the attribute is called so too
+        id: object = None,  # noqa: A002 - the attribute has the same name
         *,
         detail: str = "",
     ) -> None:
@@ -151,15 +151,15 @@ class Corruption(ValidationFailed):
 
 
 class Contention(FlowFabricError):
-    """Somebody else was faster, or the moment is wrong. `error_class` says whether trying again helps."""
+    """Another call was faster, or it is too early or too late. `error_class` says whether a retry helps."""
 
     family = "contention"
 
 
 class ExecutionNotActive(Contention):
-    """The execution left the active phase. Stop; the four facts say where it went.
+    """The execution left the active phase. Stop; the four attributes describe its state.
 
-    All four are text and always filled: `terminal_outcome` is 'none' while not terminal, and `attempt_id` is
+    All four are text and always set: `terminal_outcome` is 'none' while not terminal, and `attempt_id` is
     empty when no attempt is current.
     """
 
@@ -195,9 +195,9 @@ class RetriesExhausted(Contention):
 
 
 class Conflict(FlowFabricError):
-    """It exists already, in another shape. `existing` names what is in the way, when known.
+    """It already exists and is different. `existing` names the existing one, if known.
 
-    `edge`: the stored edge, when it is one.
+    `edge` is the stored edge, if the conflict is about an edge.
     """
 
     family = "conflict"
@@ -217,7 +217,7 @@ class StateError(FlowFabricError):
 
 
 class LeaseLost(StateError):
-    """The lease is stale, expired or revoked. Stop, and throw this attempt's work away."""
+    """The lease is stale, expired or revoked. Stop, and discard this attempt's work."""
 
     def __init__(self, kind: str = "stale_lease", detail: str = "", *, execution_id: str | None = None) -> None:
         if kind not in LEASE_LOST_KINDS:
@@ -236,7 +236,7 @@ class Bug(FlowFabricError):
 
 
 class TransportError(FlowFabricError):
-    """The database could not be asked, or did not answer. Passwords in the detail are masked."""
+    """The database could not be reached, or did not answer. Passwords in the detail are masked."""
 
     family = "transport"
 
@@ -290,7 +290,7 @@ class Unavailable(FlowFabricError):
 
 
 class TimedOut(FlowFabricError):
-    """An operation of ours took too long. `elapsed_ms` is how long it was given."""
+    """An operation of this library took too long. `elapsed_ms` is its time limit."""
 
     family = "timed_out"
 
@@ -301,9 +301,9 @@ class TimedOut(FlowFabricError):
 
 
 class TaskFailed(FlowFabricError):
-    """The execution whose result was asked for ended without one. `kind` is the state it ended in.
+    """The awaited execution ended without a result. `kind` is its final state.
 
-    `error_type`, `message` and `traceback` are those of the exception that ended it, as text, where there was one.
+    `error_type`, `message` and `traceback` describe the exception that ended it, as text, if there was one.
     """
 
     family = "task"
@@ -331,20 +331,20 @@ class TaskFailed(FlowFabricError):
 
 
 class Purged(TaskFailed):
-    """The execution is not stored: its retention is over, or it was deleted (or never was in this database)."""
+    """The execution is not stored: its retention ended, it was deleted, or it was never in this database."""
 
     def __init__(self, execution_id: str) -> None:
-        super().__init__("purged", "not stored any more; its retention is over", execution_id=execution_id)
+        super().__init__("purged", "no longer stored; its retention ended", execution_id=execution_id)
 
     def _message(self) -> str:
         return f"execution {self.execution_id} was purged: {self.detail}"
 
 
 class FlowFailed(TaskFailed):
-    """A flow whose results were asked for ended otherwise: nodes failed, or it was cancelled.
+    """The awaited flow ended without results: nodes failed, or it was cancelled.
 
     `failures` are the exceptions of the nodes that failed, by name; `skipped` the names of those that could not run
-    because of them; `results` what the others returned.
+    because of them; `results` the results of the others.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ def _first_line(error: TaskFailed) -> str:
 
 
 class StepFailed(FlowFabricError):
-    """A durable step failed earlier in this run and its own exception cannot be made again."""
+    """A durable step failed earlier in this run, and its original exception cannot be recreated."""
 
     family = "step"
 
@@ -392,7 +392,7 @@ class StepFailed(FlowFabricError):
 
 
 class StepsChanged(FlowFabricError):
-    """What is remembered of an execution does not fit the handler's code any more."""
+    """The recorded steps of an execution no longer match the handler's code."""
 
     family = "step"
 
@@ -401,16 +401,16 @@ class StepsChanged(FlowFabricError):
 
 
 class NoSignal(FlowFabricError):
-    """A wait ended without the signals it was for: its time was over, or an operator resumed the execution.
+    """A wait ended without its signals: it timed out, or an operator resumed the execution.
 
-    A handler that lets it pass fails, and is not retried.
+    A handler that does not catch it fails, and is not retried.
     """
 
     family = "wait"
 
     def __init__(self, kind: str, name: str, *, execution_id: str | None = None) -> None:
         self.name = name
-        because = "its time was over" if kind == "wait_timed_out" else "an operator resumed the execution"
+        because = "it timed out" if kind == "wait_timed_out" else "an operator resumed the execution"
         super().__init__(kind, f"no signal for {name!r}: {because}", execution_id=execution_id)
 
 
@@ -432,4 +432,4 @@ class Reject(Exception):
 
 
 class Interrupted(BaseException):
-    """Unwinds a handler in a thread that shall stop: it lost its lease, was cancelled, or waits without a worker."""
+    """Unwinds a handler in a thread that has to stop: it lost its lease, was cancelled, or waits without a worker."""

@@ -18,10 +18,10 @@ class Settings:
     data_dir: Path = Path(".flowfabric")  # FLOWFABRIC_DATA_DIR: where the embedded server keeps its data
     pg_bin: Path | None = None  # FLOWFABRIC_PG_BIN: Postgres programs for the embedded server instead of the wheel's
     lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
-    test_dsn: str | None = None  # FLOWFABRIC_TEST_DSN: a server for the testing kit instead of one of its own
+    test_dsn: str | None = None  # FLOWFABRIC_TEST_DSN: a server for the testing kit instead of its own
 
     def __repr__(self) -> str:
-        # The DSN may hold a password.
+        # The DSN may contain a password.
         return f"Settings(data_dir={str(self.data_dir)!r}, lanes={self.lanes!r})"
 
 
@@ -35,14 +35,14 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of the environment; an empty variable counts as unset."""
+    """Return the settings of the environment; an empty variable counts as unset."""
     env = os.environ if environ is None else environ
     values = {name: text for name, variable in ENVIRONMENT.items() if (text := env.get(variable, "").strip())}
     lanes = Settings().lanes
     if "lanes" in values:
         lanes = tuple(part.strip() for part in values["lanes"].split(",") if part.strip())
         if not lanes:
-            raise InvalidInput("no lane named", field=ENVIRONMENT["lanes"], allowed="lane names separated by commas")
+            raise InvalidInput("no lane given", field=ENVIRONMENT["lanes"], allowed="lane names separated by commas")
     return Settings(
         dsn=values.get("dsn"),
         data_dir=Path(values.get("data_dir", ".flowfabric")),

@@ -322,7 +322,7 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
         worker.signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.words
         assert "could not be given back" in worker.words
-        assert "the database did not take the last results" in worker.words
+        assert "the last results could not be reported" in worker.words
     second = site.hire(grace=0.1)
     assert await runs[0].result(PATIENCE) == 1  # again, by another worker, when the lease had lapsed
     await second.stop()

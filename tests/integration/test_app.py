@@ -167,9 +167,9 @@ def test_an_app_refuses_bad_settings(settings: dict[str, Any], field: str) -> No
 
 # What is decorated, the options beside it, the field that is named, a word of why.
 UNDECLARABLE: dict[str, tuple[Callable[[ff.App], Any], dict[str, Any], str, str]] = {
-    "a lambda": (lambda app: lambda x: x, {}, "name", "a lambda has none"),
-    "a partial": (lambda app: functools.partial(_times, factor=2), {}, "name", "a partial has none"),
-    "an object": (lambda app: Called(), {}, "name", "a Called has none"),
+    "a lambda": (lambda app: lambda x: x, {}, "name", "a lambda has no name"),
+    "a partial": (lambda app: functools.partial(_times, factor=2), {}, "name", "a partial has no name"),
+    "an object": (lambda app: Called(), {}, "name", "a Called has no name"),
     "a method": (lambda app: Jobs.method, {}, "fn", "Jobs.method is a method"),
     "a class method": (lambda app: Jobs.__dict__["of_class"], {}, "fn", "is a method"),
     "a task": (lambda app: app.task(_module_function), {"name": "again"}, "fn", "already"),
@@ -178,7 +178,7 @@ UNDECLARABLE: dict[str, tuple[Callable[[ff.App], Any], dict[str, Any], str, str]
     "an empty name": (lambda app: _module_function, {"name": ""}, "name", "empty"),
     "a name too long": (lambda app: _module_function, {"name": "x" * 257}, "name", "257 bytes"),
     "a name that is none": (lambda app: _module_function, {"name": 5}, "name", "not text"),
-    "the other context": (lambda app: _plain_with_context, {}, "ctx", "a plain function"),
+    "the other context": (lambda app: _plain_with_context, {}, "ctx", "is synchronous"),
     "the other context again": (lambda app: _async_with_sync_context, {}, "ctx", "is async"),
     "another pool": (lambda app: _module_function, {"pool": "fork"}, "pool", "'fork'"),
     "async in a process": (lambda app: _times, {"pool": "process"}, "pool", "is async"),

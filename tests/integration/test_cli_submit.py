@@ -257,7 +257,7 @@ async def test_what_codecs_wrote_is_opened_with_the_app(engine: ff.Engine, datab
     assert "the result" in opened
     assert (await call("wait", execution_id, "--app", "ff_shop:zipped", dsn=database)).out == "the result\n"
     assert (
-        "no codec is called 'zip'"
+        "there is no codec 'zip'"
         in (await call("show", execution_id, "--app", "ff_shop:app", dsn=database, code=2)).err
     )
 

@@ -394,7 +394,10 @@ async def test_an_unknown_key_is_answered_with_those_there_are(engine: ff.Engine
         said = await ask(*command, target, "--key", "aples", code=1)
         assert said.err == f"flowfabric: not found: waitpoint aples ({target} has apples, pears)\n"
         said = await ask(*command, target, code=2)
-        assert said.err == "flowfabric: invalid_input: --key: it waits at 2 waitpoints; allowed: apples, pears\n"
+        assert (
+            said.err
+            == "flowfabric: invalid_input: --key: the execution waits at 2 waitpoints; allowed: apples, pears\n"
+        )
     assert await received(engine, target) == []
 
 

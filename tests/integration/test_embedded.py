@@ -497,7 +497,7 @@ async def test_a_damaged_directory_is_told_with_the_log(data_dir: Path, new_user
     wait_until_stopped(data_dir)
     (data_dir / "pgdata" / "global" / "pg_control").unlink()
 
-    with pytest.raises(embedded.EmbeddedError, match=r"ended while it started .*postgres\.log") as failure:
+    with pytest.raises(embedded.EmbeddedError, match=r"exited while it was starting .*postgres\.log") as failure:
         embedded.start(data_dir)
     assert "pg_control" in str(failure.value)
     assert not is_held(data_dir / "users.lock")

@@ -811,7 +811,7 @@ async def test_what_cannot_be_added(app: ff.App, tasks: Basics, did: list[str]) 
     flow.add(grow, stranger.id)
     async with worker(app):
         assert await result(await flow.submit()) == {"grow": None, "double": 2}
-    assert "its nodes were added already" in did[0]
+    assert "its nodes were already added" in did[0]
     assert stranger.id in did[1]
 
 

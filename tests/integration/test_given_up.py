@@ -76,7 +76,7 @@ async def test_a_waitpoint_that_timed_out_cannot_be_waited_at_again(app: ff.App)
                 continue
 
     async with ff.Worker(app):
-        with pytest.raises(ff.TaskFailed, match="its time was over before"):
+        with pytest.raises(ff.TaskFailed, match="it has already timed out"):
             await (await remind.submit()).result(PATIENCE)
 
 

@@ -740,7 +740,7 @@ def test_a_function_that_is_in_no_file_is_refused(tmp_path: Path) -> None:
     told = output("-", folder=tmp_path, stdin=PROGRAM + MOVE + GUARD)
 
     assert "InvalidInput" in told
-    assert "'move' was defined in no file" in told
+    assert "'move' is not defined in a file" in told
 
 
 @pytest.mark.parametrize("end", ["killed", "exits"])

@@ -258,7 +258,7 @@ async def test_what_is_not_a_function_fails_clearly(app: ff.App) -> None:
     async with worker(app):
         with pytest.raises(ff.TaskFailed, match="step 'fetch' was given a coroutine; allowed: a function"):
             await result(await mistaken.submit())
-        with pytest.raises(ff.TaskFailed, match="'fetch' is async; allowed: a plain function"):
+        with pytest.raises(ff.TaskFailed, match="'fetch' is async; allowed: a synchronous function"):
             await result(await mixed_up.submit())
 
 
@@ -494,7 +494,9 @@ async def test_a_step_that_disappears_is_told(database: str, did: Ledger, rule: 
     if rule == "lenient":
         assert await run.result() == "new"
     else:
-        with pytest.raises(ff.TaskFailed, match="an earlier run did 'charge' and this one ended without") as caught:
+        with pytest.raises(
+            ff.TaskFailed, match="an earlier run recorded 'charge' and this one ended without"
+        ) as caught:
             await run.result()
         assert caught.value.category == "steps_changed"
         assert caught.value.error_type == "flowfabric.errors.StepsChanged"

@@ -223,7 +223,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("k", {"timeout": -1}, "timeout"),
     ("k", {"on_timeout": "explode"}, "on_timeout: got 'explode'"),
     ("k", {"reason": "boredom"}, "reason: got 'boredom'"),
-    ("k", {"timeout": 1, "on_timeout": "fail", "default": 1}, "either one or the other"),
+    ("k", {"timeout": 1, "on_timeout": "fail", "default": 1}, "only one of them"),
     ("k", {"name": "x" * 257}, "name: "),
     ("k", {"payload": asyncio.Event}, "Event has no JSON form"),
 ]
@@ -722,7 +722,7 @@ async def test_a_handler_that_lets_it_pass_fails_and_is_not_retried(kit: Kit, ap
         yield ctx.wait_for("approval", timeout=HOUR)
 
     run = await task(app, body, **({"retry": ONCE} if what == "retried" else {})).submit()
-    with pytest.raises(ff.TaskFailed, match="no signal for 'approval': its time was over") as caught:
+    with pytest.raises(ff.TaskFailed, match="no signal for 'approval': it timed out") as caught:
         await kit.run_until_ended(run)
     assert (caught.value.category, len(await run.attempts())) == ("wait_timed_out", 1)
 
@@ -779,7 +779,7 @@ async def test_a_time_that_was_over_before_it_could_wait_ends_the_wait_all_the_s
         assert await kit.run_until_ended(run) == "late"
     else:
         assert found.public_state is ENDS.get(on_timeout, ff.State.FAILED)
-        expected = "its time was over" if on_timeout == "raise" else f"suspension_timeout:{on_timeout}"
+        expected = "it timed out" if on_timeout == "raise" else f"suspension_timeout:{on_timeout}"
         assert expected in (found.failure_reason or found.cancellation_reason or "")
 
 

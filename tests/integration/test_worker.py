@@ -546,7 +546,7 @@ async def test_a_handler_that_holds_up_the_loop_is_named_with_the_line_it_is_at(
         run = await rude.submit()
         await run.result(PATIENCE)
         await until(lambda: "the event loop runs again" in caplog.text)
-    assert f"execution {run.id} holds up the worker's event loop" in caplog.text
+    assert f"execution {run.id} has blocked the worker's event loop" in caplog.text
     assert "time.sleep(1.5)" in caplog.text
 
 

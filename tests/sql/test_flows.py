@@ -1047,7 +1047,7 @@ BAD_GRAPHS: dict[str, tuple[Any, type[ff.FlowFabricError], str]] = {
                 "nodes[0].after"),
     "no name": ([node("")], ff.InvalidInput, "nodes[0].name"),
     "a name twice": ([node("a"), node("b"), node("a")], ff.InvalidInput, "nodes[2].name: 'a' is used twice"),
-    "an unknown node": ([node("a"), node("b", "a", "x")], ff.InvalidInput, "'b' comes after 'x', which is no node"),
+    "an unknown node": ([node("a"), node("b", "a", "x")], ff.InvalidInput, "'b' comes after 'x', which is not a node"),
     "a self edge": ([node("a"), node("b", "a", "b")], Conflict, "self_referencing_edge: node 'b'"),
     "a cycle of two": ([node("a", "b"), node("b", "a")], Conflict, "cycle_detected: "),
     "a quorum of too few": ([node("a"), node("b", "a", policy=Quorum(2))], ff.InvalidInput, "'b' wants 2 of 1"),

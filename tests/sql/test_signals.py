@@ -251,7 +251,7 @@ async def test_a_client_signals_the_open_waitpoint_by_its_key(world: SuspendingW
 
 async def test_without_a_key_one_waitpoint_must_be_open(world: SuspendingWorld) -> None:
     wait = await world.suspend(all_of("a", "b"))
-    with pytest.raises(ff.InvalidInput, match="it waits at 2 waitpoints") as refused:
+    with pytest.raises(ff.InvalidInput, match="the execution waits at 2 waitpoints") as refused:
         await by_key(world, wait)
     assert (refused.value.field, refused.value.allowed) == ("key", "a, b")
     alone = await world.suspend()
@@ -263,7 +263,7 @@ async def test_a_key_that_is_not_open_is_not_found(world: SuspendingWorld) -> No
     with pytest.raises(ff.NotFound, match=r"waitpoint other \(open: k\)"):
         await by_key(world, wait, "other")
     await by_key(world, wait)
-    with pytest.raises(ff.NotFound, match=r"waitpoint k \(none is open\)"):
+    with pytest.raises(ff.NotFound, match=r"waitpoint k \(no waitpoint is open\)"):
         await by_key(world, wait, "k", idempotency_key="unseen")
     with pytest.raises(ff.NotFound, match="execution"):
         await world.engine.signal_execution(

@@ -1145,7 +1145,7 @@ def test_a_retired_codec_reads_and_does_not_write() -> None:
 
     assert rotated.open(data, encoding) == b"1"
     assert rotated.seal(b"1")[1] == "json+key-2"
-    with pytest.raises(CannotDecode, match="no codec is called 'key-1'"):
+    with pytest.raises(CannotDecode, match="there is no codec 'key-1'"):
         Codecs([Base64("key-2")]).open(data, encoding)
 
 

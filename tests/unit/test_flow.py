@@ -128,7 +128,7 @@ def test_a_node_that_is_refused_leaves_nothing_behind(flow: Flow) -> None:
 
 def test_names_are_checked(flow: Flow) -> None:
     flow.add(double, 1, name="one")
-    with refused("^name: 'one' is a node already; allowed: a name of its own"):
+    with refused("^name: 'one' is already a node; allowed: a unique name"):
         flow.add(double, 2, name="one")
     for make in (
         lambda: flow.add(double, 2, name=""),
@@ -257,8 +257,8 @@ def test_what_cannot_be_joined_is_named(flow: Flow) -> None:
     a, b = flow.add(double, 1), flow.add(double, 2)
     some: Any = ff.any_of(a, b)
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: ff.all_of(a, "key"), "all_of: got nodes and str; allowed: nodes alone"),
-        (lambda: ff.any_of("key", a), "any_of: got nodes and str; allowed: nodes alone"),
+        (lambda: ff.all_of(a, "key"), "all_of: got nodes and str; allowed: only nodes"),
+        (lambda: ff.any_of("key", a), "any_of: got nodes and str; allowed: only nodes"),
         (lambda: ff.all_of([a, 1]), "all_of: got int in a list; allowed: nodes of a flow"),
         (lambda: ff.all_of(a, some), "all_of: got any_of(double, double-2) among others; allowed: nodes"),
         (lambda: ff.all_of(["key"]), "all_of: got str in a list; allowed: nodes of a flow"),
@@ -307,7 +307,7 @@ def test_a_node_is_one_thing_whose_result_is_not_known(flow: Flow) -> None:
         bool(node)
     with pytest.raises(TypeError, match="not iterable"):
         list(node)
-    with refused("^items: got Node; allowed: a list; what a node returns is not known yet"):
+    with refused("^items: got Node; allowed: a list; the result of a node is not known yet"):
         flow.map(double, node)
 
 
@@ -328,7 +328,7 @@ def test_wrong_arguments_are_named_where_they_are_written(flow: Flow) -> None:
         (lambda: flow.map("double", [1]), "task: got str; allowed: a task"),
         (lambda: flow.add(anything, {node}), "arguments: nodes in a set, which has no order; allowed: a list"),
         (lambda: flow.add(anything, {1: [node]}), "arguments: <node double of night> at 1; allowed: dicts with text"),
-        (lambda: flow.add(anything, flow.include(app.flow("x"))), "arguments: a flow is no argument"),
+        (lambda: flow.add(anything, flow.include(app.flow("x"))), "arguments: a flow cannot be an argument"),
         (lambda: flow.map(double, [1, 2, "3"]), "items[2].n: "),
         (lambda: flow.map(double, [1, (2, 3)]), "items[1].arguments: 2 positional arguments"),
         (lambda: flow.map(double, 3), "items: got int"),
@@ -546,12 +546,12 @@ def test_a_flow_that_grows_knows_its_members() -> None:
     assert after(flow) == {"total": [other, here]}
     with refused("^execution_id"):
         flow.member("no id")
-    with refused("^flow: its nodes were added already; allowed: another ctx.flow"):
+    with refused("^flow: its nodes were already added; allowed: another ctx.flow"):
         built(flow)
 
 
 def test_a_new_flow_has_no_members_yet(flow: Flow) -> None:
-    with refused("^here: is no running task's; allowed: a flow from ctx.flow"):
+    with refused("^here: this flow was not made in a task; allowed: a flow from ctx.flow"):
         _ = flow.here
     with refused("^member: the flow does not exist yet"):
         flow.member(ExecutionId.of(1, UUID(int=1)))

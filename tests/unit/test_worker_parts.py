@@ -315,7 +315,7 @@ async def test_a_call_that_found_no_database_is_made_again_whole(caplog: pytest.
     assert await sent.batcher.flushed(PATIENCE)
     assert sent.calls == [[1, 2]] * 3
     assert sent.answers == {1: 2, 2: 4}
-    assert "numbers: transport: gone; 2 to be sent again" in caplog.text
+    assert "numbers: transport: gone; sending 2 items again" in caplog.text
 
 
 async def test_a_call_that_takes_too_long_is_made_again_in_halves() -> None:

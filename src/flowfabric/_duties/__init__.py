@@ -1,6 +1,6 @@
-"""Work nobody asks for by hand: one file per duty, named as the duty is everywhere: `lease_expiry.py`, `LeaseExpiry`.
+"""Background duties: one file per duty, with the name of the duty everywhere: `lease_expiry.py`, `LeaseExpiry`.
 
-Any number of processes may run them at once. `Duties` runs all of them.
+Any number of processes may run them at the same time. `Duties` runs all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All duties, in the order in which a process gives each its first turn."""
+"""All duties, in the order in which a process first runs them."""
 
 from __future__ import annotations
 

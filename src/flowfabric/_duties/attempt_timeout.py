@@ -1,4 +1,4 @@
-"""Attempt timeout: attempts that ran longer than they may end."""
+"""Attempt timeout: end attempts that ran longer than allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class AttemptTimeout(TimerDuty):
-    """Ends attempts that ran longer than they may; the retry policy decides what follows."""
+    """Ends attempts that ran longer than allowed; the retry policy decides whether another follows."""
 
     kind = TimerKind.ATTEMPT
     interval = timedelta(seconds=2)

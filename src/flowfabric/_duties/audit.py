@@ -1,4 +1,4 @@
-"""Audit: one partition at a time is searched for what must never be."""
+"""Audit: check the invariants of one partition at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("flowfabric.duties")
 
 
 class Audit(Duty):
-    """Looks at one partition at a time for what must never be; reports, repairs nothing."""
+    """Checks the invariants of one partition at a time; reports violations and repairs nothing."""
 
     interval = timedelta(seconds=45)
 

@@ -1,4 +1,4 @@
-"""Cascade: what the ends of members have left to do in their flows."""
+"""Cascade: resolve the edges that ended members left unresolved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("flowfabric.duties")
 
 
 class Cascade(WokenDuty):
-    """Works off what ends have left to do: fan-outs beyond one call, skips behind skips, groups that were locked."""
+    """Resolves edges that ended members left unresolved: large fan-outs, skips after skips, locked groups."""
 
     interval = timedelta(seconds=1)
     _after: int | None = None
@@ -21,7 +21,7 @@ class Cascade(WokenDuty):
         done = await self.engine.dispatch_cascades(after=self._after, filter=self.filter)
         if done.failed:
             log.warning("%s: %d ends failed, the last because: %s", self.name, done.failed, done.message)
-        # What could not be moved stays first in line; look behind it until the line is through.
+        # Ends that could not be resolved stay first in the queue; continue after them until the queue is done.
         stuck = done.seen > 0 and done.finished + done.resolved == 0
         self._after = done.last_event if stuck and done.more else None
         return Round(handled=done.finished + done.resolved, failed=done.failed, message=done.message, more=done.more)

@@ -1,4 +1,4 @@
-"""Delayed promotion: delayed executions become claimable when their time has come."""
+"""Delayed promotion: make delayed executions claimable when they are due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class DelayedPromotion(TimerDuty):
-    """Makes delayed executions claimable when their time has come."""
+    """Makes delayed executions claimable when they are due."""
 
     kind = TimerKind.DELAY
     interval = timedelta(milliseconds=750)

@@ -1,7 +1,7 @@
 """The loop that every duty shares: interval, punctuality, back-off, clean stop.
 
-A duty says what one round does and answers how much it did. Any number of processes may run the same duty: the
-database lets each take what no other has, and a crash in the middle of a round leaves the round undone.
+A duty implements one round and returns how much it did. Any number of processes may run the same duty: each takes
+rows that no other has locked, and a crash in the middle of a round rolls the round back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOOR = 0.1
 
 
 class Duty:
-    """Work nobody asked for by hand. Subclasses set `interval` and write `run_once`.
+    """A background duty. Subclasses set `interval` and implement `run_once`.
 
     A duty has one name: `LeaseExpiry` is `lease_expiry` in logs, in metrics, in the glossary, and as a file.
     """
@@ -41,15 +41,15 @@ class Duty:
         self.stopping = asyncio.Event()
 
     async def run_once(self) -> int:
-        """One round; answers how many things it handled. A long one looks at `stopping` between its batches."""
+        """Run one round; returns how many items it handled. A long round checks `stopping` between its batches."""
         raise NotImplementedError
 
     async def until_next(self) -> float:
-        """Seconds until the next round is wanted; at most the interval."""
+        """Return the seconds until the next round; at most the interval."""
         return self.interval.total_seconds()
 
     async def run(self, stopping: asyncio.Event, woken: asyncio.Event | None = None) -> None:
-        """Rounds until `stopping`, each begun when something is due or the interval has passed."""
+        """Run rounds until `stopping`, each when something is due or the interval has passed."""
         self.stopping = stopping
         while not stopping.is_set():
             pause = _RESTART_AFTER

@@ -1,4 +1,4 @@
-"""Edge repair: edges and blocked members that the cascade has forgotten are found."""
+"""Edge repair: find edges and blocked members that the cascade missed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("flowfabric.duties")
 
 
 class EdgeRepair(Duty):
-    """Looks for edges and blocked members that the cascade has forgotten. Finds nothing, unless there is a defect."""
+    """Repairs edges and blocked members that the cascade missed. Finds none unless there is a defect."""
 
     interval = timedelta(seconds=15)
     batch = 5000
@@ -21,5 +21,5 @@ class EdgeRepair(Duty):
     async def run_once(self) -> int:
         done, self._after = await self.engine.reconcile_edges(self._after, limit=self.batch, filter=self.filter)
         if done.reconciled:
-            log.error("%s: %d had been forgotten", self.name, done.reconciled)
+            log.error("%s: the cascade missed %d edges or members", self.name, done.reconciled)
         return done.reconciled

@@ -1,4 +1,4 @@
-"""Execution deadline: executions that took too long as a whole expire."""
+"""Execution deadline: expire executions that took too long in total."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class ExecutionDeadline(TimerDuty):
-    """Expires executions that took too long as a whole, whatever they are doing."""
+    """Expires executions that took too long in total, in any state."""
 
     kind = TimerKind.DEADLINE
     interval = timedelta(seconds=5)

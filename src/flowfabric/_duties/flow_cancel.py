@@ -1,4 +1,4 @@
-"""Flow cancel: members of cancelled flows are cancelled."""
+"""Flow cancel: cancel the members of cancelled flows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("flowfabric.duties")
 
 
 class FlowCancel(WokenDuty):
-    """Cancels the members of cancelled flows that nobody else did."""
+    """Cancels the members of cancelled flows that the caller left."""
 
     interval = timedelta(seconds=15)
 

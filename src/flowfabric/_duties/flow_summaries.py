@@ -1,4 +1,4 @@
-"""Flow summaries: members of flows that have changed are counted."""
+"""Flow summaries: count the members of flows that changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric._duties.duty import Duty
 
 
 class FlowSummaries(Duty):
-    """Counts the members of flows that have changed."""
+    """Counts the members of flows that changed."""
 
     interval = timedelta(seconds=15)
 

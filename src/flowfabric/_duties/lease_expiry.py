@@ -1,4 +1,4 @@
-"""Lease expiry: executions whose worker stopped renewing are offered to others."""
+"""Lease expiry: offer executions whose worker stopped renewing to other workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class LeaseExpiry(TimerDuty):
-    """Gives executions back whose worker stopped renewing; any capable worker's claim takes them up."""
+    """Gives executions back whose worker stopped renewing; any capable worker can claim them."""
 
     kind = TimerKind.LEASE
     interval = timedelta(seconds=1.5)

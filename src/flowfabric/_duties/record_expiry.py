@@ -1,4 +1,4 @@
-"""Record expiry: idempotency records, grants and event segments whose time is over are removed."""
+"""Record expiry: remove expired idempotency records, grants and event segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric._duties.duty import Duty
 
 
 class RecordExpiry(Duty):
-    """Removes idempotency records, grants and event segments whose time is over."""
+    """Removes expired idempotency records, grants and event segments."""
 
     interval = timedelta(seconds=30)
     batch = 1000

@@ -1,4 +1,4 @@
-"""Retention: ended executions are forgotten."""
+"""Retention: delete ended executions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class Retention(TimerDuty):
-    """Forgets ended executions when their retention is over."""
+    """Deletes ended executions when their retention has ended."""
 
     kind = TimerKind.RETENTION
     interval = timedelta(seconds=60)

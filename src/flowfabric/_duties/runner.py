@@ -1,4 +1,4 @@
-"""Runs the duties of one process, for as long as it lives."""
+"""Runs the duties of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flowfabric.values.page import ScannerFilter
 
 
 class TimerRunner(Duty):
-    """Runs the duties of one process that are woken in one loop that sleeps until the first of their times comes."""
+    """Runs the woken duties of one process in one loop, which sleeps until the first timer is due."""
 
     interval = timedelta(milliseconds=750)
 
@@ -26,7 +26,7 @@ class TimerRunner(Duty):
         self._duties = duties
 
     async def run_once(self) -> int:
-        """A bounded round of each kind in turn while any has more: the backlog of one keeps no other waiting."""
+        """Run bounded rounds of each kind in turn until none has more: the backlog of one delays no other."""
         handled = 0
         failure: Exception | None = None
         waiting = list(self._duties)
@@ -35,7 +35,7 @@ class TimerRunner(Duty):
             for duty in turn:
                 try:
                     done = await duty.round()
-                except Exception as error:  # raised below, once the others have had their turn
+                except Exception as error:  # raised below, after the others have run
                     failure = failure or error
                     continue
                 handled += done.handled
@@ -50,7 +50,7 @@ class TimerRunner(Duty):
 
 
 class Duties:
-    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may run them at once."""
+    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may run them."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Duties:
         await self.stop()
 
     async def stop(self, grace: timedelta = timedelta(seconds=15)) -> bool:
-        """Let every duty finish its round, for `grace` at most; False when one had to be cut off."""
+        """Let every duty finish its round, for `grace` at most; False if one had to be cancelled."""
         self._stopping.set()
         self._engine.detach(self)
         self._stack.close()

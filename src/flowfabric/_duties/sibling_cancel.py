@@ -1,4 +1,4 @@
-"""Sibling cancel: upstreams that a decided join no longer needs are cancelled."""
+"""Sibling cancel: cancel upstreams that a decided join no longer needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SiblingCancel(WokenDuty):
         done = await self.engine.cancel_siblings()
         if done.failed:
             log.warning("%s: %d siblings could not be cancelled: %s", self.name, done.failed, done.message)
-        # What is in somebody's hands went to the end of the queue, and can wait for the next look.
+        # Locked groups went to the end of the queue and can wait for the next round.
         more = done.action not in ("none", "busy")
         return Round(
             handled=done.cancelled + done.already_terminal, failed=done.failed, message=done.message, more=more

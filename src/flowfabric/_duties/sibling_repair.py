@@ -1,4 +1,4 @@
-"""Sibling repair: entries of the sibling queue that nothing is owed for are removed."""
+"""Sibling repair: remove stale entries of the sibling queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric._duties.duty import Duty
 
 
 class SiblingRepair(Duty):
-    """Removes entries of the sibling queue that nothing is owed for."""
+    """Removes entries of the sibling queue whose siblings need no cancel."""
 
     interval = timedelta(seconds=10)
     batch = 50

@@ -1,4 +1,4 @@
-"""Suspension timeout: suspensions whose time is over end as they asked for."""
+"""Suspension timeout: end suspensions whose timeout expired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class SuspensionTimeout(TimerDuty):
-    """Ends suspensions whose time is over, as each of them asked for."""
+    """Ends suspensions whose timeout expired, each with its own timeout behaviour."""
 
     kind = TimerKind.SUSPENSION
     interval = timedelta(seconds=2)

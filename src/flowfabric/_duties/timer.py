@@ -1,4 +1,4 @@
-"""Duties that are woken when there is something to do, and those among them that act when a time has come."""
+"""Duties that are woken when there is work, and among them those that run due timers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ log = logging.getLogger("flowfabric.duties")
 
 
 class WokenDuty(Duty):
-    """Works in bounded rounds, and is woken when there is something to do."""
+    """Works in bounded rounds, and is woken when there is work."""
 
     async def round(self) -> Round:
-        """One bounded round."""
+        """Run one bounded round."""
         raise NotImplementedError
 
     async def run_once(self) -> int:
@@ -28,21 +28,21 @@ class WokenDuty(Duty):
 
 
 class TimerDuty(WokenDuty):
-    """Works off the due timers of one kind, oldest first, until none is due."""
+    """Runs the due timers of one kind, oldest first, until none is due."""
 
     kind: TimerKind
-    batch = 1000  # executions a round
+    batch = 1000  # executions per round
     backoff = timedelta(seconds=30)
     _after: datetime | None = None
 
     async def round(self) -> Round:
-        """One bounded round, behind what the rounds before it had to pass over."""
+        """Run one bounded round, after the timers that earlier rounds had to skip."""
         done = await self.engine.run_timers(
             self.kind, limit=self.batch, after=self._after, filter=self.filter, backoff=self.backoff
         )
         if done.failed:
-            log.warning("%s: %d put off, the last because: %s", self.name, done.failed, done.message)
-        # What somebody else has locked stays due; look behind it until the list is through.
+            log.warning("%s: %d postponed, the last because: %s", self.name, done.failed, done.message)
+        # Timers locked by other transactions stay due; continue after them until the list is done.
         passed_over = done.more and done.handled + done.failed == 0
         self._after = done.last_due_at if passed_over else (self._after if done.more else None)
         return done

@@ -1,4 +1,4 @@
-"""Waitpoint expiry: waitpoints that nobody suspended on in time expire."""
+"""Waitpoint expiry: expire pending waitpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class WaitpointExpiry(TimerDuty):
-    """Expires waitpoints that nobody suspended on in time."""
+    """Expires waitpoints that no suspension used in time."""
 
     kind = TimerKind.WAITPOINT
     interval = timedelta(seconds=5)

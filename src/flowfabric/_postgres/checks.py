@@ -1,4 +1,4 @@
-"""What every call to the database may contain: how much, and which times."""
+"""Limits of every call to the database: sizes and times."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from flowfabric.errors import InvalidInput
 
 MAX_BATCH = 1000
-MAX_PAYLOAD = 1 << 28  # a message of the database's protocol ends below 1 GiB, and a call is one message
+MAX_PAYLOAD = 1 << 28  # a protocol message is limited to 1 GiB, and a call is one message
 
 
 def moment(value: object, field: str, allowed: str = "an aware datetime") -> datetime:
-    """A point in time that the database can hold and give back."""
+    """Return a point in time that the database can hold."""
     if not isinstance(value, datetime):
         raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
     if value.utcoffset() is None:
@@ -23,7 +23,7 @@ def moment(value: object, field: str, allowed: str = "an aware datetime") -> dat
 
 
 def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
-    """A moment as (absolute, None) or a duration from the database's now as (None, milliseconds)."""
+    """Return a time as (absolute, None), a duration from the database's now as (None, milliseconds)."""
     if value is None:
         return None, None
     if isinstance(value, timedelta):

@@ -1,8 +1,8 @@
-"""The connections of one process to one database, handed out and taken back.
+"""The connection pool of one process to one database.
 
-A call of ours is one statement that leaves nothing behind, so giving a connection back needs no round trip and no
-bookkeeping. The driver's own pool does more, even with a reset that does nothing: decision 20 has the figures. A
-connection on which anything but an answer of the server ended a call is not used again.
+A call is one statement and changes no session state, so returning a connection needs no round trip and no bookkeeping.
+The driver's own pool does more, even with a no-op reset: decision 20 has the figures. A connection is reused only if
+its last call ended with a response of the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Connections:
-    """Up to `max_size` connections, opened when they are needed, the one used last first."""
+    """Up to `max_size` connections, opened when needed; the most recently used one is taken first."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], max_size: int) -> None:
         self._connect = connect
@@ -30,7 +30,7 @@ class Connections:
         self._closing = False
 
     async def fill(self, size: int) -> None:
-        """Open that many connections now, so that the first calls do not wait for them."""
+        """Open this many connections now, so that the first calls do not wait for them."""
         opened = await asyncio.gather(*(self._connect() for _ in range(size)), return_exceptions=True)
         for one in opened:
             if not isinstance(one, BaseException):
@@ -46,7 +46,7 @@ class Connections:
         return self._closing
 
     async def take(self) -> Connection:
-        """A connection that nobody else uses until it is given back."""
+        """Return a connection for exclusive use until `give`."""
         if self._closing:
             raise asyncpg.InterfaceError("the engine is closed")
         await self._free.acquire()
@@ -66,7 +66,7 @@ class Connections:
         return connection
 
     def give(self, connection: Connection, *, usable: bool = True) -> None:
-        """Take a connection back. `usable`: its last call was answered by the server."""
+        """Return a connection to the pool. `usable`: the server answered its last call."""
         if not usable or self._closing or connection.is_closed():
             self._open.discard(connection)
             connection.terminate()
@@ -75,7 +75,7 @@ class Connections:
         self._free.release()
 
     async def fetch(self, sql: str, args: Sequence[Any]) -> list[asyncpg.Record]:
-        """One statement on one connection."""
+        """Run one statement on one connection."""
         connection = await self.take()
         usable = False
         try:
@@ -90,7 +90,7 @@ class Connections:
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """A connection for a block, which leaves it as it found it."""
+        """Yield a connection for a block, which must not change its session state."""
         connection = await self.take()
         try:
             yield connection
@@ -103,7 +103,7 @@ class Connections:
         self.give(connection, usable=not connection.is_in_transaction())
 
     async def close(self, patience: float = 10.0) -> None:
-        """Let the calls under way end, for a while, then close everything."""
+        """Let open calls end, for a while, then close everything."""
         self._closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
@@ -114,7 +114,7 @@ class Connections:
         self.terminate()
 
     def terminate(self) -> None:
-        """Close everything at once."""
+        """Close everything immediately."""
         self._closing = True
         for connection in self._open:
             connection.terminate()

@@ -1,7 +1,7 @@
 """The create call, rendered once for every driver.
 
-Checks the items, mints what is missing and lays them out as the arrays that `flowfabric.create_executions` takes. An
-item that fails its checks becomes its own verdict and never reaches the database.
+Checks the items, mints missing ids and arranges the items as the arrays of `flowfabric.create_executions`. For an item
+that fails its checks the verdict is the error; it is not sent to the database.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from flowfabric.values.state import State
 
 
 class CreateCall:
-    """One call: its columns, `args` for the statement, and what to make of its rows.
+    """One call: its columns, `args` for the statement, and the verdicts from its rows.
 
     Without `partitions` the args hold hashes for a statement rendered as `hashed`, and no item may give its id.
-    A policy is judged last: an item with a bad one is not sent, but `doubts` are the args of the statement that finds
-    out whether it is a duplicate or its lane is closed.
+    The policy is checked last: an item with a bad one is not sent, but `doubts` are the args of the statement that
+    checks whether it is a duplicate or its lane is closed.
     """
 
     def __init__(self, items: Sequence[NewExecution], partitions: int | None) -> None:
         if len(items) > MAX_BATCH:
             raise InvalidInput(f"{len(items)} items", field="items", allowed=f"at most {MAX_BATCH}")
         self._refused: dict[int, FlowFabricError] = {}
-        self._places: list[int] = []  # place in `items` of every item sent
+        self._places: list[int] = []  # index in `items` of every item sent
         self._count = len(items)
         self._given: set[int] = set()
         self._doubtful: list[int] = []
@@ -68,11 +68,11 @@ class CreateCall:
 
     @property
     def refused(self) -> list[FlowFabricError]:
-        """Why items were not sent, in their order."""
+        """The errors of items that were not sent, in their order."""
         return [self._refused[place] for place in sorted(self._refused)]
 
     def _minted(self, number: int) -> UUID | None:
-        """The id of an item sent, if it is of our own making: nobody else can have used it."""
+        """Return the id of a sent item if we minted it: no other call can have used it."""
         return None if self._places[number] in self._given else self.columns.ids[number]
 
     def verdicts(
@@ -82,7 +82,7 @@ class CreateCall:
         *,
         repeated: bool = False,
     ) -> list[Created | Duplicate | FlowFabricError]:
-        """One verdict per item, in the order of the items. `repeated`: our own first try may have got through."""
+        """One verdict per item, in the order of the items. `repeated`: the first try may have been committed."""
         answers: dict[int, Created | Duplicate | FlowFabricError] = dict(self._refused)
         for row in standing:
             ordinal, code, partition, uuid = row.values() if isinstance(row, Mapping) else row
@@ -109,4 +109,4 @@ class CreateCall:
 
 
 def _lane_closed(execution_id: ExecutionId) -> StateError:
-    return StateError("lane_closed", "the lane takes no new executions", execution_id=execution_id)
+    return StateError("lane_closed", "the lane accepts no new executions", execution_id=execution_id)

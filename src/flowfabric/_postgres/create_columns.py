@@ -1,4 +1,4 @@
-"""The columns of a create call: items are checked, ids minted, and all laid out as `create_executions` takes them."""
+"""The columns of a create call: checks items, mints ids, and arranges all of it as `create_executions` takes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTITION_HASHES = 1 << 16
 
 @dataclass(slots=True, kw_only=True)
 class Columns:
-    """The arguments of `flowfabric.create_executions`, in its order; None where every item has the default."""
+    """The arguments of `flowfabric.create_executions`, in its order; None if every item has the default."""
 
     lanes: list[str]
     kinds: list[str]
@@ -61,8 +61,8 @@ class Columns:
 _in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Columns)))
 
 
-# What an item may give beside lane, kind, payload and policy. Where none of it is given every optional column is null,
-# which is how `create_executions` knows a plain call too.
+# What an item may set beside lane, kind, payload and policy. If no item sets any of it, every optional column is null,
+# # and `create_executions` treats the call as a plain one.
 _OPTIONAL = {
     field.name: field.default
     for field in msgspec.structs.fields(NewExecution)
@@ -73,7 +73,7 @@ _NOTHING_GIVEN = tuple(_OPTIONAL.values())
 
 
 def is_plain(item: NewExecution) -> bool:
-    """Whether an item gives kind, lane, payload and policy alone: the common case, laid out without a look at each."""
+    """Whether an item sets only kind, lane, payload and policy: the common case, without checks per item."""
     return (
         type(item) is NewExecution
         and type(item.input_payload) is bytes
@@ -96,10 +96,10 @@ def _is_route(lane: str, kind: str) -> bool:
 
 
 def alike_columns(item: NewExecution, payloads: Sequence[bytes], partitions: int) -> Columns:
-    """The columns of a call for executions that differ in their payload alone, of a plain item."""
+    """Return the columns of a call for executions that differ only in their payload, from a plain item."""
     for data in payloads:
         if type(data) is not bytes or len(data) > MAX_PAYLOAD:
-            raise InvalidInput("one is too long or no bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
+            raise InvalidInput("one is too long or not bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
     minted = mint_many(len(payloads))
     columns = plain_columns([item], partitions)
     columns.partitions = _homes(minted, partitions)
@@ -109,7 +109,7 @@ def alike_columns(item: NewExecution, payloads: Sequence[bytes], partitions: int
 
 
 def _homes(minted: Sequence[bytes], partitions: int) -> list[int]:
-    """One partition for all executions of a call: neighbours in the index, which is written and read at one place."""
+    """Return one partition for all executions of a call: neighbours in the index keep reads and writes local."""
     return [crc16(minted[0]) % partitions] * len(minted) if minted else []
 
 
@@ -124,14 +124,14 @@ def plain_columns(items: Sequence[NewExecution], partitions: int) -> Columns:
         capabilities=[""] * len(routes),
         routes=numbers if len(routes) > 1 else None,
         partitions=_homes(minted, partitions),
-        ids=list(map(pgproto.UUID, minted)),  # made in C; UUIDs to everybody else
+        ids=list(map(pgproto.UUID, minted)),  # implemented in C; equal to uuid.UUID
         payloads=[item.input_payload for item in items],
         policies=[policy.text] if type(policy) is FrozenPolicy else None,
     )
 
 
 class BadPolicy(Exception):
-    """Carries what `standing_executions` asks for from the layout to the call, which lets out `error` alone."""
+    """Carries the arguments of `standing_executions` from the layout to the call, which raises only `error`."""
 
     def __init__(self, error: FlowFabricError, identity: tuple[Any, ...]) -> None:
         super().__init__(error)
@@ -140,7 +140,7 @@ class BadPolicy(Exception):
 
 
 class _Item(NamedTuple):
-    """An item, checked, on its way into the columns."""
+    """A checked item."""
 
     route: int
     partition: int
@@ -164,7 +164,7 @@ class _Item(NamedTuple):
 
 
 class Layout:
-    """Lays items out as columns. A column that no item uses is sent as null."""
+    """Arranges items as columns. A column that no item uses is sent as null."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -173,9 +173,9 @@ class Layout:
         self._items: list[_Item] = []
 
     def in_lock_order(self, places: list[int]) -> list[int]:
-        """Sort by id, together with what belongs to each: calls that share given ids then cannot deadlock.
+        """Sort all columns by id, so that calls that share given ids cannot deadlock.
 
-        Of equal keys in one call the first wins, so a call that has some keeps its order.
+        Of equal keys in one call the first wins, so a call with equal keys keeps its order.
         """
         if not self._id_given:
             return places
@@ -300,12 +300,12 @@ _NO_TEXT = (None, "")
 
 
 def _used(column: tuple[Any, ...]) -> list[Any] | None:
-    """The column, or None when no item uses it."""
+    """Return the column, or None if no item uses it."""
     return None if column.count(None) == len(column) else list(column)
 
 
 def _filled(column: tuple[Any, ...]) -> list[Any] | None:
-    """The column, or None when every item has the default: empty text, zero."""
+    """Return the column, or None if every item has the default: an empty string, zero."""
     return list(column) if any(column) else None
 
 

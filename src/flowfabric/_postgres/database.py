@@ -1,7 +1,7 @@
-"""The database: every call goes through here, and this is the one place where driver errors become ours.
+"""The database: every call goes through here, and only here driver errors become our own.
 
 A call is one statement and one round trip. Serialization failures and deadlocks are repeated here, up to three times;
-a lost connection is repeated only for calls that may be repeated without harm, for as long as `reconnect_for` says.
+after a lost connection only repeatable calls are repeated, for as long as `reconnect_for` says.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ MINIMUM_SERVER = 150_000
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a backend that ended while its connection was idle leaves the driver confused
+    asyncpg.InternalClientError,  # raised if the backend ended while its connection was idle
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,  # the server has become a standby: the next connection finds the new one
+    asyncpg.ReadOnlySQLTransactionError,  # the server became a standby: the next connection reaches the new primary
 )
-# Resources, prerequisites, an operator's hand, the system: nothing that another try could not find gone.
+# Transient SQLSTATE classes: a retry may succeed.
 _BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
 _CONNECT_TIMEOUT = 10.0
@@ -69,7 +69,7 @@ class Database:
         prepared_statements: bool = True,
         check_schema: bool = True,
     ) -> Database:
-        """Open the pool and check server and schema. `ConnectionFailed` names what is wrong."""
+        """Open the pool and check server and schema. `ConnectionFailed` names the problem."""
         check_dsn(dsn)
         target = describe(dsn)
         address = dsn
@@ -88,8 +88,8 @@ class Database:
                 address = next_host_first(address)
                 raise
             if prepared_statements:
-                # What a call finds locked it waits for and then sees as it is; a stricter default would refuse it
-                # instead. Behind a transaction-pooling proxy the setting would be left on somebody else's connection.
+                # A call waits for locked rows and then reads them as they are; a stricter default would refuse them.
+                # # Behind a transaction-pooling proxy the setting would stay on another client's connection.
                 try:
                     await connection.execute("set default_transaction_isolation = 'read committed'")
                 except BaseException:
@@ -125,7 +125,7 @@ class Database:
                 row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
             except asyncpg.UndefinedColumnError as error:
                 raise ConnectionFailed(
-                    "schema_older", "its functions are of another build", target=self.target
+                    "schema_older", "its functions belong to another build", target=self.target
                 ) from error
             except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as error:
                 raise ConnectionFailed("schema_missing", target=self.target) from error
@@ -146,7 +146,7 @@ class Database:
                 target=self.target,
             )
         if row["functions"] != FUNCTIONS_DIGEST:
-            raise ConnectionFailed("schema_older", "its functions are of another build", target=self.target)
+            raise ConnectionFailed("schema_older", "its functions belong to another build", target=self.target)
         self.flow_partitions = row["flow_partitions"]
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """One connection of the pool, for work that is more than a call."""
+        """Yield one connection of the pool, for more than one call."""
         async with self._pool.acquire() as connection:
             yield connection
 
@@ -172,7 +172,7 @@ class Database:
                     raise RetriesExhausted(str(error)) from error
                 await asyncio.sleep(0.005 * conflicts)
             except (TimeoutError, asyncpg.DataError) as error:
-                # Not a lost connection, though the classes say so: asking again would take as long, or fail again.
+                # Not a lost connection, despite its class: a retry would take as long, or fail again.
                 raise translate(error, self.target) from error
             except _LOST as error:
                 now = time.monotonic()
@@ -186,7 +186,7 @@ class Database:
 
 
 def check_server(connection: asyncpg.Connection[Any], target: str) -> None:
-    """Refuse a server that lacks what the functions are written in."""
+    """Refuse a server that lacks features that the functions use."""
     server = connection.get_server_version()
     if (server.major, server.minor) < (MINIMUM_SERVER // 10_000, 0):
         raise ConnectionFailed(
@@ -195,7 +195,7 @@ def check_server(connection: asyncpg.Connection[Any], target: str) -> None:
 
 
 def connection_failed(error: Exception, target: str) -> ConnectionFailed:
-    """Why no connection came about, in one sentence that says what to do."""
+    """Return why the connection failed, in one sentence that says what to do."""
     match error:
         case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
             kind = "wrong_password"
@@ -206,24 +206,24 @@ def connection_failed(error: Exception, target: str) -> ConnectionFailed:
         case _:
             kind = "unreachable"
     if isinstance(error, ValueError) and not isinstance(error, OSError):
-        detail = "something in the address is not understood; check the port and the options behind the ?"
+        detail = "the address cannot be read; check the port and the options after the ?"
     else:
         detail = "" if isinstance(error, asyncpg.InvalidPasswordError) else str(error) or type(error).__name__
     return ConnectionFailed(kind, detail, target=target)
 
 
 def translate(error: BaseException, target: str) -> FlowFabricError:
-    """A driver's error as one of ours."""
+    """Convert a driver's error to one of ours."""
     match error:
         case FlowFabricError():
             return error
         case asyncpg.InsufficientPrivilegeError():
             return ConnectionFailed("missing_privileges", str(error), target=target)
         case asyncpg.DataError() if type(error) is asyncpg.DataError:
-            # The driver could not encode an argument: a backstop behind the checks of the operations.
+            # The driver could not encode an argument: a fallback after the checks of the operations.
             return InvalidInput(str(error))
         case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
-            return TransportError("timeout", str(error) or "no answer in time")
+            return TransportError("timeout", str(error) or "no response in time")
         case asyncpg.PostgresError(sqlstate="FF001"):
             return Bug("attempt_not_in_created_state", str(error))
         case asyncpg.PostgresError(sqlstate="FF002"):
@@ -243,5 +243,5 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
 
 
 def _words(error: asyncpg.PostgresError) -> str:
-    """The server's message without its details, which may show a whole row."""
+    """Return the server's message without its details, which may contain a whole row."""
     return str(error.args[0]) if error.args else type(error).__name__

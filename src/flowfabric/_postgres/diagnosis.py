@@ -1,7 +1,7 @@
-"""What a look at a database tells about its health: one finding per question, with what to do about it.
+"""Health checks of a database: one finding per check, with advice.
 
-Everything is read by catalogue queries on one connection and changes nothing. Some need rights that a worker role does
-not have; such a question is answered as far as the rights go, and says so.
+Everything is read by catalogue queries on one connection and changes nothing. Some checks need rights that a worker
+role does not have; such a check reports what it can see, and says so.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LATE_TIMER = timedelta(minutes=1)
 _MANY_DEAD = 20_000
 _BLOATED_BYTES = 64 * 1024 * 1024
 _WRAPAROUND = 1_000_000_000
-# Rows of these are meant to be few at any time: a large table or index is what earlier rows left behind.
+# These tables have few rows at any time: a large table or index is bloat from earlier rows.
 _SHORT_LIVED = ("ready", "timer", "ready_floor", "waiter", "claim_grant")
 
 
 class Finding(Struct, frozen=True):
-    """The answer to one question; `advice` is what to do unless it is ok."""
+    """The result of one check; `advice` says what to do unless it is ok."""
 
     check: str
     verdict: Literal["ok", "warning", "problem"]
@@ -42,7 +42,7 @@ Check = Callable[["asyncpg.Connection[Any]"], Awaitable[Finding]]
 
 
 async def examine(dsn: str) -> AsyncIterator[Finding]:
-    """Ask every question, one after another. `ConnectionFailed` when there is nobody to ask."""
+    """Run every check, one after another. Raises `ConnectionFailed` if the database is unreachable."""
     begun = time.monotonic()
     try:
         connection = await asyncpg.connect(
@@ -65,7 +65,7 @@ async def examine(dsn: str) -> AsyncIterator[Finding]:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                 if connection.is_closed():
                     raise ConnectionFailed("unreachable", str(error), target=describe(dsn)) from error
-                yield Finding(check.__name__.strip("_"), "warning", f"could not be asked: {error}")
+                yield Finding(check.__name__.strip("_"), "warning", f"could not be checked: {error}")
     finally:
         await connection.close(timeout=5)
 
@@ -77,7 +77,7 @@ async def _server(connection: asyncpg.Connection[Any]) -> Finding:
         return Finding("server", "problem", f"PostgreSQL {words}", "15 or newer is needed")
     encoding = await connection.fetchval("show server_encoding")
     if encoding != "UTF8":
-        return Finding("server", "problem", f"the database's encoding is {encoding}", "make a database in UTF8")
+        return Finding("server", "problem", f"the database's encoding is {encoding}", "create a database in UTF8")
     return Finding("server", "ok", f"PostgreSQL {words}")
 
 
@@ -88,7 +88,7 @@ async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding("schema", "problem", "not installed", migrate)
     except asyncpg.UndefinedColumnError:
-        return Finding("schema", "problem", "of another build", migrate)
+        return Finding("schema", "problem", "it belongs to another build", migrate)
     except asyncpg.InsufficientPrivilegeError as error:
         return Finding(
             "schema", "problem", str(error), "run `flowfabric migrate --worker-role NAME` as the owner of the schema"
@@ -100,7 +100,7 @@ async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
     if version < SCHEMA_VERSION:
         return Finding("schema", "problem", f"version {version}, this package needs {SCHEMA_VERSION}", migrate)
     if row is not None and row["functions"] != FUNCTIONS_DIGEST:
-        return Finding("schema", "problem", "the functions are of another build", migrate)
+        return Finding("schema", "problem", "the functions belong to another build", migrate)
     return Finding("schema", "ok", f"version {version}")
 
 
@@ -146,9 +146,9 @@ async def _durability(connection: asyncpg.Connection[Any]) -> Finding:
     )
     shown = ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
     if found["fsync"] == "off" or found["full_page_writes"] == "off":
-        return Finding("durability", "problem", shown, "a crash of the machine can destroy the database: turn both on")
+        return Finding("durability", "problem", shown, "a machine crash can destroy the database: turn both on")
     if found["synchronous_commit"] == "off":
-        advice = "a crash may take back the last moments of acknowledged work: set it to on, or accept that"
+        advice = "a crash may lose the last moments of acknowledged work: set it to on, or accept that"
         return Finding("durability", "warning", shown, advice)
     return Finding("durability", "ok", shown)
 
@@ -175,7 +175,7 @@ async def _autovacuum(connection: asyncpg.Connection[Any]) -> Finding:
     assert row is not None
     if row["on"] != "on" or row["counts"] != "on":
         detail = f"autovacuum {row['on']}, track_counts {row['counts']}"
-        return Finding("autovacuum", "problem", detail, "turn both on: queues live on it")
+        return Finding("autovacuum", "problem", detail, "turn both on: queues depend on it")
     if row["age"] > _WRAPAROUND:
         advice = "vacuum does not keep up: look for old transactions, then `vacuum (freeze)`"
         return Finding("autovacuum", "problem", f"the oldest transaction id is {row['age']:,} back", advice)
@@ -198,7 +198,7 @@ async def _clock(connection: asyncpg.Connection[Any]) -> Finding:
     if abs(shift) > timedelta(seconds=1):
         detail = f"the deployment's clock was moved by {shift}"
         return Finding("clock", "warning", detail, "only tests do that: `update flowfabric.clock set shift = '0'`")
-    # Within half the time the question took nobody can tell.
+    # A difference below half the round trip cannot be measured.
     if abs(difference) > _CLOCK_OFF + timedelta(seconds=(after - before) / 2):
         advice = "only the server's clock counts, but times you give and logs will not agree: use NTP on both"
         return Finding("clock", "warning", detail, advice)
@@ -218,7 +218,7 @@ async def _dead_rows(connection: asyncpg.Connection[Any]) -> Finding:
     many = [row for row in rows if row["dead"] > _MANY_DEAD and row["dead"] > row["live"] * 0.5]
     if many:
         worst = ", ".join(f"{row['relname']} {row['dead']:,} (live {row['live']:,})" for row in many[:5])
-        advice = "claims slow down: end what holds vacuum back (see old transactions), or `vacuum` these tables"
+        advice = "claims slow down: end transactions that block vacuum (see old transactions), or `vacuum` these tables"
         return Finding("dead rows", "warning", worst, advice)
     return Finding("dead rows", "ok", f"{total:,} in {len(rows)} tables")
 
@@ -278,7 +278,7 @@ async def _old_transactions(connection: asyncpg.Connection[Any]) -> Finding:
         return Finding("old transactions", "warning", f"{worst}{more}{blind}", advice)
     if stale:
         names = ", ".join(f"{row['slot_name']} ({row['age']:,} transactions back)" for row in stale)
-        advice = "a replication slot nobody reads keeps dead rows and WAL: drop it"
+        advice = "an unused replication slot keeps dead rows and WAL: drop it"
         return Finding("old transactions", "warning", names, advice)
     return Finding("old transactions", "ok", f"none older than {_seconds(_OLD_TRANSACTION)}{blind}")
 
@@ -302,9 +302,9 @@ async def _duties(connection: asyncpg.Connection[Any]) -> Finding:
             "select flowfabric.server_now() - flowfabric.next_due('{lease,attempt,deadline,delay,parked,suspension}')"
         )
     except asyncpg.PostgresError:
-        return Finding("duties", "ok", "not known before the schema is installed")
+        return Finding("duties", "ok", "unknown until the schema is installed")
     if late is not None and late > _LATE_TIMER:
-        advice = "nothing comes due (retries, timeouts, lost leases): run a worker"
+        advice = "no process runs timers (retries, timeouts, lost leases): run a worker"
         return Finding("duties", "warning", f"the oldest timer is {_seconds(late)} late", advice)
     return Finding("duties", "ok", "no timer is late")
 

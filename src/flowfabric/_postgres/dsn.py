@@ -1,4 +1,4 @@
-"""The address of a database: checked before anybody reads it, and described without its secrets."""
+"""The address of a database: checked before use, and described without its secrets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _AMBIGUOUS = "the address is ambiguous; percent-encode the password (@ as %40, /
 
 
 def check_dsn(dsn: str) -> None:
-    """Refuse an address in which a part of the password may be taken for another part; nothing of it is repeated.
+    """Refuse an address in which part of the password may be read as another part; the error quotes nothing of it.
 
-    Everybody who is handed a DSN calls this first: what a driver or a parser says of such an address quotes the secret.
+    Every function that takes a DSN calls this first: the errors of a driver or a parser would quote the secret.
     """
     if problem := _problem(dsn):
         raise ConnectionFailed("unreachable", problem)
@@ -35,18 +35,18 @@ def _problem(dsn: str) -> str | None:
         and "#" not in dsn
         and all(_HOST.fullmatch(host) for host in hosts.split(","))
         and (not parts.query or all(_OPTION.fullmatch(option) for option in parts.query.split("&")))
-        # Of user:1?a=b@host the beginning looks like host:port.
+        # The beginning of user:1?a=b@host looks like host:port.
         and (at or parts.path or ":" not in hosts or "@" not in parts.query)
     )
     return None if is_clear else _AMBIGUOUS
 
 
 def describe(dsn: str) -> str:
-    """The address in a DSN, without user, password and options: fit for messages."""
+    """Return the address in a DSN, without user, password and options, for messages."""
     try:
         parts = urlsplit(dsn)
         if parts.scheme not in ("postgresql", "postgres") or "@" in parts.path + parts.query + parts.fragment:
-            return "the given address"  # not a URL, or a secret that was not quoted has been taken for another part
+            return "the given address"  # not a URL, or an unquoted secret was read as another part
         host = parts.hostname or "local socket"
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
@@ -55,7 +55,7 @@ def describe(dsn: str) -> str:
 
 
 def next_host_first(dsn: str) -> str:
-    """The DSN with its hosts in another order: the driver gives one that hangs all the time there is."""
+    """Return the DSN with its hosts rotated: the driver would spend the whole timeout on a hanging first host."""
     parts = urlsplit(dsn)
     user, at, hosts = parts.netloc.rpartition("@")
     first, comma, rest = hosts.partition(",")

@@ -1,4 +1,4 @@
-"""The call that makes a whole graph, or adds a part to one, laid out as the arrays `flowfabric.grow_flow` takes."""
+"""The call that submits a whole graph, or adds nodes to one, as the arrays of `flowfabric.grow_flow`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_NODES = 100_000
 
 
 class GrowCall:
-    """One call: `args` for the statement, and the executions it makes, by the names of their nodes."""
+    """One call: `args` for the statement, and the executions it creates, by the names of their nodes."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class GrowCall:
                 raise InvalidInput(
                     "given for a node",
                     field=f"nodes[{place}].execution.idempotency_key",
-                    allowed="none: the flow id makes the whole graph idempotent",
+                    allowed="no key: the flow id makes the whole graph idempotent",
                 )
             try:
                 layout.add(msgspec.structs.replace(node.execution, flow_id=flow_id))
@@ -55,9 +55,7 @@ class GrowCall:
                 raise _named(error, place) from error
         ids = layout.ids
         if len(set(ids)) < len(ids):
-            raise InvalidInput(
-                "an execution id is given twice", field="nodes", allowed="an id of its own for each node"
-            )
+            raise InvalidInput("an execution id is given twice", field="nodes", allowed="a unique id for each node")
         self.nodes = {node.name: ExecutionId.of(partition, uuid) for node, uuid in zip(nodes, ids, strict=True)}
         self._names = [node.name for node in nodes]
         self.old: list[ExecutionId] = []
@@ -84,7 +82,7 @@ class GrowCall:
         ]  # fmt: skip
 
     def _edges(self, nodes: Sequence[NewNode], partition: int) -> list[Any]:
-        """The edges as columns: id, from, to, ref, passes; and how many lead to each node."""
+        """Return the edges as columns: id, from, to, ref, passes; and how many lead to each node."""
         numbers = {node.name: n for n, node in enumerate(nodes, 1)}
         olds: dict[UUID, int] = {}
         given: list[UUID | None] = []
@@ -117,17 +115,17 @@ class GrowCall:
         minted = map(pgproto.UUID, mint_many(given.count(None)))
         ids = [next(minted) if one is None else one for one in given]
         if len(set(ids)) < len(ids):
-            raise InvalidInput("an edge id is given twice", field="nodes", allowed="an id of its own for each edge")
+            raise InvalidInput("an edge id is given twice", field="nodes", allowed="a unique id for each edge")
         deps = [len(node.after) for node in nodes] if ids else None
         return [ids, froms, tos, refs if any(refs) else None, passes, deps]
 
     def name(self, place: int | None) -> str:
-        """The name of the node at a place the statement answered."""
+        """Return the name of the node at an index that the statement returned."""
         return "" if place is None else self._names[place - 1]
 
 
 def _named(error: FlowFabricError, place: int) -> FlowFabricError:
-    """What is wrong with the execution of a node, with the node's place."""
+    """Return the error of a node's execution, with the node's index."""
     where = f"nodes[{place}].execution"
     if isinstance(error, InvalidInput):
         field = where if error.field is None else f"{where}.{error.field}"

@@ -1,7 +1,7 @@
-"""One listening connection per engine, shared by everybody who waits for a wake-up.
+"""One listening connection per engine, shared by all waiters.
 
-Notifications are hints: a waiter also polls, so a lost connection costs time and nothing else. It is opened when the
-first waiter comes and reopened, with growing pauses, when it breaks.
+Notifications are hints: a waiter also polls, so a lost connection only costs time. The connection is opened for the
+first waiter and reopened, with growing pauses, when it breaks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowfabric._postgres.dsn import check_dsn, next_host_first
 from flowfabric._waiting import first_of
 
 CHANNEL = "flowfabric"
-_ASK_AFTER = 10.0  # seconds of silence after which the connection has to prove that it lives
+_ASK_AFTER = 10.0  # seconds of silence before the connection is checked
 
 
 class Listener:
@@ -29,11 +29,11 @@ class Listener:
         self._waiters: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
-        self.connections = 0  # how many there have been
+        self.connections = 0  # how many were opened so far
 
     @contextlib.contextmanager
     def topic(self, name: str) -> Iterator[asyncio.Event]:
-        """An event that is set whenever the topic is notified; the waiter clears it."""
+        """Return an event that is set whenever the topic is notified; the waiter clears it."""
         waiter = asyncio.Event()
         self._waiters.setdefault(name, set()).add(waiter)
         if self._task is None or self._task.done():
@@ -78,14 +78,14 @@ class Listener:
                 await connection.add_listener(CHANNEL, self._notified)
                 self._ready.set()
                 self.connections += 1
-                self.wake()  # whatever was announced while nobody listened
+                self.wake()  # notifications may have been missed without a connection
                 pause = 0.2
                 while not closed.is_set():
                     try:
                         await asyncio.wait_for(closed.wait(), _ASK_AFTER)
-                    except TimeoutError:  # one that hangs is silent too
+                    except TimeoutError:  # a hanging connection is silent too
                         await connection.execute("select 1", timeout=_ASK_AFTER)
-            except Exception:  # noqa: S110 - whatever the driver says of a connection that broke, another one is tried
+            except Exception:  # noqa: S110 - any error of a broken connection: open another one
                 pass
             finally:
                 self._ready.clear()

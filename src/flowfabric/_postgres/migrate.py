@@ -1,8 +1,8 @@
 """Brings a database to the schema this package needs.
 
 Schema steps are numbered files, applied once and in order; functions are replaced whole on every run. Everything
-happens in one transaction under an advisory lock, so any number of processes may migrate at once and a crash leaves
-the database as it was. Connecting never migrates: it compares versions and says what to do (see `database.py`).
+happens in one transaction under an advisory lock, so any number of processes may migrate at the same time and a crash
+leaves the database unchanged. Connecting never migrates: it compares versions and says what to do (see `database.py`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The step as it is shown and compared: `0001_name`."""
+        """The step for display and comparison: `0001_name`."""
         return f"{self.number:04d}_{self.name}"
 
 
 @dataclass(frozen=True)
 class Migration:
-    """What a run did: the steps it applied and the version the schema has now."""
+    """The result of a run: the steps it applied and the version of the schema now."""
 
     applied: tuple[str, ...]
     version: int
@@ -64,7 +64,7 @@ def _settings() -> str:
 
 
 def steps() -> tuple[Step, ...]:
-    """The numbered steps of this package, in order."""
+    """Return the numbered steps of this package, in order."""
     found = []
     for path, sql in _files("schema"):
         name = path.rpartition("/")[2]
@@ -78,7 +78,7 @@ def steps() -> tuple[Step, ...]:
 
 
 def functions_digest() -> str:
-    """What tells one build of the functions from another."""
+    """Return the digest that identifies a build of the functions."""
     digest = hashlib.sha256()
     for path, sql in (*_files("functions"), ("settings", _settings())):
         digest.update(f"{path}\0{sql}\0".encode())
@@ -99,9 +99,9 @@ def check_steps(recorded: Sequence[str]) -> None:
 
 
 async def current_version(connection: asyncpg.Connection[Any]) -> int:
-    """Return the version of the schema in the database; 0 when there is none. A worker role may ask too."""
+    """Return the version of the schema in the database; 0 without a schema. A worker role may call it too."""
     if await connection.fetchval("select to_regprocedure('flowfabric.deployment_info()') is not null"):
-        with contextlib.suppress(asyncpg.UndefinedColumnError):  # the function of another build
+        with contextlib.suppress(asyncpg.UndefinedColumnError):  # a function of another build
             row = await connection.fetchrow("select schema_version, steps from flowfabric.deployment_info()")
             check_steps(row["steps"] if row is not None else ())
             return (row["schema_version"] if row is not None else None) or 0
@@ -117,13 +117,13 @@ async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
 
 
 async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence[str] = ()) -> Migration:
-    """Bring the schema up to date; safe to run from many processes at once.
+    """Bring the schema up to date; safe to run from many processes at the same time.
 
     Each role in `worker_roles` gets EXECUTE on the functions and nothing on the tables: enough to run a worker. A role
-    named once is remembered and served again by later runs.
+    named once is stored, and later runs grant to it again.
     """
     try:
-        # Whoever waited for the lock must see what its holder did.
+        # A process that waited for the lock must see its holder's changes.
         async with connection.transaction(isolation="read_committed"):
             await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
             await connection.execute("set local client_min_messages = warning")
@@ -150,9 +150,9 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
                 applied.append(step.label)
             await connection.execute("create table if not exists flowfabric.build (functions text not null)")
             if await connection.fetchval("select functions from flowfabric.build") != FUNCTIONS_DIGEST:
-                # Of another build: nothing of it may stay behind. Grants are given again below.
+                # Another build: drop all its functions. Grants are repeated below.
                 await connection.execute(_DROP_FUNCTIONS)
-            # Functions may name each other in any order.
+            # Functions may refer to each other in any order.
             await connection.execute("set local check_function_bodies = off")
             for _, sql in _files("functions"):
                 await connection.execute(sql)

@@ -1,4 +1,4 @@
-"""The exception that a refusal of the database is raised as."""
+"""The exception for a refusal of the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFUSAL_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def refusal(kind: str, detail: str = "", *, execution_id: str | None = None, **facts: Any) -> FlowFabricError:
-    """The exception for a refusal that arrived as a kind, in its most specific class.
+    """Return the exception for a refusal of this kind, in its most specific class.
 
     Kinds are unique among the families a refusal can belong to, so the kind alone decides. `facts` are the
     extra attributes of that class (`entity` and `id` of not_found, `field` of invalid_input, the four texts
@@ -39,7 +39,7 @@ def refusal(kind: str, detail: str = "", *, execution_id: str | None = None, **f
     """
     family = _REFUSAL_FAMILY.get(kind)
     if family is None:
-        raise ValueError(f"no refusal is called {kind!r}")
+        raise ValueError(f"there is no refusal {kind!r}")
     match kind:
         case "not_found":
             return NotFound(facts.pop("entity", "execution"), facts.pop("id", execution_id), detail=detail)

@@ -1,6 +1,6 @@
-"""Databases that live for one test: copied from a migrated template, dropped afterwards; and the clock in them.
+"""Databases for one test each: copied from a migrated template, dropped afterwards; and their clock.
 
-For a server on which the caller may create databases. Who starts the server and when is the business of others.
+The caller starts the server and may create databases on it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migra
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Handle
 
-# A template is of one build: another build makes another, and both may be in use on one server.
+# Each build makes its own template, and several may be in use on one server.
 TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{FUNCTIONS_DIGEST[:12]}"
 _LOCK = 708_301
 Strategy = Literal["wal_log", "file_copy"]
 
 
 def in_database(dsn: str, name: str) -> str:
-    """The same server, another database."""
+    """Return the DSN of another database on the same server."""
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
 
 
 class Databases:
-    """Makes and drops databases on one server, over one connection, one after the other."""
+    """Creates and drops databases on one server, over one connection, one after another."""
 
     def __init__(self, connection: asyncpg.Connection[Any], dsn: str, strategy: Strategy) -> None:
         self._connection = connection
@@ -43,9 +43,9 @@ class Databases:
 
     @classmethod
     async def open(cls, dsn: str, strategy: Strategy = "wal_log") -> Self:
-        """Connect, and make the template unless it is there. Any number of processes may do so at once.
+        """Connect, and create the template if it is missing. Any number of processes may do so at the same time.
 
-        `file_copy` copies faster where the server need not flush anything; elsewhere it costs a checkpoint.
+        `file_copy` copies faster if the server need not flush anything; otherwise it costs a checkpoint.
         """
         check_dsn(dsn)
         try:
@@ -68,16 +68,16 @@ class Databases:
         return cls(connection, dsn, strategy)
 
     async def create(self) -> str:
-        """A fresh copy of the template; answers its DSN."""
+        """Create a fresh copy of the template; returns its DSN."""
         self._count += 1
         name = f"flowfabric_test_{os.getpid()}_{mint_uuid().hex[-8:]}_{self._count}"
-        # Names of our own making: nothing to quote.
+        # We generate the names, so they need no quoting.
         async with self._turn:
             await self._connection.execute(f"create database {name} template {TEMPLATE} strategy {self._strategy}")
         return in_database(self._dsn, name)
 
     async def drop(self, dsn: str) -> None:
-        """Drop what `create` made, whoever is still connected."""
+        """Drop a database that `create` made, even if it has connections."""
         name = urlsplit(dsn).path.lstrip("/")
         async with self._turn:
             await self._connection.execute(f"drop database if exists {name} with (force)")
@@ -89,7 +89,7 @@ class Databases:
 async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
     if await connection.fetchval("select exists (select from pg_database where datname = $1)", TEMPLATE):
         return
-    # Under another name until it is whole: what a crash leaves of it is never copied.
+    # Under another name until it is complete: an unfinished one is never copied after a crash.
     making = f"{TEMPLATE}_making"
     await connection.execute(f"drop database if exists {making} with (force)")
     await connection.execute(f"create database {making}")
@@ -102,7 +102,7 @@ async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
 
 
 async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> None:
-    """Set the clock of a database forward. Leases in `held` go along: their holders are alive and go on."""
+    """Move the clock of a database forward. Leases in `held` are extended: their holders are alive."""
     connection = await asyncpg.connect(dsn)
     try:
         async with connection.transaction():
@@ -123,7 +123,7 @@ async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> No
 
 
 async def read_clock(dsn: str, kinds: Sequence[str] = ()) -> tuple[datetime, datetime | None]:
-    """What the clock of a database says, and when the next timer of these kinds is due."""
+    """Return the time of a database, and when the next timer of these kinds is due."""
     connection = await asyncpg.connect(dsn)
     try:
         row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))

@@ -1,1 +1,1 @@
-"""What users write: apps, tasks, flows."""
+"""Apps, tasks and flows, as users declare them."""

@@ -1,4 +1,4 @@
-"""The app: a place for tasks and schedules, and the way to a database.
+"""The app: tasks, schedules and the database they run on.
 
     app = ff.App()
 
@@ -8,7 +8,7 @@
     run = await publish.submit(42)
     print(await run.result())
 
-What runs the tasks is a worker; this module only knows them.
+A worker runs the tasks; this module only declares them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CatchUp = Literal["skip", "one", "all"]
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
-    """A schedule as the code declares it; stored when a worker of the app starts."""
+    """A schedule as the code declares it; a worker of the app stores it when it starts."""
 
     name: str
     task: Task[Any, Any]
@@ -70,11 +70,11 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
 class App:
     """Tasks, schedules and the database they run on.
 
-    Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that a Postgres that starts by itself.
-    `codecs` are applied to everything the app stores (arguments, results, steps); `also_read` are retired ones.
-    `namespace`, `lane` and other options given here are the defaults of all its tasks.
-    `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
-    Close it when it is no longer needed: `await app.close()`, or `async with app:`.
+    Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded Postgres. `codecs` are
+    applied to everything the app stores (arguments, results, steps); `also_read` are retired codecs that only read.
+    `namespace`, `lane` and other options given here are the defaults of all its tasks. `notifications=False,
+    prepared_statements=False` suits a transaction-pooling proxy. Close it when it is no longer needed: `await
+    app.close()`, or `async with app:`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class App:
 
     @property
     def address(self) -> tuple[str | None, str | None]:
-        """What says which database it is: apps with the same address share one. Holds the password, if there is one."""
+        """Which database it is: apps with the same address share one. Contains the password, if there is one."""
         return self.dsn, None if self.data_dir is None else str(self.data_dir)
 
     # Tasks
@@ -152,9 +152,10 @@ class App:
     ) -> Any:
         """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
 
-        `name` is what is stored (default: the function's name); keep it when the function moves. `pool="process"` runs
-        a plain function in a process of its own. `permanent` are exceptions that no retry can help. `steps="lenient"`
-        allows an execution to end without the steps an earlier run of it had done. Everything else is in `Options`.
+        `name` is stored with every execution (default: the function's name); keep it when the function moves.
+        `pool="process"` runs a synchronous function in a child process. `permanent` are exceptions that are never
+        retried. `steps="lenient"` allows an execution to end without the steps that an earlier run of it recorded. The
+        other keywords are in `Options`.
         """
         chosen = self.defaults.merged(Options.of(options, ("name", "pool", "permanent", "steps")))
         never = checked_exceptions(permanent)
@@ -164,7 +165,7 @@ class App:
             title = task_name(fn, name)
             made: Task[Any, Any] = Task(self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps)
             before = self.tasks.get(title)
-            # The same function again is a module that was loaded again.
+            # The same function again means that its module was loaded again.
             if before is not None and origin_of(before.function) != origin_of(fn):
                 raise InvalidInput(
                     f"{title!r} is already the task {'.'.join(origin_of(before.function))}",
@@ -178,7 +179,7 @@ class App:
 
     @property
     def lanes(self) -> list[str]:
-        """The lanes its tasks and schedules use."""
+        """The lanes that its tasks and schedules use."""
         used = [
             *(task.defaults for task in self.tasks.values()),
             *(one.submission.options for one in self.declared.values()),
@@ -186,14 +187,14 @@ class App:
         return sorted({str(options.lane) if options.lane else "default" for options in used}) or ["default"]
 
     def find_task(self, name: str) -> Task[Any, Any] | None:
-        """The task of that name."""
+        """Return the task with this name."""
         return self.tasks.get(name)
 
     def provide(self, cls: type[T], maker: T | Callable[[], Any]) -> None:
-        """Say what handlers get for a parameter annotated `ff.Data[cls]`: an object, or a function that makes it.
+        """Register the object injected into parameters annotated `ff.Data[cls]`, or a function that makes it.
 
-        The function is called once per worker, when it starts, and may be async or give a context manager, which is
-        left when the worker stops.
+        Each worker calls the function once when it starts. It may be async or return a context manager, which the
+        worker exits when it stops.
         """
         if not isinstance(cls, type):
             raise InvalidInput(f"got {cls!r}", field="cls", allowed="a class")
@@ -206,7 +207,7 @@ class App:
     # Flows
 
     def flow(self, name: str, *, namespace: str | None = None, tags: Mapping[str, str] | None = None) -> Flow:
-        """A new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is."""
+        """Return a new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is."""
         default = self.defaults.namespace
         return Flow(self, name, namespace=namespace if namespace is not None else default or "", tags=tags)
 
@@ -224,26 +225,26 @@ class App:
         catch_up: CatchUp = "skip",
         **kwargs: Any,
     ) -> ScheduleSpec:
-        """Submit a task again and again: by a cron expression in a time zone, or every so often.
+        """Submit a task repeatedly: by a cron expression in a time zone, or at an interval.
 
-        The worker stores it when it starts; `catch_up` says what happens to times that passed while no worker ran:
-        they are skipped, made up by one, or all made up. `name` defaults to the task's name. Further keywords are
-        arguments and options as in `submit`, except those that fix a time or a key.
+        A worker stores the schedule when it starts. `catch_up` says what happens to times that passed while no worker
+        ran: skip them, submit once for all of them, or submit once for each. `name` defaults to the task's name.
+        Further keywords are arguments and options as in `submit`, except those that fix a time or a key.
         """
         check_task(task)
         chosen = checked_name(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
         before = self.declared.get(chosen)
-        # A task that was declared again since is a module that was loaded again.
+        # A task declared again means that its module was loaded again.
         if before is not None and before.task.function is task.function:
             raise InvalidInput(f"{chosen!r} is declared twice", field="name", allowed="one schedule per name")
         submission = new_submission(task, args, kwargs)
         for option in ("delay", "at", "idempotency_key"):
             if getattr(submission.options, option) not in (UNSET, None):
-                raise InvalidInput("a schedule says when, each time anew", field=option, allowed="None")
+                raise InvalidInput("a schedule sets it for each submission", field=option, allowed="None")
         if isinstance(submission.options.deadline, datetime):
-            raise InvalidInput("one time for all of them", field="deadline", allowed="a duration")
+            raise InvalidInput("a fixed time would apply to every submission", field="deadline", allowed="a duration")
         submission.item()  # a wrong argument fails here, not when it fires
         spec = ScheduleSpec(
             name=chosen,
@@ -258,7 +259,7 @@ class App:
     # The database
 
     async def open_engine(self, **settings: Any) -> Engine:
-        """A new engine of this app's database, through the middleware that is around engine calls."""
+        """Return a new engine on this app's database, with the middleware around engine calls."""
         engine = await Engine.connect(
             self.dsn,
             data_dir=self.data_dir,
@@ -272,7 +273,7 @@ class App:
         return layer(engine, self.middleware) if overriding(self.middleware, "call") else engine
 
     async def client(self) -> AsyncClient:
-        """The client of this event loop, connected when it is first needed and closed when the loop ends."""
+        """Return the client of this event loop. It connects on first use and closes when the loop ends."""
         loop = asyncio.get_running_loop()
         if adopted := self._adopted.get(loop):
             return adopted[-1]
@@ -282,7 +283,7 @@ class App:
         return shared.client or await shared.connect()
 
     def adopt(self, client: AsyncClient) -> None:
-        """Let a client that somebody else opened and closes be the one of this event loop."""
+        """Use this client in this event loop; its opener also closes it."""
         self._adopted.setdefault(asyncio.get_running_loop(), []).append(client)
 
     def forget(self, client: AsyncClient) -> None:
@@ -308,7 +309,7 @@ class App:
 class _Shared:
     """The one client of an event loop."""
 
-    # Kept until the loop ends, also when nobody knows the app any more: connections cannot be closed by the collector.
+    # Kept until the loop ends, even if the app was collected: the garbage collector cannot close connections.
     alive: ClassVar[set[_Shared]] = set()
 
     def __init__(self, app: App) -> None:
@@ -321,7 +322,7 @@ class _Shared:
     async def connect(self) -> AsyncClient:
         async with self._connecting:
             if self.client is None:
-                # An async generator is what a loop closes by itself when it ends.
+                # A loop closes its async generators when it ends.
                 self._lifetime = self._live()
                 self.client = await anext(self._lifetime)
         return self.client
@@ -347,7 +348,7 @@ class _Shared:
 
 
 class _Decorator(Protocol):
-    """What `@app.task(...)` gives: a decorator that keeps the function's types."""
+    """The decorator that `@app.task(...)` returns; it keeps the function's types."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...

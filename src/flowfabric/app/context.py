@@ -1,6 +1,6 @@
-"""What an async handler is given: who it is, and what it can do durably.
+"""The context of an async handler: facts about its execution, and durable operations.
 
-The work behind the methods is the worker's (`Scope`); these classes are only the surface. Those for synchronous
+The worker implements the methods (`Scope`); these classes are only the interface. The classes for synchronous
 handlers are generated from them (`sync_context.py`).
 """
 
@@ -46,7 +46,7 @@ class Scope(Protocol):
 
     @property
     def unwound_at(self) -> object:
-        """Where a synchronous handler waits, from then on until it has ended."""
+        """The wait that stopped a synchronous handler, while the handler unwinds."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -75,7 +75,7 @@ class Scope(Protocol):
 
 
 class Facts:
-    """What is known about the execution and this attempt at it."""
+    """Facts about the execution and this attempt."""
 
     __slots__ = ("_scope",)
 
@@ -88,7 +88,7 @@ class Facts:
 
     @property
     def flow_id(self) -> FlowId | None:
-        """The flow it is a node of."""
+        """The flow that it is a node of."""
         return self._scope.claimed.flow_id
 
     def flow(self) -> Flow:
@@ -120,7 +120,7 @@ class Facts:
 
     @property
     def reclaim_count(self) -> int:
-        """How often a worker was lost with it."""
+        """How often a worker died while running it."""
         return self._scope.claimed.reclaim_count
 
     @property
@@ -163,17 +163,17 @@ class Facts:
 
     @property
     def is_parked(self) -> bool:
-        """Whether the handler is being stopped because all it waits for needs no worker."""
+        """Whether the worker is stopping the handler because everything it waits for needs no worker."""
         return self._scope.is_parked or self._scope.unwound_at is not None
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this attempt was begun before, and waited or was given back since."""
+        """Whether this attempt started earlier and has waited or was given back since."""
         return self._scope.claimed.handle.kind is HandleKind.RESUMED
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry the execution."""
+        """A logger that adds the execution to its records."""
         return self._scope.log
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class Facts:
 
 
 class Context(Facts):
-    """Given to an async handler that has a parameter annotated with it."""
+    """The worker passes it to an async handler that has a parameter annotated with it."""
 
     __slots__ = ()
 
@@ -190,12 +190,12 @@ class Context(Facts):
     @overload
     async def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function once and remember what it returned, under this name and the count of its uses in this run.
+        """Run a function once and store its result, under this name and the number of its uses in this run.
 
-        A finished step is never run again; one that a crash interrupted is. An exception is remembered for the rest of
-        this run of the handler and forgotten when the task is retried. A plain function runs in a thread. `step_with`
-        gives a step its own retries and timeout. A step, a pause or a submission inside the function is part of it and
-        not remembered by itself.
+        A finished step never runs again; a step that a crash interrupted does. An exception is kept for the rest of
+        this run of the handler and forgotten when the task is retried. A synchronous function runs in a thread.
+        `step_with` gives a step its own retries and timeout. A step, a sleep or a submission inside the function is
+        part of it and not recorded separately.
         """
         return await self._scope.step(name, fn, args, kwargs, None, None)
 
@@ -203,11 +203,11 @@ class Context(Facts):
         """Steps with retries and a time limit of their own: `await ctx.step_with(timeout=5)("fetch", fetch, url)`."""
         Options(retry=retry).checked()
         if timeout is not None and duration(timeout, "timeout") <= timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="more than no time")
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="a positive duration")
         return StepWith(self._scope, retry, timeout)
 
     async def sleep(self, pause: Duration) -> None:
-        """Wait durably: the worker is free meanwhile, and the time counts from the first call, not from a restart."""
+        """Wait durably: the worker is free meanwhile, and the time counts from the first call, also after a restart."""
         await self._scope.sleep(pause)
 
     @overload
@@ -259,9 +259,9 @@ class Context(Facts):
         """Wait for signals, for minutes or months, without holding a worker.
 
         `what` is the key of a waitpoint (one signal there is enough) or a condition: `ff.on`, `ff.all_of`, `ff.any_of`,
-        `ff.from_sources`, `ff.count_signals`. One signal is given as a `Signal`, those of a condition as a list.
-        `payload` is the type of their payloads. When the time is over: `default`, if there is one; else `NoSignal` is
-        raised, or what `on_timeout` says happens to the execution: fail, cancel, expire, or escalate to an operator.
+        `ff.from_sources`, `ff.count_signals`. A key returns one `Signal`, a condition a list of them. `payload` is the
+        type of their payloads. When the timeout expires, the call returns `default` if it is given; otherwise it raises
+        `NoSignal`, or the execution does what `on_timeout` says: fail, cancel, expire, or escalate to an operator.
         """
         request = WaitRequest(
             what, name=name, payload=payload, timeout=timeout, default=default, on_timeout=on_timeout, reason=reason
@@ -269,9 +269,9 @@ class Context(Facts):
         return await self._scope.wait_for(request)
 
     async def waitpoint(self, key: str, *, name: str | None = None) -> Waitpoint:
-        """A place where a signal can arrive from now on, with the token that it needs: hand it out, then wait at it.
+        """Open a waitpoint, which accepts signals from now on. Hand out its token, then wait at it.
 
-        It is the same in every later run, and nothing that arrives before the handler waits is lost.
+        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept.
         """
         opened = await self._scope.waitpoint(WaitRequest(key, name=name))
         return Waitpoint(self._scope, key, name, opened)
@@ -281,20 +281,20 @@ class Context(Facts):
         return await self._scope.now()
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Say how far the work is, for whoever looks at the execution."""
+        """Report how far the work is; `flowfabric show` and other readers see it."""
         await self._scope.progress(percent, message)
 
     async def heartbeat(self) -> None:
-        """Renew the lease now; `LeaseLost` when it is gone. The worker renews by itself, so this is seldom needed."""
+        """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         await self._scope.heartbeat()
 
     async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]:
-        """Submit another task, once, however often this handler is run again. The same as `task.submit(...)`."""
+        """Submit another task, only once even if this handler is re-run. The same as `task.submit(...)`."""
         return await self._scope.client.send(new_submission(task, args, kwargs))
 
 
 class WaitpointFacts:
-    """Where it is, and the token that a signal needs there."""
+    """A waitpoint, and the token that its signals need."""
 
     __slots__ = ("_name", "_opened", "_scope", "execution_id", "id", "key", "token")
 
@@ -309,7 +309,7 @@ class WaitpointFacts:
 
     @property
     def callback(self) -> str:
-        """Execution, waitpoint and token as one text that is safe in a link: for whoever shall signal, only."""
+        """Execution, waitpoint and token as one string that is safe in a link. Give it only to the sender."""
         return callback_text(self.execution_id, self.id, self.token)
 
     def __repr__(self) -> str:
@@ -317,7 +317,7 @@ class WaitpointFacts:
 
 
 class Waitpoint(WaitpointFacts):
-    """A place where a signal can arrive, and the token that it needs."""
+    """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
 
@@ -330,7 +330,7 @@ class Waitpoint(WaitpointFacts):
         on_timeout: OnTimeout = "raise",
         reason: Reason = "callback",
     ) -> Signal[Any]:
-        """The signal that arrives here. See `Context.wait_for`."""
+        """Wait for a signal here and return it. See `Context.wait_for`."""
         request = WaitRequest(
             self.key,
             name=self._name,
@@ -345,7 +345,7 @@ class Waitpoint(WaitpointFacts):
 
 
 class StepWith:
-    """`ctx.step` with retries and a timeout of its own."""
+    """`ctx.step` with its own retries and timeout."""
 
     __slots__ = ("_retry", "_scope", "_timeout")
 

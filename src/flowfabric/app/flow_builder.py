@@ -1,4 +1,4 @@
-"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say what a node comes after.
+"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say how many have to succeed.
 
     flow = app.flow("race")
     answers = [flow.add(ask, model) for model in models]
@@ -6,7 +6,7 @@
     run = await flow.submit()
     results = await run.result()
 
-A flow is built here and stored as a whole when it is submitted. What is wrong with it is said where it is written.
+A flow is built here and stored as a whole when it is submitted. Mistakes raise in the line that makes them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Host(Protocol):
 
 
 class Node(Generic[R_co]):
-    """One task of a flow. As an argument of another node it stands for its result."""
+    """One task of a flow. As an argument of another node it means its result."""
 
     __slots__ = ("execution_id", "flow", "name", "task")
 
@@ -56,7 +56,7 @@ class Node(Generic[R_co]):
     ) -> None:
         self.flow = flow
         self.name = name
-        self.task = task  # None where it is not known
+        self.task = task  # None if unknown
         self.execution_id = execution_id  # of a member that exists
 
     def __repr__(self) -> str:
@@ -65,13 +65,13 @@ class Node(Generic[R_co]):
     def __bool__(self) -> bool:
         raise InvalidInput("is a node, whose result is not known yet", field=self.name, allowed="an argument of a node")
 
-    __iter__ = None  # a node is one thing; `flow.map` makes many
+    __iter__ = None  # a node is one result; `flow.map` makes many nodes
 
 
 class Join:
-    """Several nodes, and how many of them have to succeed. As an argument it stands for their results.
+    """Several nodes, and how many of them have to succeed. As an argument it means their results.
 
-    For `all_of` and `quorum` that is the list of the results of those that succeeded, for `any_of` one result.
+    `all_of` and `quorum` give the list of the results of those that succeeded, `any_of` one result.
     """
 
     __slots__ = ("nodes", "policy")
@@ -93,7 +93,7 @@ class Join:
 
 
 class SubFlow(Mapping[str, "Node[Any]"]):
-    """The nodes of a flow that was put into another, by their names there. Stands for its last nodes in `after`."""
+    """The nodes of a flow that was included in another, by their names there. In `after` it means its last nodes."""
 
     def __init__(self, nodes: dict[str, Node[Any]], ends: list[Node[Any]]) -> None:
         self._nodes = nodes
@@ -118,7 +118,7 @@ def all_of(*things: Nodes) -> Join: ...
 @overload
 def all_of(*things: conditions.Condition | str) -> conditions.AllMet: ...
 def all_of(*things: Any) -> Any:
-    """All of these: nodes of a flow, or conditions of a wait (a text stands for one signal on that key)."""
+    """All of these: nodes of a flow, or conditions of a wait (a string means one signal on that key)."""
     nodes = _nodes(things, "all_of")
     return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
 
@@ -146,7 +146,7 @@ def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool 
 
 
 def quorum(k: int, *nodes: Nodes, cancel_rest: bool = False) -> Join:
-    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once that is impossible."""
+    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once success is impossible."""
     found = _nodes(nodes, "quorum") if nodes else []
     if found is None:
         other = next(one for one in nodes if not isinstance(one, Node))
@@ -166,7 +166,7 @@ def _rest(cancel_rest: bool) -> OnSatisfied:
 
 
 def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
-    """The nodes, each once, among things that may be nodes, sub-flows and lists of them; None when it is not those."""
+    """Return the nodes, each once, of nodes, sub-flows and lists of them; None for anything else."""
     found: dict[Node[Any], None] = {}
     others: list[object] = []
     is_for_flows = False
@@ -179,18 +179,18 @@ def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
             elif isinstance(one, SubFlow):
                 found.update(dict.fromkeys(one.ends))
             elif isinstance(one, Join):
-                raise InvalidInput(f"got {one} among others", field=what, allowed="nodes; a join stands alone")
+                raise InvalidInput(f"got {one} among others", field=what, allowed="nodes, or one join alone")
             elif is_list:
                 raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
             else:
                 others.append(one)
     if others and is_for_flows:
-        raise InvalidInput(f"got nodes and {type(others[0]).__name__}", field=what, allowed="nodes alone")
+        raise InvalidInput(f"got nodes and {type(others[0]).__name__}", field=what, allowed="only nodes")
     return list(found) if is_for_flows else None
 
 
 class _Entry:
-    """A node that is to be made: what it runs, with what, after what."""
+    """A node to create: its task, arguments and upstreams."""
 
     __slots__ = ("given", "join", "node", "submission", "wanted")
 
@@ -201,7 +201,7 @@ class _Entry:
         signature = submission.task.signature
         bound = {name: _joined(value) for name, value in signature.bind(submission.args, submission.kwargs).items()}
         self.wanted = {name: value for name, value in bound.items() if any(True for _ in _references(value))}
-        # A wrong argument fails here. What comes from other nodes is checked when it is there.
+        # A wrong argument fails here. Results of other nodes are checked when they are known.
         plain = {name: value for name, value in bound.items() if name not in self.wanted}
         self.given = signature.check(plain, self.wanted)
 
@@ -238,20 +238,20 @@ class Flow:
 
     @property
     def nodes(self) -> dict[str, Node[Any]]:
-        """What was added, by name."""
+        """The added nodes, by name."""
         return {name: entry.node for name, entry in self._entries.items()}
 
     @property
     def here(self) -> Node[Any]:
-        """Of a flow that a running task adds to: the task itself."""
+        """In a flow from `ctx.flow()`: the running task itself."""
         if self._here is None:
-            raise InvalidInput("is no running task's", field="here", allowed="a flow from ctx.flow()")
+            raise InvalidInput("this flow was not made in a task", field="here", allowed="a flow from ctx.flow()")
         return self._here
 
     def member(self, execution_id: str | ExecutionId, name: str = "") -> Node[Any]:
-        """An execution that is a node of the flow already, for new nodes to come after or take the result of."""
+        """Return an existing node of the flow, for new nodes to come after or to use its result."""
         if self.grows is None:
-            raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
+            raise InvalidInput("the flow does not exist yet", field="member", allowed="a node that `add` returned")
         found = ExecutionId.parse(execution_id)
         return self._old.setdefault(str(found), Node(self, name or str(found), None, found))
 
@@ -264,12 +264,12 @@ class Flow:
         name: str | None = None,
         **kwargs: Any,
     ) -> Node[R]:
-        """Add a task with these arguments, which may be nodes (or lists, dicts and joins of them): their results.
+        """Add a task with these arguments. Nodes among them (also in lists, dicts and joins) mean their results.
 
-        It comes after those nodes, all of which have to succeed, and after `after`. `name` is how it is called in the
-        flow; the task's name by default, numbered where it is not the first. Keywords that name an option and no
-        parameter of the task are options, as in `submit`. Where the task has a parameter `name` or `after` that is not
-        given by position, the keyword is that argument.
+        It comes after those nodes, all of which have to succeed, and after `after`. `name` is its name in the flow; by
+        default the task's name, numbered from the second on. Keywords that name an option and no parameter of the task
+        are options, as in `submit`. If the task has a parameter `name` or `after` that is not given by position, the
+        keyword is that argument.
         """
         check_task(task)
         free = [each.name for each in task.signature.parameters if each.is_keyword_only]
@@ -294,7 +294,7 @@ class Flow:
         node: Node[R] = Node(self, name or task.name, task)
         entry = _Entry(node, submission, None)
         entry.join = self._join(entry, after)
-        node.name = self._name(name, task.name)  # last: a node that was refused takes no number
+        node.name = self._name(name, task.name)  # last: a refused node uses up no number
         self._entries[node.name] = entry
         return node
 
@@ -314,7 +314,7 @@ class Flow:
             raise InvalidInput(
                 f"got {type(items).__name__}",
                 field="items",
-                allowed="a list; what a node returns is not known yet: add nodes from inside a task, with ctx.flow()",
+                allowed="a list; the result of a node is not known yet: add nodes from inside a task, with ctx.flow()",
             )
         title = task.name if name is None else _title(name)
         after = _kept(after)
@@ -332,7 +332,7 @@ class Flow:
         return made
 
     def include(self, other: Flow, *, after: After | None = None, name: str | None = None) -> SubFlow:
-        """Put a copy of another flow into this one, its nodes called `name.node`; its first ones come after `after`."""
+        """Copy another flow into this one, with its nodes named `name.node`; its first nodes come after `after`."""
         if not isinstance(other, Flow) or other is self or other.grows is not None:
             raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
         title = self._next(_title(other.name if name is None else name))
@@ -370,7 +370,7 @@ class Flow:
         return SubFlow(made, [made[one] for one in ends])
 
     def _next(self, title: str) -> str:
-        """The title, numbered unless it is the first of its kind."""
+        """Return the title, numbered unless it is the first one."""
         count = self._counts.get(title, 0)
         while True:
             count += 1
@@ -383,11 +383,11 @@ class Flow:
         if given is None:
             return self._next(title)
         if _title(given) in self._entries:
-            raise InvalidInput(f"{given!r} is a node already", field="name", allowed="a name of its own")
+            raise InvalidInput(f"{given!r} is already a node", field="name", allowed="a unique name")
         return given
 
     def _join(self, entry: _Entry, after: After | None) -> Join | None:
-        """What a node comes after: the nodes in its arguments, and what is given."""
+        """Return the upstreams of a node: the nodes in its arguments, and those given as `after`."""
         used = list(dict.fromkeys(node for value in entry.wanted.values() for node in _references(value)))
         joins = [one for value in entry.wanted.values() for one in _joins(value)]
         if isinstance(after, Join):
@@ -409,32 +409,32 @@ class Flow:
                 raise InvalidInput(
                     f"{entry.node.name} comes after {odd[0]} and also after others",
                     field="after",
-                    allowed="one any_of or quorum for a node, and nothing beside it",
+                    allowed="one any_of or quorum for a node, and no other upstream",
                 )
         for node in () if chosen is None else chosen.nodes:
             if node.flow is not self:
                 raise InvalidInput(f"{node!r} belongs to another flow", field="after", allowed=f"nodes of {self!r}")
             if node.execution_id is None and node.name not in self._entries:
-                raise InvalidInput(f"{node!r} was not added", field="after", allowed="what `add` gave")
+                raise InvalidInput(f"{node!r} was not added", field="after", allowed="a node that `add` returned")
         return chosen
 
     def submissions(self) -> dict[str, Submission]:
-        """What each node runs, by name: for the middleware around submissions."""
+        """Return the submission of each node, by name, for the middleware around submissions."""
         return {name: entry.submission for name, entry in self._entries.items()}
 
     def ids(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> dict[str, ExecutionId]:
-        """Ids for the nodes, by name. With a `seed` the same flow gives the same ids."""
+        """Return ids for the nodes, by name. With a `seed` the same flow gets the same ids."""
         home = crc16(flow_id.bytes) % partitions
         return {
             name: ExecutionId.of(home, mint_uuid() if seed is None else uuid5(seed, name)) for name in self._entries
         }
 
     def build(self, ids: Mapping[str, ExecutionId], changed: Mapping[str, Submission] | None = None) -> list[NewNode]:
-        """The nodes as the engine takes them. `changed`: what middleware made of their submissions."""
+        """Return the nodes as the engine takes them. `changed` are the submissions after the middleware."""
         if self.grows is not None:
             if self._is_built:
                 raise InvalidInput(
-                    "its nodes were added already",
+                    "its nodes were already added",
                     field="flow",
                     allowed="another ctx.flow() for more; flow.member(run.nodes[name]) is a node of the first there",
                 )
@@ -475,18 +475,20 @@ class Flow:
         return nodes
 
     async def submit(self, *, idempotency_key: str | None = None) -> FlowRun:
-        """Store the whole flow in one call. With a key that was used before, the flow that stands is answered.
+        """Store the whole flow in one call. With a key that was used before, return the existing flow.
 
-        Inside a running task it is submitted once, however often that runs. A flow that grows adds its nodes.
+        Inside a task it is submitted only once, even if the handler is re-run. A flow that grows adds its nodes.
         """
         key = None if idempotency_key is None else check_key(idempotency_key)
         if key is not None and self.grows is not None:
-            raise InvalidInput("given for a flow that grows", field="idempotency_key", allowed="none: it is made once")
+            raise InvalidInput(
+                "given for a flow that grows", field="idempotency_key", allowed="no key: nodes are added once"
+            )
         client = await self._host.client()
         return await client.submit_flow(self, idempotency_key=key)
 
     def id_of(self, key: str) -> FlowId:
-        """The id of the flow that stands for an idempotency key."""
+        """Return the id of the flow with this idempotency key."""
         return FlowId(uuid5(_KEYS, f"{self.namespace}\0{self.name}\0{key}"))
 
 
@@ -497,17 +499,17 @@ def _title(name: str) -> str:
 
 
 def _kept(after: After | None) -> After | None:
-    """The same, for more than one node: what can be gone through once only is kept as a list."""
+    """Return arguments that several nodes can use: a one-time iterator becomes a list."""
     return after if after is None or isinstance(after, Node | Join | Mapping | str) else list(after)
 
 
 def _joined(value: Any) -> Any:
-    """The argument; a join of no nodes is an empty list."""
+    """Return the argument; a join of no nodes becomes an empty list."""
     return [] if isinstance(value, Join) and not value.nodes else value
 
 
 def _references(value: Any) -> Iterator[Node[Any]]:
-    """The nodes in an argument."""
+    """Return the nodes in an argument."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, Join):
@@ -516,7 +518,7 @@ def _references(value: Any) -> Iterator[Node[Any]]:
         for one in value:
             yield from _references(one)
     elif isinstance(value, SubFlow):
-        raise InvalidInput("a flow is no argument", field="arguments", allowed='one of its nodes: sub["name"]')
+        raise InvalidInput("a flow cannot be an argument", field="arguments", allowed='one of its nodes: sub["name"]')
     elif isinstance(value, dict):
         for key, one in value.items():
             for node in _references(one):
@@ -539,7 +541,7 @@ def _joins(value: Any) -> Iterator[Join]:
 
 
 def _place(value: Any, uuid_of: Any) -> list[Any]:
-    """An argument as `node_arguments` writes it down."""
+    """Return an argument as `node_arguments` stores it."""
     match value:
         case Node():
             return ["node", str(uuid_of(value))]

@@ -1,4 +1,4 @@
-"""What a synchronous handler is given: who it is, and what it can do durably.
+"""The context of a synchronous handler: facts about its execution, and durable operations.
 
 Generated from context.py by scripts/sync_context.py; do not edit.
 """
@@ -32,21 +32,21 @@ D = TypeVar("D")
 
 
 class SyncContext(Facts):
-    """Given to a plain handler that has a parameter annotated with it. Use it from the handler's own thread.
+    """The worker passes it to a synchronous handler with a parameter of this type. Use it only in the handler's thread.
 
-    Where the handler has to wait without a worker, or to stop, `Interrupted` unwinds it: it is no `Exception`; let it
-    pass.
+    When the handler has to wait without a worker, or to stop, `Interrupted` unwinds it. It is not an `Exception`; do
+    not catch it.
     """
 
     __slots__ = ()
 
     def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a function once, in this thread, and remember what it returned.
+        """Run a function once, in this thread, and store its result.
 
-        It is known by this name and the count of its uses in this run. A finished step is never run again; one that a
-        crash interrupted is. An exception is remembered for the rest of this run of the handler and forgotten when the
-        task is retried. `step_with` gives a step its own retries. A step, a pause or a submission inside the function
-        is part of it and not remembered by itself.
+        It is identified by this name and the number of its uses in this run. A finished step never runs again; a step
+        that a crash interrupted does. An exception is kept for the rest of this run of the handler and forgotten when
+        the task is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
+        function is part of it and not recorded separately.
         """
         found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, None, None))
         return found
@@ -57,7 +57,7 @@ class SyncContext(Facts):
         return SyncStepWith(self._scope, retry)
 
     def sleep(self, pause: Duration) -> None:
-        """Wait durably: the thread is free meanwhile, and the time counts from the first call, not from a restart."""
+        """Wait durably: the thread is free meanwhile. The time counts from the first call, also after a restart."""
         self._scope.in_thread(self._scope.sleep(pause))
 
     @overload
@@ -112,9 +112,9 @@ class SyncContext(Facts):
         """Wait for signals, for minutes or months, without holding a worker.
 
         `what` is the key of a waitpoint (one signal there is enough) or a condition: `ff.on`, `ff.all_of`, `ff.any_of`,
-        `ff.from_sources`, `ff.count_signals`. One signal is given as a `Signal`, those of a condition as a list.
-        `payload` is the type of their payloads. When the time is over: `default`, if there is one; else `NoSignal` is
-        raised, or what `on_timeout` says happens to the execution: fail, cancel, expire, or escalate to an operator.
+        `ff.from_sources`, `ff.count_signals`. A key returns one `Signal`, a condition a list of them. `payload` is the
+        type of their payloads. When the timeout expires, the call returns `default` if it is given; otherwise it raises
+        `NoSignal`, or the execution does what `on_timeout` says: fail, cancel, expire, or escalate to an operator.
         """
         request = WaitRequest(
             what, name=name, payload=payload, timeout=timeout, default=default, on_timeout=on_timeout, reason=reason
@@ -122,9 +122,9 @@ class SyncContext(Facts):
         return self._scope.in_thread(self._scope.wait_for(request))
 
     def waitpoint(self, key: str, *, name: str | None = None) -> SyncWaitpoint:
-        """A place where a signal can arrive from now on, with the token that it needs: hand it out, then wait at it.
+        """Open a waitpoint, which accepts signals from now on. Hand out its token, then wait at it.
 
-        It is the same in every later run, and nothing that arrives before the handler waits is lost.
+        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept.
         """
         opened = self._scope.in_thread(self._scope.waitpoint(WaitRequest(key, name=name)))
         return SyncWaitpoint(self._scope, key, name, opened)
@@ -134,24 +134,24 @@ class SyncContext(Facts):
         return self._scope.in_thread(self._scope.now())
 
     def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Say how far the work is, for whoever looks at the execution."""
+        """Report how far the work is; `flowfabric show` and other readers see it."""
         self._scope.in_thread(self._scope.progress(percent, message))
 
     def heartbeat(self) -> None:
-        """Renew the lease now; `LeaseLost` when it is gone. The worker renews by itself, so this is seldom needed."""
+        """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         self._scope.in_thread(self._scope.heartbeat())
 
     def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Child[R]:
-        """Submit another task, once, however often this handler is run again."""
+        """Submit another task, only once even if this handler is re-run."""
         return Child(self._scope, self._scope.in_thread(self._scope.client.send(new_submission(task, args, kwargs))))
 
     def submit_flow(self, flow: Flow) -> ChildFlow:
-        """Submit a flow, or the nodes added to this one's, once, however often this handler is run again."""
+        """Submit a flow, or the nodes added to this one's, only once even if this handler is re-run."""
         return ChildFlow(self._scope, self._scope.in_thread(self._scope.client.submit_flow(flow)))
 
 
 class SyncWaitpoint(WaitpointFacts):
-    """A place where a signal can arrive, and the token that it needs."""
+    """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ class SyncWaitpoint(WaitpointFacts):
         on_timeout: OnTimeout = "raise",
         reason: Reason = "callback",
     ) -> Signal[Any]:
-        """The signal that arrives here. See `Context.wait_for`."""
+        """Wait for a signal here and return it. See `Context.wait_for`."""
         request = WaitRequest(
             self.key,
             name=self._name,
@@ -179,7 +179,7 @@ class SyncWaitpoint(WaitpointFacts):
 
 
 class SyncStepWith:
-    """`ctx.step` with retries of its own."""
+    """`ctx.step` with its own retries."""
 
     __slots__ = ("_retry", "_scope")
 
@@ -193,7 +193,7 @@ class SyncStepWith:
 
 
 class Child(Generic[R]):
-    """Another execution that a plain handler submitted."""
+    """Another execution that a synchronous handler submitted."""
 
     __slots__ = ("_scope", "run")
 
@@ -206,12 +206,12 @@ class Child(Generic[R]):
         return self.run.execution_id
 
     def result(self) -> R:
-        """Its result, waiting without a worker; `TaskFailed` when it ended otherwise."""
+        """Wait for its result without a worker; raises `TaskFailed` if it has none."""
         return self._scope.in_thread(self.run.result())
 
 
 class ChildFlow:
-    """A flow that a plain handler submitted."""
+    """A flow that a synchronous handler submitted."""
 
     __slots__ = ("_scope", "run")
 
@@ -220,5 +220,5 @@ class ChildFlow:
         self.run = run
 
     def result(self) -> dict[str, Any]:
-        """The results of its nodes by name, waiting without a worker; `FlowFailed` when one of them failed."""
+        """Wait for the results of its nodes by name, without a worker; raises `FlowFailed` if one of them failed."""
         return self._scope.in_thread(self.run.result())

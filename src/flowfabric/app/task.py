@@ -28,7 +28,7 @@ StepsRule = Literal["strict", "lenient"]
 
 
 class Task(Generic[P, R]):
-    """A function that can be submitted. Calling it runs it here and now, as the plain function it is."""
+    """A function that can be submitted. Calling it runs the function directly."""
 
     def __init__(
         self,
@@ -65,36 +65,38 @@ class Task(Generic[P, R]):
         if self.signature.is_async:
             problem = "is async"
         elif self.signature.context_param is not None or self.signature.data:
-            problem = "is given a context or shared data"
+            problem = "takes a context or shared data"
         elif "<" in getattr(self.function, "__qualname__", "<"):
             problem = "cannot be found by its name in another process"
         else:
             return
         raise InvalidInput(
-            f"{self.name} {problem}", field="pool", allowed="a plain function of a module, of arguments alone"
+            f"{self.name} {problem}",
+            field="pool",
+            allowed="a synchronous module function with arguments only",
         )
 
     @property
     def codecs(self) -> Codecs:
-        """Those of the app."""
+        """The codecs of the app."""
         return self.app.codecs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The plain function."""
+        """Call the function directly."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
 
     def options(self, **options: Unpack[OptionNames]) -> Task[P, R]:
-        """The same task with other options: `publish.options(priority=5).submit(42)`."""
+        """Return the same task with other options: `publish.options(priority=5).submit(42)`."""
         changed: Task[P, R] = object.__new__(Task)
         changed.__dict__.update(self.__dict__)
         changed.defaults = self.defaults.merged(Options.of(options))
         return changed
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Submit the task with these arguments. Inside a running task it is submitted once, however often that runs.
+        """Submit the task with these arguments. Inside a task it is submitted only once, even if the handler is re-run.
 
         Keywords that name an option and no parameter of the task are options, as in
         `publish.submit(42, idempotency_key="draft-42")`; `options()` does the same in a way type checkers follow.
@@ -103,28 +105,28 @@ class Task(Generic[P, R]):
         return await client.send(new_submission(self, args, kwargs))
 
     def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
-        """What `submit` would submit, for `submit_many`: so each may have options of its own."""
+        """Return the item that `submit` would submit, for `submit_many`: each item can have its own options."""
         return new_submission(self, args, kwargs)
 
     async def submit_many(self, arguments: Iterable[Any], **options: Unpack[OptionNames]) -> list[Run[R]]:
-        """Submit once per item, in few calls: a tuple is the arguments, anything else the one argument.
+        """Submit once per item, in few calls: a tuple holds the arguments, anything else is the one argument.
 
-        What `submission` gives is taken as it is. A wrong argument anywhere fails before anything is stored.
+        Items made with `submission()` are used unchanged. A wrong argument in any item fails before anything is stored.
         """
         client = await self.app.client()
         return await client.submit_many(self, arguments, **options)
 
     def run(self, execution_id: str) -> Run[R]:
-        """A handle on an execution of this task, from its id."""
+        """Return a handle on an execution of this task, from its id."""
         return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
 
 
 def checked_function(given: Any) -> Callable[..., Any]:
-    """What was decorated, if a task can be made of it."""
+    """Return the decorated function, if a task can be made of it."""
     if isinstance(given, staticmethod):
         given = given.__func__
     if isinstance(given, Task):
-        raise InvalidInput(f"is the task {given.name} already", field="fn", allowed="its function: `task.function`")
+        raise InvalidInput(f"is already the task {given.name}", field="fn", allowed="its function: `task.function`")
     if isinstance(given, classmethod) or _is_method(given):
         raise InvalidInput(
             f"{getattr(given, '__qualname__', 'it')} is a method, and a worker has no object for it",
@@ -133,7 +135,7 @@ def checked_function(given: Any) -> Callable[..., Any]:
         )
     if not callable(given):
         raise InvalidInput(f"got {type(given).__name__}", field="fn", allowed="a function, sync or async")
-    return given  # type: ignore[no-any-return]  # whatever can be called
+    return given  # type: ignore[no-any-return]  # any callable
 
 
 def _is_method(given: object) -> bool:
@@ -151,7 +153,7 @@ def task_name(fn: Callable[..., Any], given: str | None) -> str:
     own = getattr(fn, "__name__", "")
     if not own or own == "<lambda>":
         what = "a lambda" if own else f"a {type(fn).__name__}"
-        raise InvalidInput(f"{what} has none of its own", field="name", allowed="name=... in the decorator")
+        raise InvalidInput(f"{what} has no name", field="name", allowed="name=... in the decorator")
     return checked_name(own)
 
 
@@ -162,7 +164,7 @@ def checked_name(text: str) -> str:
 
 
 def origin_of(fn: Callable[..., Any]) -> tuple[str, str]:
-    """Where a function was written: module and qualified name."""
+    """Return where a function is defined: module and qualified name."""
     inner = fn.func if isinstance(fn, functools.partial) else fn
     named = inner if hasattr(inner, "__qualname__") else type(inner)
     return str(named.__module__), str(named.__qualname__)
@@ -183,7 +185,7 @@ def _signature(fn: Callable[..., Any]) -> Signature:
     found = Signature.of(fn, context_types=(Context, SyncContext))
     if found.context_param is None:
         return found
-    right, what = (Context, "async") if found.is_async else (SyncContext, "a plain function")
+    right, what = (Context, "async") if found.is_async else (SyncContext, "synchronous")
     try:
         return Signature.of(fn, context_types=(right,))
     except InvalidInput as error:

@@ -1,1 +1,1 @@
-"""Task signatures, typed values and codecs: what a function takes and returns, to and from JSON."""
+"""Task signatures, typed values and codecs: arguments and results to and from JSON."""

@@ -1,4 +1,4 @@
-"""Codecs: what happens to bytes on their way to the database and back."""
+"""Codecs: compress or encrypt bytes on their way to the database and back."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class CannotDecode(Corruption):
 
 
 class Codec(Protocol):
-    """Turns the bytes that are stored into others and back: compression, encryption.
+    """Transforms stored bytes and back: compression, encryption.
 
     `name` (`[a-z0-9_-]+`) is stored beside the data and must keep its meaning as long as such data exists.
-    Both methods may be called from several threads at once.
+    Several threads may call both methods at the same time.
     """
 
     @property
@@ -42,9 +42,9 @@ class Codec(Protocol):
 
 
 class Codecs:
-    """The codecs of an app: applied in order when writing; reading goes by the names stored beside the data.
+    """The codecs of an app: applied in order when writing; the names stored beside the data choose them when reading.
 
-    `also_read` are retired ones: nothing is written with them, what was written stays readable.
+    `also_read` are retired codecs: they read old data and write nothing.
     """
 
     def __init__(self, codecs: Sequence[Codec] = (), *, also_read: Sequence[Codec] = ()) -> None:
@@ -54,7 +54,7 @@ class Codecs:
             for codec in group:
                 name = _codec_name(codec, field)
                 if name in self._reading:
-                    raise InvalidInput(f"two codecs are called {name!r}", field=field, allowed="one codec per name")
+                    raise InvalidInput(f"two codecs are named {name!r}", field=field, allowed="one codec per name")
                 self._reading[name] = codec
         self._encoding = "+".join((_PLAIN, *(codec.name for codec in self._writing))) if self._writing else None
         if self._encoding is not None and len(self._encoding) > TEXT_MAX_BYTES:
@@ -66,11 +66,11 @@ class Codecs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether what is written is plain JSON, which everybody who sees the database can read."""
+        """Whether data is stored as plain JSON, readable for anybody with access to the database."""
         return not self._writing
 
     def seal(self, data: bytes) -> tuple[bytes, str | None]:
-        """The bytes to store and the encoding to store beside them; None is plain JSON."""
+        """Return the bytes to store and the encoding to store beside them; None means plain JSON."""
         for codec in self._writing:
             data = codec.encode(data)
             if not isinstance(data, bytes):
@@ -80,7 +80,7 @@ class Codecs:
         return data, self._encoding
 
     def open(self, data: bytes, encoding: str | None) -> bytes:
-        """What `seal` was given, from what it answered. Raises `CannotDecode`, which never shows the data."""
+        """Undo `seal`. Raises `CannotDecode`, which never shows the data."""
         if encoding is None or encoding == _PLAIN:
             return data
         plain, *names = encoding.split("+")
@@ -89,7 +89,7 @@ class Codecs:
         for name in reversed(names):
             codec = self._reading.get(name)
             if codec is None:
-                raise CannotDecode(f"no codec is called {name!r} (encoding {encoding!r})")
+                raise CannotDecode(f"there is no codec {name!r} (encoding {encoding!r})")
             try:
                 data = codec.decode(data)
             except Exception as error:  # its text may quote the data

@@ -1,8 +1,8 @@
-"""Which annotations have a JSON form, and how values of them are written and read.
+"""Which annotations have a JSON form, and how their values are written and read.
 
-msgspec does the work; what it cannot read by itself (pydantic's types, paths) goes through its two hooks, and
-annotations it does not know are turned into ones it does. pydantic is never imported here: if nobody did, no
-class of it exists. What a value that does not fit is called belongs to `_misfits`.
+msgspec does the work; its two hooks handle types it cannot read (pydantic's types, paths), and annotations it does
+not know are replaced by ones it does. This module never imports pydantic: if no other module did, none of its
+classes exist. `misfits` describes values that do not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALLOWED_TYPES: Final = (
     "builtin types, dates, UUID, Decimal, bytes, Path, Enum, dataclass, Struct, TypedDict, NamedTuple,"
     " pydantic model, and collections of them"
 )
-# Annotations that promise less than the type they are read as: whatever fits them may come back as that type.
+# Abstract annotations and the type they are read as: any value that fits may come back as that type.
 _ABSTRACT: Final[Mapping[Any, Any]] = types.MappingProxyType(
     {
         abc.Iterable: abc.Collection,
@@ -60,7 +60,7 @@ _KEYS: Final = (
 
 
 def annotation_text(annotation: Any) -> str:
-    """The annotation as it would be written, without what `Annotated` adds to it."""
+    """Return the annotation as source code, without the metadata of `Annotated`."""
     if annotation is None or annotation is types.NoneType:
         return "None"
     if annotation is Any or annotation is inspect.Parameter.empty:
@@ -82,7 +82,7 @@ def annotation_text(annotation: Any) -> str:
 
 
 def pydantic_module() -> Any:
-    """The module, if somebody imported it; a class of it cannot exist otherwise."""
+    """Return pydantic if any module imported it; otherwise none of its classes can exist."""
     return sys.modules.get("pydantic")
 
 
@@ -92,7 +92,7 @@ def is_model(cls: object) -> bool:
 
 
 def _is_pydantic(cls: object) -> bool:
-    """Whether pydantic has to read and write it: a model, or a type with a schema of its own such as a URL."""
+    """Whether pydantic has to read and write it: a model, or a type with its own schema such as a URL."""
     return pydantic_module() is not None and isinstance(cls, type) and hasattr(cls, "__get_pydantic_core_schema__")
 
 
@@ -111,7 +111,7 @@ def _adapter_of(cls: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _alias_options() -> tuple[dict[str, Any], dict[str, Any]]:
-    """How models are written and read: by field name where pydantic can read that, else by alias."""
+    """Return how models are written and read: by field name if pydantic can read that, else by alias."""
     version = tuple(int(part) for part in pydantic_module().VERSION.split(".")[:2])
     if version >= (2, 11):
         return {"by_alias": False}, {"by_alias": True, "by_name": True}
@@ -120,38 +120,38 @@ def _alias_options() -> tuple[dict[str, Any], dict[str, Any]]:
 
 class _AdaptedMeta(type):
     def __instancecheck__(cls, instance: object) -> bool:
-        return True  # msgspec asks whether the hook answered with the right type; the adapter has seen to that
+        return True  # msgspec checks the type that the hook returned; the adapter has checked it already
 
 
 class _Adapted(metaclass=_AdaptedMeta):
-    """Stands in a type for an annotation that only pydantic can read, such as a union with one of its models."""
+    """Replaces an annotation that only pydantic can read, such as a union with one of its models."""
 
     adapter: Any
 
 
 def _write_other(value: Any) -> Any:
-    """msgspec's hook for what it cannot write by itself."""
+    """msgspec's hook for values it cannot write."""
     if _is_pydantic(type(value)):
         writing, _ = _alias_options()
         return msgspec.Raw(_adapter_of(type(value)).dump_json(value, round_trip=True, warnings=False, **writing))
-    if isinstance(value, PurePath | str):  # a text of a class of its own, such as an execution's id, is a text
+    if isinstance(value, PurePath | str):  # a subclass of str, such as an execution's id, is a string
         return str(value)
     if isinstance(value, abc.Mapping):
         return dict(value)
-    if value is None or isinstance(value, (bool, tuple, frozenset)):  # written without a hook, but not as a key
+    if value is None or isinstance(value, (bool, tuple, frozenset)):  # written without a hook, except as keys
         raise TypeError(f"a key that is a {type(value).__name__} has no JSON form")
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _read_other(cls: type, value: Any) -> Any:
-    """msgspec's hook for what it cannot read by itself."""
+    """msgspec's hook for values it cannot read."""
     if issubclass(cls, PurePath):
         if not isinstance(value, str):
             raise TypeError("not a path")
         return cls(value)
     adapter = _adapter_of(cls)
     _, reading = _alias_options()
-    # As JSON again: pydantic takes a date, a tuple or bytes from JSON, where it may refuse them from objects.
+    # Back to JSON: pydantic accepts a date, a tuple or bytes from JSON, but may refuse them as objects.
     return adapter.validate_json(ENCODER.encode(value), **reading)
 
 
@@ -163,7 +163,7 @@ def decoder_of(json_type: Any) -> msgspec.json.Decoder[Any]:
 
 
 def schemas_of(json_types: Sequence[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """A JSON schema for each type, and the definitions they refer to."""
+    """Return a JSON schema for each type, and the definitions they refer to."""
     definitions: dict[str, Any] = {}
     schemas, components = msgspec.json.schema_components(
         json_types, schema_hook=lambda cls: _schema_of_other(cls, definitions)
@@ -180,7 +180,7 @@ def _schema_of_other(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_type_of(annotation: Any) -> Any:
-    """The annotation as msgspec can read it."""
+    """Return the annotation in a form that msgspec can read."""
     annotation = _unaliased(annotation)
     if annotation is object:
         return Any
@@ -209,7 +209,7 @@ def json_type_of(annotation: Any) -> Any:
 
 
 def _unaliased(annotation: Any) -> Any:
-    while type(annotation).__name__ == "TypeAliasType":  # `type X = ...`, which Python 3.11 does not know
+    while type(annotation).__name__ == "TypeAliasType":  # `type X = ...`, which Python 3.11 does not have
         annotation = annotation.__value__
     return annotation
 
@@ -229,7 +229,7 @@ def _needs_adapter(annotation: Any) -> bool:
 
 
 def check_json_type(json_type: Any) -> None:
-    """Raise for a type that JSON cannot express, however deep it lies."""
+    """Raise for a type that JSON cannot express, at any depth."""
     seen: set[int] = set()
 
     def look(shape: Any) -> None:
@@ -249,7 +249,7 @@ def check_json_type(json_type: Any) -> None:
             )
         elif isinstance(shape, shapes.DataclassType) and _is_pydantic_dataclass(shape.cls):
             raise InvalidInput(
-                f"{annotation_text(shape.cls)} is a pydantic dataclass inside a class that is none",
+                f"{annotation_text(shape.cls)} is a pydantic dataclass inside another class",
                 field="annotation",
                 allowed="a pydantic model",
             )
@@ -281,7 +281,7 @@ def mentions_abstract(annotation: Any, seen: set[type] | None = None) -> bool:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.ClassVar, typing.Literal):
         return False
-    if origin is typing.Annotated:  # what is beside the type is no type
+    if origin is typing.Annotated:  # the metadata beside the type is no type
         arguments = arguments[:1]
     elif origin in _ABSTRACT or (isinstance(annotation, type) and annotation in _ABSTRACT):
         return True
@@ -301,5 +301,5 @@ def _field_annotations(cls: Any) -> list[Any]:
         return []
     try:
         return list(typing.get_type_hints(cls).values())
-    except Exception:  # names that cannot be resolved here; msgspec has its own ways
+    except Exception:  # names that cannot be resolved here; msgspec may resolve them
         return []

@@ -1,4 +1,4 @@
-"""What is wrong with a value or with stored data, said without showing it: names, types and places only."""
+"""Describes what is wrong with a value or with stored data without showing it: names, types and paths only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from flowfabric.contracts.json_types import is_model, pydantic_module
 
-# What msgspec says of types and forms; other texts of it quote the data.
+# msgspec's messages about types and forms; its other messages quote the data.
 _SAFE_REASON: Final = re.compile(
     r"(?P<text>Expected |Object missing required field |JSON is malformed|Input data was truncated|Number out of range"
     r"|Integer value out of range|Duration is out of range"
@@ -36,7 +36,7 @@ def shown_name(name: str) -> str:
 
 def why_not_written(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "nested too deep, or in itself"
+        return "nested too deep, or contains itself"
     if isinstance(error, UnicodeEncodeError):
         return "text with a lone surrogate"
     if isinstance(error, TypeError) and str(error).endswith("has no JSON form"):
@@ -105,13 +105,13 @@ def non_finite(value: Any, path: str = "", depth: int = 0) -> str | None:
 
 
 def difference_of(sent: Any, read: Any, is_abstract: bool, path: str = "") -> str | None:
-    """Where and how what is read differs from what was sent, in types; None when it does not."""
+    """Describe, in types, where the value read differs from the value sent; None if they are equal."""
     at = f" at {path}" if path else ""
     if isinstance(sent, dict) and isinstance(read, dict):
         if sent.keys() != read.keys():
             return f"the keys change{at}"
         pairs = ((f"{path}[...]", value, read[key]) for key, value in sent.items())
-    elif _both(sent, read, (list, tuple)):  # which of the two comes back is the annotation's to say
+    elif _both(sent, read, (list, tuple)):  # the annotation decides which of the two comes back
         if len(sent) != len(read):
             return f"the length changes{at}"
         pairs = ((f"{path}[{number}]", *both) for number, both in enumerate(zip(sent, read, strict=True)))
@@ -138,7 +138,7 @@ def _both(sent: Any, read: Any, cls: type | tuple[type, ...]) -> bool:
 
 
 def _same_moment(sent: Any, read: Any) -> bool:
-    # Around a change of the clocks datetimes of two zones are never equal, even when they are the same moment.
+    # Around a clock change, datetimes of two zones are never equal, even for the same moment.
     if not (isinstance(sent, datetime) and isinstance(read, datetime)) or None in (sent.utcoffset(), read.utcoffset()):
         return False
     return sent.astimezone(UTC) == read.astimezone(UTC)

@@ -1,13 +1,11 @@
-"""Task signatures: what a function takes and returns, to and from JSON, and the codecs applied to those bytes.
+"""Task signatures: arguments and results to and from JSON, and the codecs applied to those bytes.
 
-A value is stored as JSON and read back by its annotation. Whatever is written is read back before it is
-accepted, with the very decoder a worker uses, and compared with what was given: a value that would come back
-different (nan, a date where the annotation says nothing, a subclass with more fields) is refused with
-`InvalidInput` instead of being stored. The other way round, data that no longer fits is `CannotDecode`.
-Neither error shows the data: only names, types and places.
+A value is stored as JSON and read back by its annotation. Before accepting a value, the signature reads its JSON
+back with the decoder that workers use and compares: a value that would come back different (nan, a date without an
+annotation, a subclass with more fields) is refused with `InvalidInput`. Stored data that no longer fits raises
+`CannotDecode`. Neither error shows the data: only names, types and paths.
 
-Compression and encryption are codecs of the user; the names of those applied travel beside the data. Where
-the bytes are kept, and who calls the function, belongs to others.
+Compression and encryption are codecs of the user; their names are stored beside the data.
 """
 
 from __future__ import annotations
@@ -49,19 +47,19 @@ class _Shared:
 SHARED: Final = _Shared()
 _T = TypeVar("_T")
 Data: TypeAlias = Annotated[_T, SHARED]
-"""A parameter that is no argument of the task: the worker gives it what the app provides for the class.
+"""A parameter that is not an argument of the task: the worker passes the object that the app provides for the class.
 
 `http: Data[Client] = provided` keeps type checkers from asking submitters for it.
 """
 
 
 provided: Any = SHARED
-"""The default of a `Data` parameter: it says that the worker fills it in."""
+"""The default of a `Data` parameter, which the worker fills in."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of a task as it is named in JSON. `default` is `Parameter.empty` of inspect when required."""
+    """One argument of a task, by its name in JSON. `default` is `inspect.Parameter.empty` if it is required."""
 
     name: str
     type: ValueType
@@ -118,7 +116,7 @@ class Signature:
         self._names = tuple(each.name for each in parameters)
         self._positional = tuple(each.name for each in parameters if not each.is_keyword_only)
         self._has_optional = any(not each.required for each in parameters)
-        # The fields have names of ours, so that no argument can collide with a method of the class.
+        # The fields have generated names, so that no argument collides with a method of the class.
         fields = [f"a{number}" for number in range(len(parameters))]
         arguments = msgspec.defstruct(
             "Arguments",
@@ -136,7 +134,7 @@ class Signature:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], *, context_types: tuple[type, ...]) -> Self:
-        """The signature of a function. `InvalidInput` names the parameter that JSON arguments cannot serve."""
+        """Return the signature of a function. `InvalidInput` names the parameter that JSON cannot fill."""
         name = function_name(fn)
         if not callable(fn) or isinstance(fn, type):
             raise InvalidInput(f"{name} is not a function", field="fn", allowed="a function, sync or async")
@@ -177,22 +175,22 @@ class Signature:
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The arguments of a call as one JSON object by name; those not given are not stored.
+        """Return the arguments of a call as one JSON object by name, without the defaults.
 
-        Binds as the call would, without the context. `InvalidInput` names the argument that is missing, not
-        expected, given twice, or does not fit its annotation.
+        Binds like the call, without the context. `InvalidInput` names the argument that is missing, unexpected, given
+        twice, or does not fit its annotation.
         """
         given = self.bind(args, kwargs)
         try:
             data = ENCODER.encode(given)
             if self._read(data) == given:
                 return data
-        except Exception:  # noqa: S110 - looked at again, at leisure
+        except Exception:  # noqa: S110 - the slow path below explains what is wrong
             pass
         return ENCODER.encode(self.check(given))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name. `InvalidInput` when there are too many, or one is given twice."""
+        """Return the arguments of a call by name. `InvalidInput` if there are too many, or one is given twice."""
         given = dict(zip(self._positional, args, strict=False))
         if kwargs:
             if not given.keys().isdisjoint(kwargs):
@@ -203,9 +201,9 @@ class Signature:
         return given
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """The keyword arguments of the call; those not given are left to their defaults.
+        """Return the keyword arguments of the call; missing ones are left to their defaults.
 
-        `CannotDecode` names the argument that is missing, not expected, or no longer fits its annotation.
+        `CannotDecode` names the argument that is missing, unexpected, or no longer fits its annotation.
         """
         try:
             return self._read(data)
@@ -214,7 +212,7 @@ class Signature:
         raise problem
 
     def json_schema(self) -> dict[str, Any]:
-        """A JSON schema of the arguments object, as far as the types have one; defaults that JSON can hold."""
+        """Return a JSON schema of the arguments, as far as the types have one, with defaults that JSON can hold."""
         schemas, definitions = schemas_of([each.type.json_type for each in self.parameters])
         properties = dict(zip(self._names, schemas, strict=True))
         for each in self.parameters:
@@ -249,7 +247,7 @@ class Signature:
         return InvalidInput("is given twice, by position and by name", field=twice, allowed="once")
 
     def check(self, given: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, msgspec.Raw]:
-        """The JSON of each argument; `InvalidInput` names what is wrong. Those in `later` will come by themselves."""
+        """Return the JSON of each argument; `InvalidInput` names the wrong one. Those in `later` come later."""
         for name in given:
             if name not in self._names:
                 raise InvalidInput(
@@ -291,13 +289,13 @@ class Signature:
 def _inspected(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
-    except Exception as error:  # a builtin that tells nothing, an annotation that cannot be evaluated
+    except Exception as error:  # a builtin without a signature, an annotation that cannot be evaluated
         problem = f"{function_name(fn)} has no signature ({type(error).__name__}: {error})"
     raise InvalidInput(problem, field="fn", allowed="a function, sync or async")
 
 
 def _shared_type(annotation: Any, name: str) -> type | None:
-    """The type of shared data that a parameter asks for; None when it is an argument."""
+    """Return the class of shared data that a parameter asks for; None for an argument."""
     if typing.get_origin(annotation) is not typing.Annotated or SHARED not in typing.get_args(annotation)[1:]:
         return None
     asked = typing.get_args(annotation)[0]

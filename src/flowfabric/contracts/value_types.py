@@ -24,14 +24,14 @@ from flowfabric.contracts.json_types import (
 from flowfabric.contracts.misfits import difference_of, non_finite, type_name, why_not_read, why_not_written
 from flowfabric.errors import InvalidInput
 
-_ALLOWED_UNTYPED: Final = "text, numbers, bool, None, lists, dicts with text keys; annotate what is of another type"
+_ALLOWED_UNTYPED: Final = "text, numbers, bool, None, lists, dicts with text keys; annotate other types"
 
 
 class ValueType:
     """One value of a known annotation, to and from JSON: an argument, a result, the result of a step.
 
-    A value comes back equal to what was given, in the type of the annotation: an int given for a float is a
-    float, a tuple given for a Sequence is a list. A datetime keeps its moment and its offset from UTC, not the
+    A value comes back equal to the one given, in the type of the annotation: an int given for a float becomes a
+    float, a tuple given for a Sequence a list. A datetime keeps its moment and its offset from UTC, not the
     name of its time zone.
     """
 
@@ -54,7 +54,7 @@ class ValueType:
 
     @classmethod
     def of(cls, annotation: Any) -> ValueType:
-        """The type of an annotation; none at all means anything JSON can hold. `InvalidInput` if it has no JSON."""
+        """Return the type of an annotation; no annotation means any JSON. `InvalidInput` if it has no JSON form."""
         if annotation is inspect.Parameter.empty:
             annotation = Any
         try:
@@ -64,7 +64,7 @@ class ValueType:
 
     @classmethod
     def returned_by(cls, fn: Callable[..., Any]) -> ValueType:
-        """The type of what a function returns, or what awaiting it gives. `InvalidInput` names the function."""
+        """Return the type of a function's result, awaited if it is async. `InvalidInput` names the function."""
         key = getattr(fn, "__func__", fn)
         try:
             known = _returned.get(key)
@@ -75,19 +75,19 @@ class ValueType:
         return known
 
     def encode(self, value: Any, *, field: str = "result") -> bytes | None:
-        """The JSON of a value, None for None. `InvalidInput` when it does not fit or would read back different."""
+        """Return the JSON of a value, None for None. `InvalidInput` if it does not fit or would read back different."""
         if value is None and self._accepts_none:
             return None
         try:
             data = ENCODER.encode(value)
             if self._decoder.decode(data) == value:
                 return data
-        except Exception:  # noqa: S110 - looked at again, at leisure
+        except Exception:  # noqa: S110 - the slow path below explains what is wrong
             pass
         return self.check(value, field)
 
     def check(self, value: Any, field: str) -> bytes:
-        """The JSON of a value, the slow way: says what is wrong with it."""
+        """Return the JSON of a value on the slow path, which explains what is wrong with it."""
         data = b""
         try:
             data = ENCODER.encode(value)
@@ -108,7 +108,7 @@ class ValueType:
         raise InvalidInput(problem, field=field, allowed=self.allowed)
 
     def decode(self, data: bytes | None, *, what: str = "result") -> Any:
-        """The value back; None for None. Raises `CannotDecode`, naming `what`, when it no longer fits."""
+        """Return the value; None for None. Raises `CannotDecode`, naming `what`, if it no longer fits."""
         if data is None:
             return None
         try:
@@ -144,10 +144,10 @@ def function_name(fn: object) -> str:
 
 
 def resolve_annotation(fn: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """One annotation of a function with its strings replaced by what they name."""
+    """Return one annotation of a function with its strings resolved."""
     inner: Any = inspect.unwrap(fn.func if isinstance(fn, partial) else fn)
     inner = getattr(inner, "__func__", inner)
-    if not hasattr(inner, "__globals__"):  # an object that can be called
+    if not hasattr(inner, "__globals__"):  # a callable object
         inner = type(inner).__call__
     code = getattr(inner, "__code__", None)
     cells = zip(code.co_freevars, inner.__closure__ or (), strict=False) if code is not None else ()

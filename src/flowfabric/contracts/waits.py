@@ -1,4 +1,4 @@
-"""What a handler asks for when it waits, checked, and the payloads of signals in the types asked for."""
+"""The checked request of a handler that waits, and the payloads of signals in the requested types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REASONS: Final[dict[str, ReasonCode]] = {
 
 
 class Raise:
-    """The default of `default`: there is none."""
+    """The default of `default`: raise."""
 
     def __repr__(self) -> str:
         return "raise"
@@ -69,7 +69,7 @@ _STORED: Final = msgspec.json.Decoder(list[_Stored])
 
 
 class WaitRequest:
-    """What a handler waits for, checked."""
+    """A checked request to wait."""
 
     __slots__ = ("behavior", "condition", "default", "is_single", "keys", "name", "payload", "reason", "timeout")
 
@@ -86,7 +86,7 @@ class WaitRequest:
     ) -> None:
         self.timeout: timedelta | None = None if timeout is None else duration(timeout, "timeout")
         if self.timeout is not None and self.timeout <= timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="more than no time")
+            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="a positive duration")
         chosen = on(what) if isinstance(what, str) else what
         self.condition = check_condition(chosen, has_deadline=self.timeout is not None, field="what")
         self.is_single = isinstance(self.condition, Single)
@@ -98,13 +98,13 @@ class WaitRequest:
         if reason not in _REASONS:
             raise InvalidInput(f"got {reason!r}", field="reason", allowed=", ".join(_REASONS))
         if not isinstance(default, Raise) and on_timeout != "raise":
-            raise InvalidInput(f"with on_timeout={on_timeout!r}", field="default", allowed="either one or the other")
+            raise InvalidInput(f"with on_timeout={on_timeout!r}", field="default", allowed="only one of them")
         self.default = default
         self.behavior: TimeoutBehavior = _BEHAVIORS[on_timeout]
         self.reason: ReasonCode = _REASONS[reason]
 
     def signals(self, stored: bytes | None, codecs: Codecs) -> list[Signal[Any]]:
-        """The signals that ended the wait, with their payloads in the type asked for."""
+        """Return the signals that ended the wait, with their payloads in the requested type."""
         found = _STORED.decode(stored or b"[]")
         return [
             Signal(
@@ -137,7 +137,7 @@ def _default_name(keys: Sequence[str]) -> str:
 
 
 def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
-    """A signal's payload as it is sent: JSON, sealed as the app's other data. Its type is for the receiver to say."""
+    """Return a signal's payload to send: JSON, sealed like the app's other data. The receiver chooses its type."""
     if payload is None:
         return None, "json"
     try:
@@ -145,6 +145,6 @@ def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
     except Exception as error:
         problem = f"{type_name(payload)} cannot be written as JSON ({why_not_written(error)})"
     if problem is not None:
-        raise InvalidInput(problem, field="payload", allowed="what has a JSON form")
+        raise InvalidInput(problem, field="payload", allowed="a value with a JSON form")
     sealed, encoding = codecs.seal(encoded)
     return sealed, encoding or "json"

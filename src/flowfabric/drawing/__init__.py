@@ -1,10 +1,10 @@
-"""Flows as pictures: lines for a terminal, Mermaid, Graphviz and SVG. Text from a graph, no database.
+"""Flows as pictures: lines for a terminal, Mermaid, Graphviz and SVG. They make text from a graph and use no database.
 
-All four show the same boxes and links and take their signs and colours from `LOOKS`. A sign and the word of the state
-stand in every box, so that nothing depends on colours. The same graph gives the same text, byte for byte.
+All four show the same boxes and links and take their signs and colours from `LOOKS`. Every box has a sign and the
+name of the state, so that nothing depends on colours. The same graph gives the same text, byte for byte.
 
-`fold` draws alike members as one box: more than so many of one kind and one policy, with alike neighbours above and
-below. Alike means the same neighbours, or neighbours that are folded themselves, as in a `map` over a `map`.
+`fold` draws similar members as one box: more than that many of one kind and one policy, with similar neighbours above
+and below. Similar means the same neighbours, or neighbours that are folded too, as in a `map` over a `map`.
 """
 
 from flowfabric.drawing.dot import to_dot

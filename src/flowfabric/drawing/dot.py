@@ -32,5 +32,5 @@ def to_dot(graph: FlowGraph, *, fold: int | None = None) -> str:
 
 
 def _dot(text: str) -> str:
-    # Graphviz reads entities in quoted text, too.
+    # Graphviz also reads entities in quoted text.
     return text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", " ")

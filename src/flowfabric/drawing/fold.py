@@ -1,4 +1,4 @@
-"""What is drawn: the boxes and links of a graph, alike members as one box, and the looks of states."""
+"""The boxes and links to draw for a graph, similar members as one box, and the looks of states."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flowfabric.values.state import State
 
 _TITLE_CHARACTERS: Final = 1000
 FOLD: Final = 8
-"""From one more than this on, alike members are one line of `to_text`."""
+"""More similar members than this become one line of `to_text`."""
 
 
 class Look(NamedTuple):
-    """How a state is drawn. Ink on fill is read as text; the line is seen on white and on black."""
+    """How a state is drawn. Ink is readable on fill; the line is visible on white and on black."""
 
     sign: str
     ascii_sign: str
@@ -26,8 +26,8 @@ class Look(NamedTuple):
     is_dashed: bool = False
 
 
-LINE: Final = "#7d8590"  # seen on white and on black
-# The most telling first: folded members are drawn in the first of their states.
+LINE: Final = "#7d8590"  # visible on white and on black
+# The most important first: folded members are drawn in the first of their states.
 LOOKS: Final[dict[State, Look]] = {
     State.FAILED: Look("✗", "x", "#ffe3e1", "#d1242f", "#82061e"),
     State.EXPIRED: Look("⊗", "!", "#ffe8d9", "#bc4c00", "#762c00"),
@@ -46,7 +46,7 @@ _RANK: Final = {state: place for place, state in enumerate(LOOKS)}
 
 
 class Box(NamedTuple):
-    """What is drawn once: a member, or alike members folded into one."""
+    """One box: a member, or similar members folded into one."""
 
     label: str
     nodes: tuple[FlowNode, ...]
@@ -59,7 +59,7 @@ class Box(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The state in words, or how many are in which."""
+        """The state in words, or how many members are in which state."""
         if len(self.nodes) == 1:
             return self.states[0][0].value
         return ", ".join(f"{count:,} {state.value}" for state, count in self.states)
@@ -141,7 +141,7 @@ def neighbours_of(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[list[li
 
 
 def _order(above: list[list[int]], below: list[list[int]]) -> list[int]:
-    """Every box after all those above it, and as soon after the last of them as can be."""
+    """Return every box after all those above it, as soon after the last of them as possible."""
     missing = [len(found) for found in above]
     ready = [place for place in reversed(range(len(above))) if not missing[place]]
     order = []
@@ -158,10 +158,10 @@ def _order(above: list[list[int]], below: list[list[int]]) -> list[int]:
 
 
 def _alike(nodes: Sequence[FlowNode], pairs: list[tuple[int, int]], fold: int) -> list[int]:
-    """For each member the number of its group: the same for those drawn as one.
+    """Return for each member the number of its group: the same for those drawn as one.
 
-    Members start apart by kind and policy, and are told apart further by the groups of their neighbours. A group that
-    is too small to fold falls into single members, which tells their neighbours apart in turn.
+    Groups start by kind and policy and are split further by the groups of their neighbours. A group that is too small
+    to fold is split into single members, which splits the groups of their neighbours in turn.
     """
     above, below = neighbours_of(len(nodes), pairs)
     order = _order(above, below)
@@ -183,7 +183,7 @@ def _alike(nodes: Sequence[FlowNode], pairs: list[tuple[int, int]], fold: int) -
 
 
 def layers_of(drawing: Drawing) -> list[int]:
-    """The layer of each box: one below the lowest of those above it."""
+    """Return the layer of each box: one below the lowest of those above it."""
     layer = [0] * len(drawing.boxes)
     for place in drawing.order:
         layer[place] = max((layer[other] + 1 for other in drawing.above[place]), default=0)
@@ -191,12 +191,12 @@ def layers_of(drawing: Drawing) -> list[int]:
 
 
 def two_lines(box: Box) -> tuple[str, str]:
-    """What is written in a box."""
+    """Return the two lines of text in a box."""
     return f"{box.look.sign} {box.label}", f"{box.words} · {box.join}" if box.join else box.words
 
 
 def states_of(drawing: Drawing) -> Counter[State]:
-    """The states that occur, in the order of `LOOKS`, and how often."""
+    """Return the states that occur, in the order of `LOOKS`, and how often."""
     found: Counter[State] = Counter()
     for box in drawing.boxes:
         found.update(dict(box.states))
@@ -204,7 +204,7 @@ def states_of(drawing: Drawing) -> Counter[State]:
 
 
 def title_of(box: Box) -> str:
-    """Everything about a box, for whoever points at it."""
+    """Return all facts about a box, for its tooltip."""
     if len(box.nodes) > 1:
         lines = [box.label, f"{one_line(box.nodes[0].execution_kind)}, {len(box.nodes):,} members", box.words]
     else:

@@ -13,14 +13,14 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, Quorum
 
 _LABEL_COLUMNS: Final = 32
-_LABEL_END: Final = 8  # of a long name, so that a number at its end stays
+_LABEL_END: Final = 8  # characters kept at the end of a long name, so that its number stays
 TIMES: Final = "\u00d7"
 _JOINERS: Final = "\u200c\u200d"  # between the parts of one letter or emoji
 _NUMBER_AT_END: Final = re.compile(r"[\s\[({#._:/-]*\d+[\])}]?$")
 
 
 def clean_text(text: str, kept: str = "") -> str:
-    """Text that does nothing but appear, wherever it is put."""
+    """Return text without control and formatting characters, safe to print anywhere."""
     if text.isprintable():
         return text
     return "".join(
@@ -34,7 +34,7 @@ def one_line(text: str) -> str:
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -44,7 +44,7 @@ def columns_of(text: str) -> int:
 
 
 def cut_to(text: str, columns: int) -> str:
-    """The start of the text that fits."""
+    """Return the beginning of the text that fits."""
     if columns_of(text) <= columns:
         return text
     room = columns
@@ -63,7 +63,7 @@ def shorten(text: str, columns: int = _LABEL_COLUMNS) -> str:
 
 
 def short_ids(nodes: Sequence[FlowNode]) -> dict[ExecutionId, str]:
-    """As few characters of the ids as tell the members apart. Ids minted together begin alike, so it may be the end."""
+    """Return the fewest characters that distinguish the ids: their end if they share a beginning."""
     ids = [node.execution_id for node in nodes]
     for part in (slice(-36, -28), slice(-12, None)):
         short = {one: one[part] for one in ids}
@@ -73,7 +73,7 @@ def short_ids(nodes: Sequence[FlowNode]) -> dict[ExecutionId, str]:
 
 
 def labels_of(groups: Sequence[Sequence[FlowNode]], ids: dict[ExecutionId, str]) -> list[str]:
-    """What is written on the boxes: different on each."""
+    """Return the labels of the boxes, each unique."""
     labels = [_label(group, ids) for group in groups]
     often = Counter(labels)
     return [
@@ -93,7 +93,7 @@ def _label(group: Sequence[FlowNode], ids: dict[ExecutionId, str]) -> str:
 
 
 def join_words(policy: EdgeGroupPolicy | None, edges: int) -> str:
-    """What a join asks of so many edges, where it is not all of them."""
+    """Return how many of the edges a join requires, unless it is all of them."""
     if not edges:
         return ""
     match policy:

@@ -1,4 +1,4 @@
-"""Where the boxes of a picture stand and where its arrows run."""
+"""The positions of the boxes and arrows of a picture."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ROW_WIDTH: Final = 960.0
 _SWEEPS: Final = 6
 
 
-# Layout: layers by the longest path, order by barycenters, then places as near to their neighbours as boxes allow.
-# A long link passes through a place of its own in each layer between, as far as these stay few.
+# Layout: layers by the longest path, order by barycenters, then positions as near to their neighbours as boxes allow.
+# A long link passes through its own point in each layer between, unless there are too many.
 
 
 def arrange(drawing: Drawing, widths: list[float]) -> tuple[list[tuple[float, float]], list[str], float, float]:
-    """The middle of the upper side of each box, the path of each link, and how far right and down they go."""
+    """Return the middle of the top of each box, the path of each link, and the width and height."""
     count = len(drawing.boxes)
     is_alone = [not drawing.above[place] and not drawing.below[place] for place in range(count)]
     layer = layers_of(drawing)
@@ -54,7 +54,7 @@ def arrange(drawing: Drawing, widths: list[float]) -> tuple[list[tuple[float, fl
         for number, at in _ports(enters[place], [x[hops[one][-2]] for one in enters[place]], x[place], sizes[place]):
             end[number] = at
 
-    # Links that go far to the side need height not to be flat.
+    # Links that go far to the side need more height.
     side = [0.0] * len(rows)
     for one, other in near:
         side[layer[one]] = max(side[layer[one]], abs(x[one] - x[other]))
@@ -92,7 +92,7 @@ def arrange(drawing: Drawing, widths: list[float]) -> tuple[list[tuple[float, fl
 
 
 def _hops(drawing: Drawing, layer: list[int], sizes: list[float]) -> list[list[int]]:
-    """For each link the places it passes. New places are added to `layer` and `sizes`."""
+    """Return the points that each link passes. New points are added to `layer` and `sizes`."""
     hops: list[list[int]] = [[link.above, link.below] for link in drawing.links]
     left = 4 * (len(drawing.boxes) + len(hops))
     for number in sorted(range(len(hops)), key=lambda one: layer[hops[one][1]] - layer[hops[one][0]]):
@@ -108,7 +108,7 @@ def _hops(drawing: Drawing, layer: list[int], sizes: list[float]) -> list[list[i
 
 
 def _sort_rows(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> None:
-    """Order each row by where its neighbours stand, so that few links cross."""
+    """Order each row by the positions of its neighbours, so that few links cross."""
     at = [0.0] * len(above)
 
     def settle(row: list[int]) -> None:
@@ -129,7 +129,7 @@ def _sort_rows(rows: list[list[int]], above: list[list[int]], below: list[list[i
 
 
 def _places(rows: list[list[int]], sizes: list[float], above: list[list[int]], below: list[list[int]]) -> list[float]:
-    """Where the middles are, from left to right: near the mean of the neighbours, in order, without overlaps."""
+    """Return the middles from left to right: near the mean of the neighbours, in order, without overlaps."""
     x = [0.0] * len(sizes)
     offsets = []
     for row in rows:
@@ -154,7 +154,7 @@ def _places(rows: list[list[int]], sizes: list[float], above: list[list[int]], b
 
 
 def _not_falling(wanted: list[float]) -> list[float]:
-    """The numbers nearest to those wanted of which none is less than the one before it."""
+    """Return the non-decreasing numbers nearest to those wanted."""
     pools: list[tuple[float, int]] = []
     for value in wanted:
         total, count = value, 1
@@ -166,7 +166,7 @@ def _not_falling(wanted: list[float]) -> list[float]:
 
 
 def _ports(links: list[int], towards: list[float], x: float, width: float) -> list[tuple[int, float]]:
-    """Where links touch a side of a box: side by side, in the order of where they go."""
+    """Return where links touch a side of a box: side by side, in the order of their other ends."""
     if not links:
         return []
     step = min(12.0, (width - 2 * BOX_PADDING) / max(len(links) - 1, 1))

@@ -8,12 +8,13 @@ from typing import Final
 from flowfabric.drawing.fold import LOOKS, folded, states_of, two_lines
 from flowfabric.values.flow import FlowGraph
 
-# Markdown, entities, directives and quotes mean nothing to Mermaid as numbers. An underscore within a word is one.
+# Written as numbers, Markdown, entities, directives and quotes are plain text to Mermaid. An underscore within a word
+# # already is.
 _MERMAID: Final = re.compile(r"[^\w ,()-]|(?<![^\W_])_|_(?![^\W_])", re.ASCII)
 
 
 def to_mermaid(graph: FlowGraph, *, fold: int | None = None) -> str:
-    """A Mermaid flowchart. Its renderers refuse more than 500 links unless they are told otherwise: then `fold`."""
+    """A Mermaid flowchart. Its renderers refuse more than 500 links by default: use `fold` then."""
     drawing = folded(graph, fold)
     lines = ["flowchart TD"]
     for place, box in enumerate(drawing.boxes):
@@ -30,5 +31,5 @@ def to_mermaid(graph: FlowGraph, *, fold: int | None = None) -> str:
 
 
 def _mermaid(text: str) -> str:
-    text = text.replace("\\n", "\\\u200cn")  # a backslash and an n are a line break there, even as numbers
+    text = text.replace("\\n", "\\\u200cn")  # Mermaid reads a backslash and an n as a line break, even as numbers
     return _MERMAID.sub(lambda found: found[0] if ord(found[0]) > 126 else f"#{ord(found[0])};", text)

@@ -19,7 +19,7 @@ _STACK: Final = 4.0
 
 
 def to_svg(graph: FlowGraph, *, fold: int | None = None) -> str:
-    """An SVG picture that needs nothing else. Pointing at a box tells everything about it."""
+    """A self-contained SVG picture. Pointing at a box shows all facts about it."""
     drawing = folded(graph, fold)
     widths = [_box_width(box) for box in drawing.boxes]
     places, paths, right, bottom = arrange(drawing, widths)
@@ -69,7 +69,7 @@ def _svg_box(box: Box, x: float, y: float, width: float) -> str:
 
 
 def _legend(drawing: Drawing, right: float, bottom: float) -> tuple[list[str], float, float]:
-    """The states that occur, in rows below the picture; how far right and down it now goes."""
+    """Return the legend of states in rows below the picture, and the new width and height."""
     chips = [
         (LOOKS[state], f"{LOOKS[state].sign} {state.value} {count:,}") for state, count in states_of(drawing).items()
     ] or [(LOOKS[State.WAITING], "no members")]

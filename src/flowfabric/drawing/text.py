@@ -12,7 +12,7 @@ from flowfabric.values.state import State
 
 
 class Segment(NamedTuple):
-    """A piece of a line, and the state it is to be coloured by."""
+    """A piece of a line, and the state that colours it."""
 
     text: str
     state: State | None = None
@@ -22,7 +22,7 @@ Line: TypeAlias = tuple[Segment, ...]
 
 _MOST_LANES: Final = 12
 _FAILED_NAMES: Final = 3
-# By what the corner touches: above, below, left, right.
+# By the sides the corner connects: above, below, left, right.
 _CORNERS: Final = {
     (True, True, False, False): "│",
     (False, False, True, True): "─",
@@ -44,9 +44,8 @@ _PLAIN: Final = str.maketrans(
 def to_text(graph: FlowGraph, *, width: int | None = None, unicode: bool = True, fold: int | None = FOLD) -> list[Line]:
     """A drawing for the terminal, from top to bottom: a line for each box, with lines between where it branches.
 
-    Behind the name stand the state and what the member comes after. Where the branches are too many to draw, the layers
-    follow each other without lines between boxes. With a `width`, lines are cut to so many columns; without, nothing
-    is left out.
+    The state and the upstreams follow the name. If there are too many branches to draw, the layers follow each other
+    without lines between boxes. With a `width`, lines are cut to that many columns; without, nothing is left out.
     """
     drawing = folded(graph, fold)
     if not drawing.boxes:
@@ -91,7 +90,7 @@ def to_text(graph: FlowGraph, *, width: int | None = None, unicode: bool = True,
 
 
 def plain(line: Line) -> str:
-    """A line without its colours."""
+    """Return a line without its colours."""
     return "".join(piece.text for piece in line)
 
 
@@ -100,7 +99,7 @@ def _pad(text: str, columns: int) -> str:
 
 
 def _state(box: Box) -> list[Segment]:
-    """The state in its colour; of folded members the counts, and who failed."""
+    """Return the state in its colour; for folded members the counts, and which failed."""
     if len(box.nodes) == 1:
         return [Segment(box.words, box.states[0][0])]
     pieces = []
@@ -115,7 +114,7 @@ def _state(box: Box) -> list[Segment]:
 
 
 def _listed(names: list[str], room: int | None) -> str:
-    """The names, as many as there is room for."""
+    """Return as many names as there is room for."""
     whole = ", ".join(names)
     if room is None or columns_of(whole) <= room:
         return whole
@@ -129,7 +128,7 @@ def _listed(names: list[str], room: int | None) -> str:
 
 
 def _fit(line: list[Segment], width: int | None, unicode: bool) -> Line:
-    """The line as it can be shown: in ASCII where it must be, not wider than asked, nothing but text at its end."""
+    """Return the line for output: in ASCII if required, not wider than asked, without trailing spaces."""
     if not unicode:
         line = [Segment(_ascii(piece.text), piece.state) for piece in line]
     if width is not None and sum(columns_of(piece.text) for piece in line) > width:
@@ -155,16 +154,16 @@ _Row: TypeAlias = tuple[int | None, str, str]  # a box and what is left and righ
 
 
 def _in_lanes(drawing: Drawing, most: int) -> list[_Row] | None:
-    """The boxes one below the other with the links between them, or None where that takes too many lanes.
+    """Return the boxes one below the other with the links between them, or None if that takes too many lanes.
 
-    A lane leads to one box that is still to come. All links to that box run in it.
+    A lane leads to one box further down. All links to that box run in it.
     """
     rows: list[_Row] = []
     taken: list[bool] = []
     lane_of: dict[int, int] = {}
     turn = {place: number for number, place in enumerate(drawing.order)}
     is_alone = [not up and not down for up, down in zip(drawing.above, drawing.below, strict=True)]
-    ended = None  # the lane of the box in the line before, if nothing follows in it
+    ended = None  # the lane of the box in the previous line, if nothing follows in it
     for place in sorted(drawing.order, key=is_alone.__getitem__):
         at = lane_of.pop(place, None)
         if at is None:
@@ -192,7 +191,7 @@ def _in_lanes(drawing: Drawing, most: int) -> list[_Row] | None:
 
 
 def _free_lane(taken: list[bool], start: int) -> int:
-    """The first free lane from `start` on; a new one if there is none."""
+    """Return the first free lane from `start` on; a new one if there is none."""
     for lane in range(start, len(taken)):
         if not taken[lane]:
             return lane
@@ -201,7 +200,7 @@ def _free_lane(taken: list[bool], start: int) -> int:
 
 
 def _fork(taken: list[bool], at: int, old: set[int], new: set[int]) -> str:
-    """The line below a box: from its lane to lanes that go on and lanes that start. It passes behind the others."""
+    """Return the line below a box: from its lane to lanes that continue and lanes that start, behind the others."""
     ends = old | new | {at}
     first, last = min(ends), max(ends)
     drawn = []
@@ -218,7 +217,7 @@ def _fork(taken: list[bool], at: int, old: set[int], new: set[int]) -> str:
 
 
 def _in_layers(drawing: Drawing) -> list[_Row]:
-    """The boxes layer by layer, without links."""
+    """Return the boxes layer by layer, without links."""
     layer = layers_of(drawing)
     rows: list[_Row] = []
     for place in sorted(drawing.order, key=layer.__getitem__):

@@ -1,4 +1,4 @@
-"""The Postgres that starts by itself. `server` is what others call.
+"""The embedded Postgres. Callers use `server`.
 
 The modules import each other relatively: the watcher runs this folder without the package around it.
 """

@@ -3,7 +3,7 @@
 import os
 import sys
 
-# The folder becomes a package of its own. At the end of the path, so that nothing beside it hides the standard library.
+# The folder becomes a separate package, last in the path, so that nothing beside it hides the standard library.
 del sys.path[0]
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Lock:
-    """A flock on its own open file. Forked children close it, and never unlock it for their parent."""
+    """A flock on its own open file. Forked children close the file without unlocking it for their parent."""
 
     _open: set[Lock] = set()  # noqa: RUF012 - shared by all instances on purpose
 
@@ -45,7 +45,7 @@ class Lock:
 
 
 def would_wait(path: Path, operation: int) -> bool:
-    """Whether the lock is held. Ask with LOCK_SH about an exclusive lock, with LOCK_EX about a shared one."""
+    """Whether the lock is held. Use LOCK_SH to ask for an exclusive lock, LOCK_EX for a shared one."""
     try:
         Lock(path, operation | fcntl.LOCK_NB, create=False).close()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ except ImportError:
 
 DATABASE = "flowfabric"
 SUPERUSER = "postgres"
-# The number is only a part of the socket's name.
+# The port is only part of the socket's name.
 PORT = 5432
 _STOP_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ class Place:
         self.watcher = self.root / "watcher.lock"
         self.pgdata = self.root / "pgdata"
         self.log = self.root / "postgres.log"
-        # A symbolic link to the socket directory, which lies elsewhere because socket paths must be short.
+        # A symbolic link to the socket directory, which is elsewhere because socket paths must be short.
         self.socket_link = self.root / "socket"
 
     def prepare(self) -> None:
@@ -69,7 +69,7 @@ class Place:
             return None
 
     def postmaster(self) -> _Postmaster | None:
-        """What postmaster.pid says, true only while server.lock is held."""
+        """Return the contents of postmaster.pid, which are valid only while server.lock is held."""
         try:
             lines = (self.pgdata / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class _Postmaster:
         return self.socket_dir / f".s.PGSQL.{PORT}"
 
     def answers(self) -> Literal["yes", "no", "unreachable"]:
-        """Whether it listens: `no` if it is dead, `unreachable` if its socket was deleted."""
+        """Return whether the server listens: `no` if it is dead, `unreachable` if its socket was deleted."""
         with socket.socket(socket.AF_UNIX) as client:
             try:
                 client.connect(str(self.socket))
@@ -118,13 +118,13 @@ def server_runs(place: Place) -> bool:
 
 
 def stop_server(place: Place) -> None:
-    """Fast shutdown; when that takes too long immediate, after which the next start recovers."""
+    """Stop with a fast shutdown; if that takes too long, an immediate one, after which the next start recovers."""
     for how, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGQUIT, _STOP_SECONDS)):
         signalled = None
         deadline = time.monotonic() + seconds
         while server_runs(place):
             postmaster = place.postmaster()
-            # Backends outlive a killed postmaster and hold the lock too; its pid may be anybody's by now.
+            # Backends outlive a killed postmaster and hold the lock too; its pid may belong to another process by now.
             is_dead = postmaster and postmaster.is_ready and postmaster.answers() == "no"
             if postmaster and not is_dead and postmaster.pid != signalled:
                 with contextlib.suppress(ProcessLookupError):
@@ -139,7 +139,7 @@ def stop_server(place: Place) -> None:
 
 
 def tidy(place: Place) -> None:
-    """Remove the socket directory of a server that is gone. While it has users, their DSN must stay good."""
+    """Remove the socket directory of a stopped server. While it has users, their DSN must stay valid."""
     with contextlib.suppress(OSError), Lock(place.users, fcntl.LOCK_EX | fcntl.LOCK_NB, create=False):
         if not server_runs(place):
             socket_dir = Path(os.readlink(place.socket_link))

@@ -25,7 +25,7 @@ def find_programs(chosen: Path | None) -> Path:
     if chosen is not None:
         found = [chosen, *found]
     for name in ("postgres", "pg_ctl"):
-        # Distributions put links to some programs on the path, so follow them to where all of them are.
+        # Distributions put links to some programs on the path; follow them to the folder that has all of them.
         on_path = shutil.which(name)
         if on_path:
             found.append(Path(on_path).resolve().parent)
@@ -57,7 +57,7 @@ def copy_for_everybody(package: Path) -> Path:
     copy = _PROGRAM_CACHE / build.hexdigest()[:16]
     if not copy.exists():
         _PROGRAM_CACHE.mkdir(parents=True, exist_ok=True)
-        _PROGRAM_CACHE.chmod(0o755)  # whatever the umask says
+        _PROGRAM_CACHE.chmod(0o755)  # regardless of the umask
         new = Path(tempfile.mkdtemp(prefix="new-", dir=_PROGRAM_CACHE))
         ignored = shutil.ignore_patterns("include", "pgxs", "pkgconfig", "__pycache__", "*.py", "*.a")
         # The programs look for their libraries in the wheel's second folder, relative to themselves.
@@ -72,6 +72,6 @@ def copy_for_everybody(package: Path) -> Path:
         try:
             new.rename(copy)
         except OSError:
-            # Another project was faster.
+            # Another process made it meanwhile.
             shutil.rmtree(new)
     return copy / package.name

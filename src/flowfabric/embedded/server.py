@@ -1,18 +1,18 @@
-"""The Postgres that starts by itself in a data directory of the project.
+"""The embedded Postgres, which runs in a data directory of the project.
 
-This package finds the server's programs, makes the database, starts the server on first use, lets any number
-of processes share it and stops it when the last one is gone. It leaves connections to others: all it hands
-out is a DSN. It needs POSIX (flock, Unix sockets), so import it only where an embedded server is wanted.
+This package finds the server's programs, makes the database, starts the server on first use, lets any number of
+processes share it and stops it when the last one is gone. It opens no connections: it returns a DSN. It needs POSIX
+(flock, Unix sockets), so import it only when an embedded server is wanted.
 
-Who is alive is never read from a pid, because pids lie after a crash, in containers and as zombies. The
-kernel drops a flock with the last process that holds it, whatever that process died of:
+A pid never tells whether a process is alive, because pids are wrong after a crash, in containers and for zombies.
+The kernel drops a flock with the last process that holds it, however that process died:
 
     users.lock     shared, by every process that uses the server
-    start.lock     exclusive, by whoever starts or stops; handed on to the watcher until the server is ready
+    start.lock     exclusive, by the process that starts or stops it; the watcher inherits it until the server is ready
     server.lock    exclusive, inherited by the postmaster and through it by every backend
     watcher.lock   shared, by the watcher: this folder run as a script, detached, the parent of the postmaster
 
-The watcher stops the server once nobody holds users.lock. A server whose watcher was killed gets a new one at
+The watcher stops the server once no process holds users.lock. A server whose watcher was killed gets a new one at
 the next start.
 
 As root the server runs as the account that owns its files. That account may be unable to enter the
@@ -62,7 +62,7 @@ class EmbeddedServer:
     _claim: _Claim = field(repr=False, compare=False)
 
     def release(self) -> None:
-        """Give the claim up. May be called again; a process that ends, however it ends, has released."""
+        """Give the claim up. Safe to call repeatedly; a process that ends in any way releases it too."""
         with _process.mutex:
             self._claim.drop()
 
@@ -70,19 +70,19 @@ class EmbeddedServer:
 def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
     """Use the server in `data_dir`, starting it if it does not run. Blocks until it accepts connections.
 
-    `data_dir` is that of the settings if not given. `settings` are server settings for the
-    case that this call starts it; a running server keeps its own.
+    `data_dir` defaults to the one in the settings. `settings` are server settings, used if this call starts it; a
+    running server keeps its own.
     """
     place = _place(data_dir)
     with _process.mutex, readable_errors(place):
         place.prepare()
         held = _process.held.get(place.root)
         if held and not held.lock.is_on(place.users):
-            # The directory was deleted or moved away since, and this is another one.
+            # The directory was deleted or moved away since, and this is a new one.
             held.lock.close()
             held = None
         if held is None:
-            # Waits while a watcher that found nobody stops the server.
+            # Waits while a watcher that found no users stops the server.
             held = _process.held[place.root] = _Held(Lock(place.users, fcntl.LOCK_SH))
         claim = _Claim(place.root, held)
         try:
@@ -96,7 +96,7 @@ def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = 
 
 
 def stop(data_dir: Path) -> None:
-    """Stop the server now, whoever uses it. Does nothing if it does not run."""
+    """Stop the server now, even if it is in use. Does nothing if it does not run."""
     place = Place(data_dir)
     if not place.server.exists():
         return
@@ -106,14 +106,14 @@ def stop(data_dir: Path) -> None:
 
 
 def is_running(data_dir: Path | None = None) -> bool:
-    """Whether the server runs, for whomever."""
+    """Whether any process is running the server."""
     return server_runs(_place(data_dir))
 
 
 def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
-    """Stop the server now, whoever uses it, and delete its data; with `keep` they are moved aside instead.
+    """Stop the server now, even if it is in use, and delete its data; with `keep` the data are moved aside instead.
 
-    Answers where to. The next start begins with an empty database.
+    Returns where to. The next start begins with an empty database.
     """
     place = _place(data_dir)
     if not place.pgdata.exists():
@@ -125,7 +125,7 @@ def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
             aside = place.root / f"pgdata.of-{place.major() or 'unknown'}-{time.strftime('%Y%m%d-%H%M%S')}"
             os.rename(place.pgdata, aside)
             return aside
-        # Deleted under the name of something unfinished: what a crash leaves of it goes with the next start.
+        # Renamed to an unfinished name first: after a crash, the next start deletes the rest.
         dying = place.root / f"pgdata.new-discarded-{os.getpid()}"
         os.rename(place.pgdata, dying)
         shutil.rmtree(dying)
@@ -162,7 +162,7 @@ class _Claim:
 
     def drop(self) -> None:
         held, self._held = self._held, None
-        # In a forked child the table is empty: a claim inherited from the parent is the parent's.
+        # In a forked child the table is empty: an inherited claim belongs to the parent.
         if held is None or _process.held.get(self._root) is not held:
             return
         held.claims -= 1
@@ -173,7 +173,7 @@ class _Claim:
 
 
 class _Process:
-    """What this process uses, by data directory."""
+    """The servers that this process uses, by data directory."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -184,7 +184,7 @@ class _Process:
         Lock.close_all()
 
     def forget_parent(self) -> None:
-        # Another thread of the parent may have held the mutex, and is not here to give it back.
+        # Another thread of the parent may have held the mutex; it does not exist here to release it.
         self.mutex = threading.Lock()
         self.release_all()
 
@@ -195,7 +195,7 @@ atexit.register(_process.release_all)
 
 
 def _ensure_running(place: Place, settings: Mapping[str, str]) -> Path:
-    """The socket directory of a server that accepts connections and has a watcher."""
+    """Return the socket directory of a server that accepts connections and has a watcher."""
     with Lock(place.start, fcntl.LOCK_EX) as start_lock:
         if server_runs(place) and would_wait(place.watcher, fcntl.LOCK_EX):
             postmaster = place.postmaster()

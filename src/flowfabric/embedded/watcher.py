@@ -1,4 +1,4 @@
-"""The watcher: the parent of the postmaster, which stops the server once nobody uses it."""
+"""The watcher: the parent of the postmaster, which stops the server once no process uses it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _stop_when_unused(place: Place, postgres: subprocess.Popen[bytes] | None, so
         if postgres:
             postgres.poll()
     if postgres and postgres.poll() is None and not place.server.exists():
-        # Somebody deleted the data directory below a running server, or moved it away.
+        # The data directory was deleted or moved away under a running server.
         postgres.send_signal(signal.SIGQUIT)
         postgres.wait()
         remove_sockets(socket_dir)

@@ -1,8 +1,8 @@
 """The engine: every operation as one method, one SQL function, one round trip.
 
-Operations stand in one module per chapter, named as the folders of the SQL functions; `Engine` is all of them. Results
-are frozen records, refusals are exceptions of one tree. Nothing here decides what happens to rows: the functions in the
-database do.
+There is one module of operations per chapter, named like the folders of the SQL functions; `Engine` combines them.
+Results are frozen records, refusals are exceptions of one tree. The functions in the database decide what happens to
+rows; nothing here does.
 
 The last group (`admission`, `grants`, `edges`, `vector`) is for schedulers and for ports from the reference.
 """

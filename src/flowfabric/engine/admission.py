@@ -1,4 +1,4 @@
-"""Admission: a scheduler holds executions back, lets them go, and looks at what may be claimed."""
+"""Admission: a scheduler holds executions back, releases them, and lists what is claimable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Admission(Operations):
     async def block_execution_for_admission(
         self, execution_id: ExecutionId, reason: str, *, reason_detail: str | None = None
     ) -> Blocked | Rejected:
-        """Hold an execution back. A refusal is an answer, so that a scheduler's loop can go on."""
+        """Hold an execution back. A refusal is returned, not raised, so that a scheduler's loop can continue."""
         if not isinstance(reason, str) or reason not in BLOCKING_REASONS:
             raise ValidationFailed(
                 "invalid_blocking_reason",
@@ -51,7 +51,7 @@ class Admission(Operations):
                 return Rejected(code)
 
     async def block_route(self, execution_id: ExecutionId, *, reason_detail: str | None = None) -> Blocked | Rejected:
-        """Hold an execution back because no worker can run it; a capable worker's claim still finds it."""
+        """Hold an execution back because no worker can run it; a worker with the capabilities can still claim it."""
         return await self.block_execution_for_admission(
             execution_id, "waiting_for_capable_worker", reason_detail=reason_detail
         )
@@ -59,7 +59,7 @@ class Admission(Operations):
     async def unblock_execution(
         self, execution_id: ExecutionId, *, expected_blocking_reason: str | None = None
     ) -> Changed:
-        """Let an execution be claimed again, if it is still held back for the expected reason."""
+        """Make an execution claimable again, if it is still held back for the expected reason."""
         if expected_blocking_reason is not None and (
             not isinstance(expected_blocking_reason, str) or expected_blocking_reason not in BLOCKING_REASONS
         ):
@@ -82,7 +82,7 @@ class Admission(Operations):
     async def scan_eligible_executions(
         self, lane_id: str, *, partition_key: str | PartitionKey | None = None, limit: int = 100
     ) -> list[ExecutionId]:
-        """Ids that may be claimed now, in claim order. For schedulers and tests."""
+        """Return the ids of claimable executions, in claim order. For schedulers and tests."""
         found = await self._fetch(
             statements.SCAN_ELIGIBLE,
             check_lane(lane_id),

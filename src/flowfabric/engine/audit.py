@@ -1,4 +1,4 @@
-"""The audit: what must never be, looked for and reported."""
+"""The audit: finds and reports violations of the invariants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowfabric.values.ids import ExecutionId
 
 
 class Violation(Struct, frozen=True, kw_only=True):
-    """Something the audit found that must never be."""
+    """A violated invariant that the audit found."""
 
     rule: str
     execution_id: ExecutionId | None
@@ -22,9 +22,9 @@ class Audits(Operations):
     """audit."""
 
     async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:
-        """What must never be, in one partition or all: empty on a sound database. Reports, repairs nothing.
+        """Return the violated invariants in one partition or all: none on a sound database. It repairs nothing.
 
-        `events` also compares with the event log, which is right only while the log still holds everything.
+        `events` also compares with the event log, which is valid only while the log is complete.
         """
         found = await self._fetch(
             statements.AUDIT,

@@ -1,4 +1,4 @@
-"""What every group of operations shares: the database, the listener, and how a flow finds its partition."""
+"""The base classes of the operation groups: the database, the listener, and the partition of a flow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Operations:
 
 
 class FlowOperations(Operations):
-    """What the groups of flow operations share."""
+    """The base of the groups of flow operations."""
 
     def _flow(self, flow_id: object) -> tuple[int, UUID]:
         """The partition of a flow, and its id."""
@@ -41,7 +41,7 @@ class FlowOperations(Operations):
         return crc16(uuid.bytes) % self._database.flow_partitions, uuid
 
     def _member(self, flow: tuple[int, UUID], execution_id: object, field: str = "execution_id") -> ExecutionId:
-        """An execution that could be a member of the flow: one of its partition."""
+        """Return an execution that can be a member of the flow: one in its partition."""
         found = parse_execution(execution_id, field)
         if found.partition != flow[0]:
             raise InvalidInput(
@@ -53,16 +53,16 @@ class FlowOperations(Operations):
 
     @staticmethod
     def _closed(code: str, flow: tuple[int, UUID]) -> FlowFabricError | None:
-        """The refusal that a flow as such is the reason for."""
+        """Return the error for a flow that cannot be changed."""
         if code == "flow_not_found":
             return NotFound("flow", flow[1])
         if code == "flow_already_terminal":
-            return StateError(code, f"flow {flow[1]} takes no changes any more")
+            return StateError(code, f"flow {flow[1]} cannot be changed any more")
         return None
 
     @staticmethod
     def _uuid(flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
-        """Its uuid, or that of no execution when it lies in another partition and so cannot be a member."""
+        """Return its uuid, or an unused uuid if it is in another partition and so cannot be a member."""
         return execution_id.uuid if execution_id.partition == flow[0] else UUID(int=0)
 
     async def _edges_of(

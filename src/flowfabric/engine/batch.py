@@ -1,4 +1,4 @@
-"""Batches on their way to the database: the fences of lease holders as columns, and one verdict per item."""
+"""Batch calls: the fences of lease holders as columns, and one verdict per item."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Fences:
 
     @classmethod
     def of(cls, items: Sequence[Completion | Failure]) -> Fences:
-        """The fences of items that name their authority."""
+        """Return the fences of items that name their authority."""
         return cls([item.authority for item in items])
 
     def _add(
@@ -98,7 +98,7 @@ class Fences:
 
     @property
     def first(self) -> tuple[Any, ...]:
-        """The columns of a call for one."""
+        """Return the columns of a call for one item."""
         return tuple(column[0] for column in self.columns)
 
     def execution_id(self, place: int) -> ExecutionId:
@@ -106,7 +106,7 @@ class Fences:
 
 
 def used(values: list[_Value]) -> list[_Value] | None:
-    """The column, or None where no item has a value."""
+    """Return the column, or None if no item has a value."""
     return values if any(value is not None for value in values) else None
 
 
@@ -116,7 +116,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Batch(Generic[_Given, _Ready]):
-    """The items of a batch call, checked: `ready` is what can be sent; a bad item is its own verdict and stays here."""
+    """The checked items of a batch call: `ready` can be sent; for a bad item the verdict is its error."""
 
     def __init__(self, items: Sequence[_Given], prepare: Callable[[Sequence[_Given]], _Ready]) -> None:
         self._count = len(items)
@@ -138,7 +138,7 @@ class Batch(Generic[_Given, _Ready]):
         return not self._places
 
     def verdicts(self, answers: list[_Answer]) -> list[_Answer]:
-        """One verdict per item given, from the answers to those sent."""
+        """Return one verdict per item given, from the verdicts of those sent."""
         if not self._refused:
             return answers
         spread: dict[int, Any] = {**self._refused}
@@ -147,7 +147,7 @@ class Batch(Generic[_Given, _Ready]):
 
 
 def is_override(authority: Authority) -> bool:
-    """Whether the call needs no fence: an operator's own. Other sources may cancel so, and nothing else."""
+    """Whether the call needs no fence: an operator's. Other sources may cancel without one, but nothing else."""
     return type(authority) is Operator and authority.source == "operator_override"
 
 

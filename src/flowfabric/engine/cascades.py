@@ -1,4 +1,4 @@
-"""Cascades: what the end of a member leads to in its flow, beyond what its own call has done."""
+"""Cascades: the effects of a member's end on its flow, beyond those of the call that ended it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EDGES = 500  # edges in a transaction
 
 
 class CascadePass(Struct, frozen=True, kw_only=True):
-    """One chunk of what ends have left to do: how many were seen, finished and failed, and how many edges resolved."""
+    """One chunk of cascades: how many ends were seen, finished and failed, and how many edges resolved."""
 
     seen: int
     finished: int
@@ -35,7 +35,7 @@ class Cascades(Operations):
     """dispatch_completion, cascade_completion, dispatch_cascades."""
 
     async def dispatch_completion(self, event_id: int) -> Advanced | NoOp:
-        """Resolve what one completion event leads to: `NoOp` when that was done before."""
+        """Resolve the edges that depend on one completion event: `NoOp` if that was done before."""
         check_int(event_id, "event_id", 0, 2**63 - 1)
         total = 0
         for pause in (0.005, 0.01, 0.0):
@@ -54,10 +54,10 @@ class Cascades(Operations):
                 if row["resolved"] == 0:
                     break
             await asyncio.sleep(pause)
-        raise RetriesExhausted(f"event {event_id}: a group or a downstream is in somebody's hands")
+        raise RetriesExhausted(f"event {event_id}: a group or a downstream is locked by another transaction")
 
     async def cascade_completion(self, event: Event) -> CascadeOutcome:
-        """The same for an event as it was delivered."""
+        """The same, for an `Event`."""
         if not isinstance(event, Event):
             raise InvalidInput(
                 f"got {type(event).__name__}", field="event", allowed="an Event of the completion family"
@@ -74,7 +74,7 @@ class Cascades(Operations):
         stale: timedelta | None = None,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> CascadePass:
-        """One chunk of what ends have left to do, oldest first, behind the event `after`."""
+        """Resolve one chunk of ended executions, oldest first, after the event `after`."""
         row = await self._row(
             statements.DISPATCH_CASCADES,
             check_int(limit, "limit", 1, 10_000),

@@ -1,4 +1,4 @@
-"""Arguments, checked on the way in: each check returns the value to send or raises `InvalidInput`."""
+"""Checks of arguments: each check returns the value to send or raises `InvalidInput`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
 
 MAX_GRANT_TTL = timedelta(seconds=60)
-# In JSON that the database shall hold; an escaped backslash before the u is text.
+# NUL in JSON, which the database cannot hold; after an escaped backslash the u is text.
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def parse_execution(value: object, field: str = "execution_id", count: int | None = None) -> ExecutionId:
-    """An execution id; with `count`, of a partition that exists."""
+    """Return an execution id; with `count`, of an existing partition."""
     found = ExecutionId.parse(value, field)
     if count is not None and found.partition >= count:
         raise InvalidInput(f"partition {found.partition} does not exist", field=field, allowed=f"0..{count - 1}")
@@ -58,7 +58,7 @@ def check_batch(items: Sequence[Any], field: str = "items") -> None:
 
 
 def check_list(value: object, field: str) -> Collection[Any]:
-    """A list, tuple or set; a single text is not one, though Python would take it apart."""
+    """A list, tuple or set; a string is refused, though Python would iterate over it."""
     if isinstance(value, list | tuple | AbstractSet):
         return value
     raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a list")
@@ -134,11 +134,11 @@ def parse_time_cursor(cursor: object) -> tuple[datetime | None, UUID | None]:
         at, uuid = base64.urlsafe_b64decode(str(cursor).encode()).decode().split(" ")
         return moment(datetime.fromisoformat(at), "cursor"), UUID(uuid)
     except (ValueError, binascii.Error, InvalidInput):
-        raise InvalidInput("not one of ours", field="cursor", allowed="a next_cursor of this list") from None
+        raise InvalidInput("cannot be read", field="cursor", allowed="a next_cursor of this list") from None
 
 
 def check_token(value: object) -> str:
-    """A token as it can be asked about; what can be none becomes a text that is none, refused like any other."""
+    """Return the text of a token. Text that cannot be one becomes "no token", which is refused like a wrong token."""
     text = value.reveal() if isinstance(value, WaitpointToken) else value
     if not isinstance(text, str):
         raise InvalidInput(f"got {type(value).__name__}", field="waitpoint_token", allowed="a token")

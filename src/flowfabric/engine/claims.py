@@ -1,4 +1,4 @@
-"""Claims: a worker takes the best executions it can run, and waits where there are none."""
+"""Claims: a worker takes the best executions it can run, and waits if there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
 
 LEASE_TTL = timedelta(seconds=30)
-_POLL = 1.0  # seconds between looks of a waiting claim, whether or not it was woken
+_POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
 
 
 class Claims(Operations):
@@ -35,7 +35,7 @@ class Claims(Operations):
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
     ) -> Claimed | None:
-        """Take the best execution this worker can run; None when there is none, or none within `max_wait`."""
+        """Take the best execution this worker can run; None if there is none, or none within `max_wait`."""
         found = await self.claim_many(
             lane_id,
             limit=1,
@@ -60,7 +60,7 @@ class Claims(Operations):
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` executions at once, best first. `kinds` limits them to what this worker can handle."""
+        """Take up to `limit` executions in one call, best first. `kinds` limits them to these tasks."""
         return await self._claim(
             statements.CLAIM,
             (check_lane(lane_id),),
@@ -87,7 +87,7 @@ class Claims(Operations):
     ) -> list[Claimed]:
         """Take up to `limit` executions of several lanes in one call.
 
-        Each lane first gives up to its share; what is still free is filled from the lanes in the order given.
+        Takes up to its share from each lane first, then fills up to `limit` from the lanes in the order given.
         """
         if not isinstance(shares, Mapping) or not shares:
             raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
@@ -145,7 +145,7 @@ class Claims(Operations):
         with self._listener.topic("work") as woken:
             await self._listener.listening(min(max_wait.total_seconds(), 1.0))
             while (left := until - loop.time()) > 0:
-                # Announce first, look again, then sleep: whoever submits after the look sees the announcement.
+                # Announce first, poll again, then sleep: a submission after that poll sees the announcement.
                 pause = min(left, _POLL)
                 await self._fetch(
                     statements.SLEEP_FOR_WORK,
@@ -162,7 +162,7 @@ class Claims(Operations):
                         await asyncio.wait_for(woken.wait(), pause)
                     except TimeoutError:
                         break
-                    # The announcement still stands: look at once.
+                    # Still announced: poll immediately.
                     woken.clear()
                     if found := await self._fetch(sql, *args, repeatable=True):
                         return found
@@ -170,7 +170,7 @@ class Claims(Operations):
 
     @contextlib.contextmanager
     def work_wakeups(self) -> Iterator[asyncio.Event | None]:
-        """An event that is set when work may have come, while `sleep_for_work` holds; None without notifications."""
+        """Return an event that is set when there may be work, after `sleep_for_work`; None without notifications."""
         if self._listener is None:
             yield None
             return
@@ -178,7 +178,7 @@ class Claims(Operations):
             yield woken
 
     async def sleep_for_work(self, at_most: timedelta) -> None:
-        """Announce that this process waits for work, so that whoever submits some wakes it. Look once more after it."""
+        """Announce that this process waits for work, so that a submission wakes it. Poll once more afterwards."""
         await self._fetch(
             statements.SLEEP_FOR_WORK,
             self._instance,

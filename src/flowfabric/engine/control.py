@@ -1,4 +1,4 @@
-"""What operators do to executions that they do not hold."""
+"""Operators' calls on executions, without a lease."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Control(Operations):
     async def replay_execution(
         self, execution_id: ExecutionId, *, reason: str | None = None, requested_by: str | None = None
     ) -> Replayed:
-        """Run an ended execution again as a new attempt; every earlier attempt stays as it is."""
+        """Run an ended execution again as a new attempt; earlier attempts are kept."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.REPLAY,
@@ -75,11 +75,11 @@ class Control(Operations):
         ]
 
     async def delete_execution(self, execution_id: ExecutionId) -> None:
-        """Forget an ended execution and everything it owns, now. Its events live out their own time."""
+        """Delete an ended execution and everything it owns, now. Its events stay until their own retention ends."""
         await self._erase(statements.DELETE_EXECUTION, execution_id)
 
     async def redact_execution(self, execution_id: ExecutionId) -> None:
-        """Remove what the user put into an ended execution (payload, result, texts); its history stays."""
+        """Remove the user's data from an ended execution (payload, result, texts); its history stays."""
         await self._erase(statements.REDACT_EXECUTION, execution_id)
 
     async def _erase(self, statement: str, execution_id: ExecutionId) -> None:
@@ -91,7 +91,7 @@ class Control(Operations):
     async def change_priority(
         self, execution_id: ExecutionId, new_priority: int, *, lane_id: str | None = None
     ) -> Changed:
-        """Another rank for an execution that may be claimed now; clamped to 0..9000."""
+        """Change the priority of a claimable execution; clamped to 0..9000."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.CHANGE_PRIORITY,
@@ -105,7 +105,7 @@ class Control(Operations):
         return Changed(target)
 
     async def free_key(self, execution_id: ExecutionId) -> bool:
-        """Let the idempotency key of an execution that ended without success be used again; False when it has not."""
+        """Free the idempotency key of an execution that ended without success; False if it did not."""
         target = parse_execution(execution_id)
         row = await self._row(statements.FREE_KEY, target.partition, target.uuid, repeatable=True)
         return bool(row["freed"])

@@ -1,4 +1,4 @@
-"""Edges one by one: staged, applied, resolved and repaired by hand, as schedulers and ports from the reference do."""
+"""Single edges: stage, apply, resolve and repair them, for schedulers and ports from the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")
 
 
 class EdgePass(Struct, frozen=True, kw_only=True):
-    """A pass over edge groups: how many were scanned, and how many of them the cascade had forgotten."""
+    """A pass over edge groups: how many were scanned, and how many of them the cascade had missed."""
 
     scanned: int
     reconciled: int
@@ -31,7 +31,7 @@ class EdgePass(Struct, frozen=True, kw_only=True):
 
 
 class EdgePlace(Struct, frozen=True):
-    """Where a pass over the edge groups goes on."""
+    """The cursor of a pass over the edge groups."""
 
     partition: int
     flow_id: UUID
@@ -52,7 +52,7 @@ class Edges(FlowOperations):
         dependency_kind: str = _KIND,
         data_passing_ref: str | None = None,
     ) -> Staged:
-        """Put an edge into the graph. It gates nothing until it is applied."""
+        """Add an edge to the graph. It blocks nothing until it is applied."""
         edge = Edge(
             edge_id=edge_id,
             upstream=upstream_execution_id,
@@ -66,9 +66,9 @@ class Edges(FlowOperations):
     async def stage_and_apply_edges(
         self, flow_id: FlowId, edges: Sequence[Edge], *, expected_graph_revision: int
     ) -> int:
-        """Stage and apply edges, all or none, with one check for cycles; answers the revision now.
+        """Stage and apply edges, all or none, with one check for cycles; returns the new revision.
 
-        A refusal names the first edge in the way by its place.
+        A refusal names the index of the first refused edge.
         """
         if isinstance(edges, str | bytes) or not isinstance(edges, Sequence) or not edges:
             raise InvalidInput("no edges", field="edges", allowed="a list of at least one Edge")
@@ -97,16 +97,16 @@ class Edges(FlowOperations):
         chosen = edges[place - 1]
         named = f"edges[{place - 1}]: " if apply else ""
         if code == "execution_not_in_flow":
-            raise StateError(code, f"{named}{chosen.upstream} or {chosen.downstream} is no member of flow {flow[1]}")
+            raise StateError(code, f"{named}{chosen.upstream} or {chosen.downstream} is not a member of flow {flow[1]}")
         if code == "cycle_detected":
-            raise Conflict(code, f"{named}{chosen.downstream} comes before {chosen.upstream} already")
+            raise Conflict(code, f"{named}{chosen.downstream} already comes before {chosen.upstream}")
         existing = await self._edges_of(flow, edge=parse_uuid(chosen.edge_id, "edge_id"))
         error = Conflict(code, f"{named}edge {chosen.edge_id} is in the graph", existing=chosen.edge_id)
         error.edge = existing[0] if existing else None
         raise error
 
     def _edge(self, flow: tuple[int, UUID], edge: Edge, where: str) -> tuple[UUID, UUID, UUID, str | None]:
-        """An edge, checked: id, upstream, downstream, reference."""
+        """Check an edge and return its id, upstream, downstream and reference."""
         edge_id = parse_uuid(edge.edge_id, f"{where}edge_id")
         upstream = parse_execution(edge.upstream, f"{where}upstream_execution_id")
         downstream = parse_execution(edge.downstream, f"{where}downstream_execution_id")
@@ -131,7 +131,7 @@ class Edges(FlowOperations):
         dependency_kind: str = _KIND,
         data_passing_ref: str | None = None,
     ) -> Applied | AlreadyApplied:
-        """Let a staged edge gate its downstream. An upstream that has ended counts at once."""
+        """Let a staged edge block its downstream. An upstream that has ended counts immediately."""
         flow = self._flow(flow_id)
         check_int(graph_revision, "graph_revision", 0, 2**63 - 1)
         edge_uuid = parse_uuid(edge_id, "edge_id")
@@ -164,14 +164,14 @@ class Edges(FlowOperations):
             case "execution_not_found":
                 raise NotFound("execution", downstream)
             case "execution_not_in_flow":
-                raise StateError(code, f"{downstream} is no member of flow {flow[1]}")
+                raise StateError(code, f"{downstream} is not a member of flow {flow[1]}")
             case _:
                 raise Conflict(code, f"{downstream} is a member of another flow", execution_id=downstream)
 
     async def set_edge_group_policy(
         self, flow_id: FlowId, downstream_execution_id: ExecutionId, policy: EdgeGroupPolicy
     ) -> str:
-        """How the edges into an execution join, before the first of them is staged: `Set` or `AlreadySet`."""
+        """Set how the edges into an execution join, before the first one is staged: `Set` or `AlreadySet`."""
         flow = self._flow(flow_id)
         checked = check_policy(policy)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
@@ -195,7 +195,7 @@ class Edges(FlowOperations):
     async def list_edges(
         self, flow_id: FlowId, *, outgoing: ExecutionId | None = None, incoming: ExecutionId | None = None
     ) -> list[EdgeSnapshot]:
-        """The edges that leave `outgoing` or lead to `incoming`, by id; empty where there is no such thing."""
+        """Return the edges from `outgoing` or into `incoming`, by id; empty for an unknown execution."""
         flow = self._flow(flow_id)
         if (outgoing is None) == (incoming is None):
             raise InvalidInput("both or neither given", field="outgoing", allowed="one of outgoing and incoming")
@@ -204,12 +204,12 @@ class Edges(FlowOperations):
         return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution(incoming, "incoming")))
 
     async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:
-        """One edge; None when it is not in this flow."""
+        """Return one edge; None if it is not in this flow."""
         found = await self._edges_of(self._flow(flow_id), edge=parse_uuid(edge_id, "edge_id"))
         return found[0] if found else None
 
     async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
-        """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
+        """Return its dependencies' state: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
         target = parse_execution(execution_id)
         row = await self._row(statements.FLOW_ELIGIBILITY, target.partition, target.uuid, repeatable=True)
         return str(row["status"])
@@ -223,7 +223,7 @@ class Edges(FlowOperations):
         downstream_execution_id: ExecutionId,
         outcome: str,
     ) -> str:
-        """Count one edge as if its upstream had ended so: `Satisfied`, `Impossible` or `AlreadyResolved`."""
+        """Resolve one edge as if its upstream had this outcome: `Satisfied`, `Impossible` or `AlreadyResolved`."""
         flow = self._flow(flow_id)
         if outcome not in _OUTCOMES:
             raise InvalidInput(f"got {outcome!r}", field="outcome", allowed=", ".join(_OUTCOMES))
@@ -265,7 +265,7 @@ class Edges(FlowOperations):
         limit: int = 500,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> tuple[EdgePass, EdgePlace | None]:
-        """Look through edge groups for what the cascade should have done, and do it; answers where to go on."""
+        """Scan edge groups for cascades that were missed, and run them; returns the cursor to continue from."""
         row = await self._row(
             statements.RECONCILE_EDGES,
             *((None, None, None) if after is None else _check_place(after)),
@@ -278,6 +278,6 @@ class Edges(FlowOperations):
 
 def _check_place(value: object) -> tuple[int, UUID, UUID]:
     if not isinstance(value, EdgePlace):
-        raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="the place an earlier pass gave")
+        raise InvalidInput(f"got {type(value).__name__}", field="after", allowed="the cursor an earlier pass returned")
     partition = check_int(value.partition, "after.partition", 0, 65_535)
     return partition, parse_uuid(value.flow_id, "after.flow_id"), parse_uuid(value.downstream, "after.downstream")

@@ -1,4 +1,4 @@
-"""The event log, read in an order that never changes behind the reader."""
+"""Reading the event log. Events never appear before a position that was already read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Events(Operations):
         limit: int = 256,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> Page[Event, EventCursor]:
-        """Committed events behind `after`, oldest first; `next_cursor` is where to go on, and is always set.
+        """Return committed events after `after`, oldest first; `next_cursor` continues and is always set.
 
-        An event is shown once no call is under way that may still write an earlier one, so nothing can appear before
-        what was read, and the events of one execution stand in the order of its history.
+        An event is returned once no open transaction can still write an earlier one, so nothing appears before events
+        already read, and the events of one execution come in the order of its history.
         """
         if family is not None and family not in FAMILIES:
             raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
@@ -48,17 +48,17 @@ class Events(Operations):
             repeatable=True,
         )
         items = [rows.event(row) for row in found if row["occurred_at"] is not None]
-        # What a filter passed over need not be looked at again.
+        # Events that the filter skipped need not be read again.
         return Page(items, EventCursor(found[-1]["seq"]) if found else start)
 
     async def list_events(self, execution_id: ExecutionId) -> list[Event]:
-        """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id."""
+        """Return the events of one execution, oldest first, as far back as the log goes; empty for an unknown id."""
         target = parse_execution(execution_id)
         found = await self._fetch(statements.LIST_EVENTS, target.partition, target.uuid, repeatable=True)
         return [rows.event(row) for row in found]
 
     async def count_events(self, after: EventCursor | None = None) -> EventCounts:
-        """How many events of each sort stand behind `after`; without it nothing is counted, only the end is told."""
+        """Count events of each type after `after`. Without `after`, return only the current end of the log."""
         if after is not None:
             if not isinstance(after, EventCursor):
                 raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")

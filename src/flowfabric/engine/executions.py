@@ -50,9 +50,9 @@ class Executions(Operations):
         flow_id: FlowId | None = None,
         connection: asyncpg.Connection[Any] | None = None,
     ) -> Created | Duplicate:
-        """Submit one execution; a known key or id answers `Duplicate` and changes nothing.
+        """Submit one execution; a known key or id returns `Duplicate` and changes nothing.
 
-        With `connection`, an asyncpg connection with a transaction of yours, the execution exists when you commit.
+        With `connection`, an asyncpg connection in your transaction, the execution exists when you commit.
         """
         item = NewExecution(
             execution_kind=execution_kind,
@@ -78,7 +78,7 @@ class Executions(Operations):
     async def create_many(
         self, items: Sequence[NewExecution], *, connection: asyncpg.Connection[Any] | None = None
     ) -> list[Created | Duplicate | FlowFabricError]:
-        """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
+        """Submit up to 1,000 executions; one verdict per item; for a refused item it is the exception."""
         check_batch(items)
         call = CreateCall(items, self._database.flow_partitions)
         found: Sequence[asyncpg.Record] = ()
@@ -98,39 +98,39 @@ class Executions(Operations):
 
     @staticmethod
     def is_plain(item: NewExecution) -> bool:
-        """Whether an item says no more than lane, kind, payload and policy: what `create_alike` takes."""
+        """Whether an item sets only lane, kind, payload and policy, as `create_alike` requires."""
         return create_columns.is_plain(item)
 
     async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
-        """Submit up to 1,000 executions that differ in their payload alone; answers partition and uuid of each.
+        """Submit up to 1,000 executions that differ only in their payload; returns partition and uuid of each.
 
-        For volume: nothing is made or checked per execution, so the item has to be a plain one (see `is_plain`).
+        For volume: nothing is built or checked per execution, so the item must be a plain one (see `is_plain`).
         """
         check_batch(payloads, "payloads")
         if not self.is_plain(item):
-            raise InvalidInput("says more than lane, kind and policy", field="item", allowed="a plain item")
+            raise InvalidInput("sets more than lane, kind and policy", field="item", allowed="a plain item")
         columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
         found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
-            raise StateError("lane_closed", "the lane takes no new executions")
+            raise StateError("lane_closed", "the lane accepts no new executions")
         return list(zip(columns.partitions, columns.ids, strict=True))
 
     async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
-        """The rows, and whether it had to be asked twice."""
+        """Return the rows, and whether the call had to be repeated."""
         try:
             return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args), False
         except TransportError as error:
             if not error.retryable:
                 raise
-            # The answer was lost, the ids are ours: asking again makes nothing twice.
+            # The response was lost. We chose the ids, so repeating the call creates nothing twice.
             columns.ids_given = True
             return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args, repeatable=True), True
 
     async def complete(
         self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
     ) -> Completed:
-        """End as completed. Repeating it with the same handle gives the first answer and changes nothing."""
-        done = Completion(authority, result, result_encoding)  # type: ignore[arg-type]  # an operator ends one at a time
+        """Complete the execution. A repeated call with the same handle returns the first result and changes nothing."""
+        done = Completion(authority, result, result_encoding)  # type: ignore[arg-type]  # an operator: one item only
         answer = (await self._complete([done], operator=is_override(authority)))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
@@ -183,7 +183,7 @@ class Executions(Operations):
             await self._fail(
                 [
                     Failure(
-                        authority=authority,  # type: ignore[arg-type]  # an operator fails one at a time
+                        authority=authority,  # type: ignore[arg-type]  # an operator: one item only
                         reason=reason,
                         failure_class=failure_class,
                         category=category,
@@ -223,7 +223,7 @@ class Executions(Operations):
         return batch.verdicts(answers)
 
     async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
-        """End as cancelled. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
+        """Cancel the execution. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
         text = escape_text(reason, _MAX_FAILURE_BYTES)
         holder = type(authority) is Handle
         if type(authority) is Operator and source is None:

@@ -1,4 +1,4 @@
-"""Cancelling a flow: its header is closed at once, its members are cancelled chunk by chunk."""
+"""Cancelling a flow: its header is closed immediately, its members are cancelled in chunks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from flowfabric.values.ids import ExecutionId, FlowId
 
 GRACE = timedelta(seconds=30)
 _MEMBERS = 500  # executions cancelled in a transaction
-_CEILING = timedelta(seconds=300)  # of a wait without end
-_CHUNKS = 20  # of one flow before the next has its turn
+_CEILING = timedelta(seconds=300)  # with wait=True
+_CHUNKS = 20  # of one flow before the next flow's turn
 _POLL = 0.1
-_ONE_LOOK = 1.0  # what closing the flow may take, however short the wait
-_LISTED = 1000  # members told of a flow that was cancelled before
+_ONE_LOOK = 1.0  # seconds allowed for closing the flow, even with a shorter wait
+_LISTED = 1000  # members returned for a flow that was cancelled before
 
 
 class CancelBacklog(Struct, frozen=True, kw_only=True):
-    """What a cancelled flow still owes its members."""
+    """The members of a cancelled flow that still have to be cancelled."""
 
     requested_at: datetime
     requester: str
@@ -59,8 +59,8 @@ class FlowCancels(FlowOperations):
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
         """Close a flow and cancel its members: all, those that do not run (`cancel_pending`), or none (`flow_only`).
 
-        With `wait` the members are cancelled before the answer comes, for that long at most (True: 300 s); without it
-        any process that runs duties cancels them, at once.
+        With `wait` the call cancels the members before it returns, for that long at most (True: 300 s). Without it the
+        call returns, and any process that runs duties cancels them immediately.
         """
         chosen = check_cancellation(policy)
         if isinstance(wait, timedelta):
@@ -105,7 +105,7 @@ class FlowCancels(FlowOperations):
         return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
 
     async def _cancel_all(self, flow_id: FlowId) -> set[UUID]:
-        """Cancel members chunk by chunk until none is owed it; answers those that failed."""
+        """Cancel members in chunks until all are cancelled; returns those that failed."""
         flow = self._flow(flow_id)
         failed: set[UUID] = set()
         after: UUID | None = None
@@ -117,7 +117,7 @@ class FlowCancels(FlowOperations):
             after = row["last"]
             if after is None or row["busy"]:
                 after = None
-                await asyncio.sleep(_POLL)  # the rest is in somebody's hands
+                await asyncio.sleep(_POLL)  # the rest is locked by other transactions
 
     async def cancel_flow_header(
         self,
@@ -128,9 +128,9 @@ class FlowCancels(FlowOperations):
         grace: timedelta = GRACE,
         requester: str = "",
     ) -> FlowCancelHeader | FlowAlreadyTerminal:
-        """Close a flow and note which members are owed a cancel; none of those is claimed any more.
+        """Close a flow and record which members have to be cancelled; workers no longer claim them.
 
-        The members are not ended here. After `grace` the reconciler does what the caller has not.
+        This call ends no member. After `grace` the reconciler cancels those that the caller has not.
         """
         chosen = check_cancellation(cancellation_policy, "cancellation_policy")
         flow = self._flow(flow_id)
@@ -154,13 +154,13 @@ class FlowCancels(FlowOperations):
         return FlowCancelHeader(cancellation_policy=chosen, member_execution_ids=members, target_count=row["targets"])
 
     async def ack_cancel_member(self, flow_id: FlowId, execution_id: ExecutionId) -> None:
-        """A member owes nothing any more. Silent when it did not."""
+        """Record that a member was cancelled. Does nothing for members that did not have to be."""
         flow = self._flow(flow_id)
         target = parse_execution(execution_id)
         await self._row(statements.ACK_CANCEL_MEMBER, *flow, target.uuid, repeatable=True)
 
     async def read_cancel_backlog(self, flow_id: FlowId) -> CancelBacklog | None:
-        """What a cancelled flow still owes; None when nothing."""
+        """Return the members of a cancelled flow that still have to be cancelled; None if there are none."""
         flow = self._flow(flow_id)
         found = await self._fetch(statements.READ_CANCEL_BACKLOG, *flow, repeatable=True)
         if not found:
@@ -178,7 +178,7 @@ class FlowCancels(FlowOperations):
     async def reconcile_cancellations(
         self, *, limit: int = 50, members: int = _MEMBERS, chunks: int = _CHUNKS
     ) -> Round:
-        """A few chunks for each cancelled flow whose grace is over: cancel members that are still owed it."""
+        """Cancel a few chunks of members for each cancelled flow whose grace has ended."""
         check_int(members, "members", 1, 10_000)
         check_int(chunks, "chunks", 1, 10_000)
         due = await self._fetch(statements.DUE_CANCELLATIONS, check_int(limit, "limit", 1, 10_000))
@@ -202,7 +202,7 @@ class FlowCancels(FlowOperations):
 
 
 def check_cancellation(value: object, field: str = "policy") -> CancellationPolicy:
-    """A cancellation policy; `cancel_flow_only` is another word for `flow_only`."""
+    """A cancellation policy; `cancel_flow_only` is an alias of `flow_only`."""
     try:
         return CancellationPolicy("flow_only" if value == "cancel_flow_only" else str(value))
     except ValueError:
@@ -210,7 +210,7 @@ def check_cancellation(value: object, field: str = "policy") -> CancellationPoli
 
 
 def check_grace(value: object) -> int:
-    """A grace in milliseconds."""
+    """Return a grace period in milliseconds."""
     if isinstance(value, timedelta) and timedelta() <= value and value // timedelta(milliseconds=1) < 2**53:
         return value // timedelta(milliseconds=1)
     raise ValidationFailed("invalid_grace_ms", f"grace: got {value!r}, allowed: a duration from 0 to 2^53 - 1 ms")

@@ -20,7 +20,7 @@ from flowfabric.values.state import State
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a flow with how it ended."""
+    """A member of a flow, and how it ended."""
 
     execution_id: ExecutionId
     name: str
@@ -40,7 +40,7 @@ class FlowReads(FlowOperations):
     """describe_flow, read_flow_graph, list_flow_members, flow_progress, list_flows, find_flows, summaries."""
 
     async def describe_flow(self, flow_id: FlowId) -> FlowSnapshot | None:
-        """The header of a flow with its groups; None for an unknown one."""
+        """Return the header of a flow with its groups; None for an unknown flow."""
         flow = self._flow(flow_id)
         found = await self._fetch(statements.DESCRIBE_FLOW, *flow, repeatable=True)
         if not found:
@@ -48,7 +48,7 @@ class FlowReads(FlowOperations):
         return rows.flow_snapshot(found[0], flow[0])
 
     async def read_flow_graph(self, flow_id: FlowId) -> FlowGraph | None:
-        """A flow with its members and edges, for a picture; None for an unknown one."""
+        """Return a flow with its members and edges, for drawing; None for an unknown flow."""
         flow = self._flow(flow_id)
         snapshot = await self.describe_flow(FlowId(flow[1]))
         if snapshot is None:
@@ -72,7 +72,7 @@ class FlowReads(FlowOperations):
         return FlowGraph(flow=snapshot, nodes=nodes, edges=tuple(await self._edges_of(flow)))
 
     async def list_flow_members(self, flow_id: FlowId, *, results: bool = False) -> list[Member]:
-        """The members of a flow in the order they were made, with their results if asked; empty for an unknown one."""
+        """Return the members of a flow in creation order, with their results if asked; empty for an unknown flow."""
         _, uuid = self._flow(flow_id)
         found = await self._fetch(statements.READ_MEMBERS, uuid, bool(results), repeatable=True)
         return [
@@ -94,7 +94,7 @@ class FlowReads(FlowOperations):
         ]
 
     async def flow_progress(self, flow_id: FlowId) -> tuple[int, int, str]:
-        """How many members a flow has, how many of them have not ended, and the state of its header."""
+        """Return how many members a flow has, how many of them have not ended, and the state of its header."""
         flow = self._flow(flow_id)
         found = await self._fetch(statements.FLOW_PROGRESS, *flow, repeatable=True)
         if not found:
@@ -104,7 +104,7 @@ class FlowReads(FlowOperations):
     async def list_flows(
         self, partition_key: str | PartitionKey, *, cursor: FlowId | None = None, limit: int = 100
     ) -> Page[FlowInfo, FlowId]:
-        """The flows of one partition in the order of their ids."""
+        """Return the flows of one partition in the order of their ids."""
         size = check_limit(limit, 1000)
         partition = parse_partition(partition_key, self._database.flow_partitions)
         after = None if cursor is None else parse_uuid(cursor, "cursor")
@@ -128,7 +128,7 @@ class FlowReads(FlowOperations):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[FlowInfo, str]:
-        """Flows of all partitions, newest first."""
+        """Return flows of all partitions, newest first."""
         size = check_limit(limit, 1000)
         before, before_id = (None, None) if cursor is None else _parse_cursor(cursor)
         chosen = [None if value is None else check_text(value, name)
@@ -148,20 +148,20 @@ class FlowReads(FlowOperations):
         return Page(items, f"{items[-1].created_at.isoformat()}/{items[-1].flow_id}" if more else None)
 
     async def project_flow_summary(self, flow_id: FlowId) -> bool:
-        """Count the members of one flow now; False when it has none, or does not exist."""
+        """Count the members of one flow now; False if it has none or does not exist."""
         partition, uuid = self._flow(flow_id)
         row = await self._row(statements.PROJECT_FLOWS, [partition], [uuid], repeatable=True)
         return bool(row["n"])
 
     async def read_flow_summary(self, flow_id: FlowId) -> FlowSummary | None:
-        """The members of a flow as last counted; None before that."""
+        """Return the counts of a flow's members as last counted; None before that."""
         found = await self._fetch(statements.READ_SUMMARY, *self._flow(flow_id), repeatable=True)
         if not found:
             return None
         return rows.flow_summary(found[0])
 
     async def project_flow_summaries(self, *, limit: int = 10_000) -> tuple[int, bool]:
-        """Count the flows that changed since they were last counted: how many, and whether there are more."""
+        """Count again the flows that changed since; returns how many, and whether there are more."""
         row = await self._row(statements.PROJECT_TOUCHED, check_int(limit, "limit", 1, 1_000_000))
         return row["counted"], row["more"]
 
@@ -171,4 +171,4 @@ def _parse_cursor(value: object) -> tuple[datetime, UUID]:
         at, _, uuid = str(value).rpartition("/")
         return moment(datetime.fromisoformat(at), "cursor"), parse_uuid(uuid, "cursor")
     except (ValueError, InvalidInput):
-        raise InvalidInput("cannot be read", field="cursor", allowed="the cursor an earlier page gave") from None
+        raise InvalidInput("cannot be read", field="cursor", allowed="the cursor an earlier page returned") from None

@@ -1,4 +1,4 @@
-"""Flows: whole graphs in one call, their members, their tags, and how they are forgotten."""
+"""Flows: submit a whole graph in one call, add members, set tags, delete."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Flows(FlowOperations):
     ) -> FlowSubmitted:
         """Store a whole graph in one call: all of it, or nothing.
 
-        A flow id that was used before answers `existed` and changes nothing. With `connection`, an asyncpg connection
-        with a transaction of yours, the flow exists when you commit.
+        A flow id that was used before returns `existed` and changes nothing. With `connection`, an asyncpg connection
+        in your transaction, the flow exists when you commit.
         """
         uuid = mint_uuid() if flow_id is None else parse_uuid(flow_id, "flow_id")
         call = GrowCall(
@@ -50,14 +50,16 @@ class Flows(FlowOperations):
         )
         if call.old:
             raise InvalidInput(
-                f"{call.old[0]} is no node of a new flow", field="nodes", allowed="names of nodes of the same call"
+                f"{call.old[0]} is not a node of this new flow",
+                field="nodes",
+                allowed="names of nodes of the same call",
             )
         return await self._grow(uuid, call, connection)
 
     async def extend_flow(
         self, flow_id: FlowId, nodes: Sequence[NewNode], *, connection: asyncpg.Connection[Any] | None = None
     ) -> FlowSubmitted:
-        """Add nodes to a flow that is open: all of them, or none. They may come after members that exist."""
+        """Add nodes to an open flow: all of them, or none. They may come after existing members."""
         uuid = parse_uuid(flow_id, "flow_id")
         call = GrowCall(uuid, nodes, self._database.flow_partitions, is_new=False)
         return await self._grow(uuid, call, connection)
@@ -72,7 +74,7 @@ class Flows(FlowOperations):
             except TransportError as error:
                 if not error.retryable:
                     raise
-                # The answer was lost, the ids are ours: asking again makes nothing twice.
+                # The response was lost. We chose the ids, so repeating the call creates nothing twice.
                 repeated = True
                 row = await self._row(statements.GROW_FLOW, *call.args, repeatable=True)
         code, place = row["code"], row["place"]
@@ -85,9 +87,9 @@ class Flows(FlowOperations):
         if closed := self._closed(code, self._flow(flow_id)):
             raise closed
         if code == "execution_not_in_flow":
-            raise StateError(code, f"{call.old[place - 1]} is no member of flow {flow_id}")
+            raise StateError(code, f"{call.old[place - 1]} is not a member of flow {flow_id}")
         if code == "lane_closed":
-            raise StateError(code, f"the lane of node {call.name(place)!r} takes no new executions")
+            raise StateError(code, f"the lane of node {call.name(place)!r} accepts no new executions")
         if code == "dependency_already_exists":
             edge_id = call.edges[place - 1]
             raise Conflict(code, f"edge {edge_id} is in the graph", existing=edge_id)
@@ -96,7 +98,7 @@ class Flows(FlowOperations):
     async def _standing(
         self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None
     ) -> dict[str, ExecutionId]:
-        """The nodes that an earlier call made. An extension is known by the ids of its nodes."""
+        """Return the nodes that an earlier call created. The ids of its nodes identify an extension."""
         if not call.is_new:
             return call.nodes
         members = statements.READ_NODES
@@ -109,7 +111,7 @@ class Flows(FlowOperations):
     async def create_flow(
         self, flow_id: FlowId | None = None, *, flow_kind: str = "", namespace: str = ""
     ) -> FlowCreated | FlowExists:
-        """An empty flow. A known id answers `FlowExists`, and nothing is overwritten."""
+        """Create an empty flow. A known id returns `FlowExists` and changes nothing."""
         partition, uuid = self._flow(mint_uuid() if flow_id is None else flow_id)
         row = await self._row(
             statements.CREATE_FLOW,
@@ -121,7 +123,7 @@ class Flows(FlowOperations):
         return FlowCreated(FlowId(uuid)) if row["made"] else FlowExists(FlowId(uuid))
 
     async def add_execution_to_flow(self, flow_id: FlowId, execution_id: ExecutionId) -> Added | AlreadyMember:
-        """Make an execution a member, for good. Create it with `flow_id`, so that it lies in the flow's partition."""
+        """Make an execution a member permanently. Create it with `flow_id`, so that it is in the flow's partition."""
         flow = self._flow(flow_id)
         target = self._member(flow, execution_id)
         row = await self._add(flow, [target], ["execution_id"])
@@ -130,7 +132,7 @@ class Flows(FlowOperations):
         return Added(target, row["members"])
 
     async def add_executions_to_flow(self, flow_id: FlowId, execution_ids: Sequence[ExecutionId]) -> int:
-        """Make up to 1,000 executions members, all or none; answers how many members the flow has now."""
+        """Make up to 1,000 executions members, all or none; returns how many members the flow has now."""
         flow = self._flow(flow_id)
         if isinstance(execution_ids, str | bytes) or not isinstance(execution_ids, Sequence):
             raise InvalidInput(f"got {type(execution_ids).__name__}", field="execution_ids", allowed="a list")
@@ -168,7 +170,7 @@ class Flows(FlowOperations):
         await self.set_flow_tags(flow_id, {key: check_text(value, "value", None)})
 
     async def set_flow_tags(self, flow_id: FlowId, tags: dict[str, str]) -> int:
-        """Set several tags, all or none; answers how many."""
+        """Set several tags, all or none; returns how many."""
         if not isinstance(tags, dict) or not tags:
             raise InvalidInput("no tags", field="tags", allowed="at least one")
         for key, value in tags.items():
@@ -185,14 +187,14 @@ class Flows(FlowOperations):
         return len(tags)
 
     async def get_flow_tag(self, flow_id: FlowId, key: str) -> str | None:
-        """The value of one tag; None for an unknown flow or an absent tag."""
+        """Return the value of one tag; None for an unknown flow or an absent tag."""
         check_tag_key(key)
         found = await self._fetch(statements.READ_FLOW_TAGS, *self._flow(flow_id), repeatable=True)
         tags = rows.decode_json(found[0]["tags"]) if found else None
         return None if tags is None else tags.get(key)
 
     async def delete_flow(self, flow_id: FlowId) -> None:
-        """Forget a flow whose members have all ended, with its members and everything they own, now."""
+        """Delete a flow whose members have all ended, with its members and everything they own, now."""
         flow = self._flow(flow_id)
         row = await self._row(statements.DELETE_FLOW, *flow)
         match row["code"]:
@@ -201,8 +203,8 @@ class Flows(FlowOperations):
             case "flow_not_found":
                 raise NotFound("flow", flow[1])
             case "busy":
-                raise RetriesExhausted(f"flow {flow[1]} is in somebody's hands")
+                raise RetriesExhausted(f"flow {flow[1]} is locked by another transaction")
             case _:
                 raise StateError(
-                    "flow_not_terminal", f"flow {flow[1]} has members that have not ended, or ends to pass on"
+                    "flow_not_terminal", f"flow {flow[1]} has members that have not ended, or cascades still to run"
                 )

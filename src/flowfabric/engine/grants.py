@@ -45,7 +45,7 @@ class Grants(Operations):
         route_snapshot_json: str | None = None,
         admission_summary: str | None = None,
     ) -> ClaimGrant:
-        """Reserve an execution for one worker. For schedulers: neither budget nor quota is asked."""
+        """Reserve an execution for one worker. For schedulers: budgets and quotas are not checked."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.ISSUE_CLAIM_GRANT,
@@ -66,7 +66,7 @@ class Grants(Operations):
         )
 
     async def verify_grant(self, execution_id: ExecutionId, grant_key: str) -> str:
-        """`ok`, or what is wrong: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
+        """Return `ok`, or the problem: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.VERIFY_GRANT,
@@ -93,7 +93,7 @@ class Grants(Operations):
         attempt_timeout: timedelta | None = None,
         execution_deadline_at: datetime | None = None,
     ) -> Claimed:
-        """Consume a claim grant: a new attempt under the ids given. `expected_attempt_index` is advisory."""
+        """Consume a claim grant: starts a new attempt with the ids given. `expected_attempt_index` is advisory."""
         check_int(expected_attempt_index, "expected_attempt_index", 0, 2**32 - 1)
         return await self._claim_granted(
             "fresh", execution_id, lane_id, worker_id, worker_instance_id, lease_id, attempt_id, lease_ttl, grant_key,
@@ -128,7 +128,7 @@ class Grants(Operations):
         worker_instance_id: str,
         lease_ttl: timedelta = timedelta(seconds=30),
     ) -> Claimed | None:
-        """The same with a lease id of the engine's; None when there is nothing to resume any more."""
+        """The same with a lease id that the engine mints; None if there is nothing left to resume."""
         if not isinstance(grant, ClaimGrant):
             raise InvalidInput(f"got {type(grant).__name__}", field="grant", allowed="a ClaimGrant or ResumeGrant")
         try:
@@ -148,7 +148,7 @@ class Grants(Operations):
         lane_id: str | None = None,
         lease_duration: timedelta = timedelta(seconds=30),
     ) -> Claimed:
-        """An operator takes one execution, whatever it requires. Fails without leaving a grant."""
+        """Claim one execution as an operator, ignoring its requirements. A failure leaves no grant."""
         return await self._claim_granted(
             "operator",
             execution_id,
@@ -305,7 +305,7 @@ def _claim_columns(
     grant_key: str | None,
     attempt_policy: Any,
 ) -> tuple[Any, ...]:
-    """What every way to consume a grant sends."""
+    """Return the columns that every call that consumes a grant sends."""
     return (
         target.partition,
         target.uuid,

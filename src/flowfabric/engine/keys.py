@@ -28,21 +28,22 @@ class Keys(Operations):
     """seed_waitpoint_hmac_secret, rotate_waitpoint_hmac_secret_all, list_waitpoint_hmac_kids."""
 
     async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
-        """Install a first key; never replaces one. Migrating seeds one already: this is for who wants his own."""
+        """Install the first key; never replaces one. Migrating already installs one."""
         name, secret = _kid(kid, "kid"), _secret(secret_hex)
         row = await self._row(statements.SEED_SECRET, name, secret, repeatable=True)
         if row["code"] == "other_kid":
             raise InvalidInput(
-                f"{row['detail'] or 'another key'} signs already; use rotate_waitpoint_hmac_secret_all", field="kid"
+                f"{row['detail'] or 'another key'} is already installed; use rotate_waitpoint_hmac_secret_all",
+                field="kid",
             )
         return Seeded(name) if row["code"] == "seeded" else AlreadySeeded(name, row["detail"] == "true")
 
     async def rotate_waitpoint_hmac_secret_all(
         self, new_kid: str, new_secret_hex: str, grace: timedelta = GRACE
     ) -> list[Rotation]:
-        """Sign with another key from now on. Tokens of the one before verify for `grace` more.
+        """Sign with a new key from now on. Tokens signed with the old key stay valid for `grace`.
 
-        The keystore is one for all partitions, so the list has one entry; a conflict stands inside it.
+        There is one keystore for all partitions, so the list has one entry; a conflict is inside it.
         """
         name, secret, ms = _kid(new_kid, "new_kid"), _secret(new_secret_hex), _grace(grace)
         row = await self._row(statements.ROTATE_SECRET, name, secret, ms, repeatable=True)
@@ -55,7 +56,7 @@ class Keys(Operations):
                 return [Rotation(0, Conflict("rotation_conflict", f"kid {name} was used before"))]
 
     async def list_waitpoint_hmac_kids(self) -> WaitpointKids:
-        """Which key signs, and which others still verify, by when they stop."""
+        """Return the key that signs, and the others that still verify, by when they stop."""
         found = await self._fetch(statements.LIST_KIDS, repeatable=True)
         return WaitpointKids(
             next((row["kid"] for row in found if row["state"] == "current"), None),

@@ -1,4 +1,4 @@
-"""Lanes: named queues and what they do with work."""
+"""Lanes: named queues, which can be paused, drained or disabled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lanes(Operations):
     """list_lanes, set_lane_state, lane_stats."""
 
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> Page[Lane, str]:
-        """All lanes by name."""
+        """Return all lanes by name."""
         size = check_limit(limit, 1000)
         after = None if cursor is None else check_lane(cursor, "cursor")
         if size == 0:
@@ -32,7 +32,7 @@ class Lanes(Operations):
         return Page(items, items[-1].lane_id if len(found) > size else None)
 
     async def set_lane_state(self, lane_id: str, state: LaneState | str) -> LaneState:
-        """Pause, drain, disable or open a lane; answers the state before. An unknown lane is registered."""
+        """Pause, drain, disable or open a lane; returns the previous state. An unknown lane is registered."""
         name = check_lane(lane_id)
         try:
             wanted = LaneState(state)
@@ -42,7 +42,7 @@ class Lanes(Operations):
         return LaneState(row["before"])
 
     async def lane_stats(self, lane_ids: Collection[str] | None = None) -> list[LaneStats]:
-        """What waits, since when, and what runs, per lane."""
+        """Return per lane how many executions wait, for how long, and how many run."""
         names = (
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")]
         )

@@ -1,4 +1,4 @@
-"""Leases: what their holder does with them short of ending the execution, and how they are taken away."""
+"""Leases: the holder's calls that do not end the execution, and how a lease is revoked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Leases(Operations):
     """renew, progress, delay, wait_children, release, revoke_lease, list_expired_leases."""
 
     async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
-        """Keep the lease for its time to live from now, or for `lease_ttl`."""
+        """Extend the lease by its time to live from now, or by `lease_ttl`."""
         answer = (await self.renew_many([authority], lease_ttl=lease_ttl))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
@@ -38,7 +38,7 @@ class Leases(Operations):
     async def renew_many(
         self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
     ) -> list[Renewed | FlowFabricError]:
-        """Keep up to 1,000 leases in one call; one verdict per lease."""
+        """Extend up to 1,000 leases in one call; one verdict per lease."""
         check_batch(authorities, "authorities")
         ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
 
@@ -65,7 +65,7 @@ class Leases(Operations):
     async def progress(
         self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
     ) -> None:
-        """Note how far the work is; what is not given stays as it was."""
+        """Record how far the work is; a field that is not given keeps its value."""
         if percent is not None:
             check_int(percent, "percent", 0, 100)
         if message is not None:
@@ -93,12 +93,12 @@ class Leases(Operations):
         return Delayed(_target(authority))
 
     async def wait_children(self, authority: Authority) -> Moved:
-        """Give the lease back until dependencies are satisfied; at once claimable when none is open."""
+        """Give the lease back until dependencies are satisfied; claimable immediately if none is open."""
         row = await self._pause("wait_children", authority)
         return Moved(_target(authority), State(row["state"]))
 
     async def release(self, authority: Authority) -> Released:
-        """Give the lease back so that another worker continues the same attempt at once."""
+        """Give the lease back so that another worker continues the same attempt immediately."""
         row = await self._pause("release", authority)
         return Released(_target(authority), State(row["state"]))
 
@@ -110,7 +110,7 @@ class Leases(Operations):
         expected_lease_id: UUID | None = None,
         worker_instance_id: str | None = None,
     ) -> Revoked | AlreadySatisfied:
-        """Take the lease away. Not an end: the execution is reclaimed by a worker, or cancelled."""
+        """Revoke the lease. This does not end the execution: a worker reclaims it, or it is cancelled."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.REVOKE_LEASE,
@@ -134,7 +134,7 @@ class Leases(Operations):
         limit: int = 1000,
         namespace: str | None = None,
     ) -> Page[ExpiredLease, tuple[datetime, ExecutionId]]:
-        """Active executions whose lease had lapsed at `as_of` (default: now), whether marked yet or not."""
+        """Return active executions whose lease had expired at `as_of` (default: now), whether marked or not."""
         until = None if as_of is None else moment(as_of, "as_of")
         size = check_limit(limit, 10_000)
         place = None
@@ -161,7 +161,7 @@ class Leases(Operations):
 
     @contextlib.contextmanager
     def lost_wakeups(self, worker_instance_id: str) -> Iterator[asyncio.Event | None]:
-        """An event that is set when somebody took leases of a worker away; None without notifications."""
+        """Return an event that is set when leases of a worker were revoked; None without notifications."""
         if self._listener is None:
             yield None
             return

@@ -1,4 +1,4 @@
-"""Reads and lists. They see committed state and block nobody."""
+"""Reads and lists. They see committed state and block no other call."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FIND_BUDGET = 20_000
 
 
 class Place(Struct, frozen=True):
-    """Where a list stopped. Stays valid when the execution it names is gone."""
+    """The cursor of a list. It stays valid if the execution it names is deleted."""
 
     at: datetime
     id: UUID
     partition: int = 0
 
     def encode(self) -> str:
-        """As text, for a URL or a command line."""
+        """Return the cursor as text, for a URL or a command line."""
         return msgspec.json.encode([self.at, self.id, self.partition]).hex()
 
     @classmethod
@@ -49,7 +49,7 @@ class Reads(Operations):
     """read and list executions, their results and attempts."""
 
     async def read_execution(self, execution_id: ExecutionId) -> Execution | None:
-        """Everything stored about an execution but payload and result."""
+        """Return everything stored about an execution except payload and result."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else rows.execution(found)
 
@@ -58,17 +58,17 @@ class Reads(Operations):
         return found[0] if found else None
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
-        """What lists show of an execution; None for an unknown id."""
+        """Return an execution as lists show it; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else rows.info(found)
 
     async def get_execution_result(self, execution_id: ExecutionId) -> bytes | None:
-        """The result's bytes; None unless the execution completed with one."""
+        """Return the result's bytes; None unless the execution completed with one."""
         result = await self.read_result(execution_id)
         return None if result is None else result.payload
 
     async def read_result(self, execution_id: ExecutionId) -> Result | None:
-        """The result with its encoding."""
+        """Return the result with its encoding."""
         target = parse_execution(execution_id)
         found = await self._fetch(
             statements.READ_RESULT,
@@ -79,7 +79,7 @@ class Reads(Operations):
         return Result(found[0]["result"], found[0]["result_encoding"]) if found else None
 
     async def read_execution_context(self, execution_id: ExecutionId) -> ExecutionContext:
-        """The input and what belongs to it; an unknown id is `InvalidInput`."""
+        """Return the input with its kind and tags; an unknown id raises `InvalidInput`."""
         target = parse_execution(execution_id)
         found = await self._fetch(
             statements.READ_PAYLOAD,
@@ -92,7 +92,7 @@ class Reads(Operations):
         return rows.context(found[0])
 
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
-        """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
+        """Return every attempt, oldest first; empty for an unknown execution or before the first claim."""
         target = parse_execution(execution_id)
         found = await self._fetch(statements.LIST_ATTEMPTS, target.partition, target.uuid, repeatable=True)
         return [rows.attempt(row) for row in found]
@@ -100,7 +100,7 @@ class Reads(Operations):
     async def list_executions(
         self, partition_key: str | PartitionKey, *, cursor: ExecutionId | None = None, limit: int = 50
     ) -> Page[ExecutionInfo, ExecutionId]:
-        """The executions of one partition by id, up to 1,000 a page."""
+        """Return the executions of one partition by id, up to 1,000 per page."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
         after = None
         if cursor is not None:
@@ -134,10 +134,10 @@ class Reads(Operations):
         cursor: Place | None = None,
         limit: int = 50,
     ) -> Page[ExecutionInfo, Place]:
-        """Executions of all partitions, newest first, that match every filter given.
+        """Return executions of all partitions that match every filter given, newest first.
 
-        A call looks at a bounded number of rows: with filters that hardly anything matches a page may hold fewer items
-        than `limit`, or none, and still name a `next_cursor` to go on from.
+        A call reads a bounded number of rows: with filters that match few executions, a page may have fewer items than
+        `limit`, or none, and still a `next_cursor` to continue from.
         """
         size = check_limit(limit, 1000)
         args = (

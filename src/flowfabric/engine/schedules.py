@@ -1,4 +1,4 @@
-"""Recurring work: stored, listed, paused, and fired by exactly one of many processes."""
+"""Schedules: store, list and pause them; exactly one of many processes fires each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Schedules(Operations):
         payload_encoding: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Literal["created", "changed", "unchanged"]:
-        """Store a schedule under its name. One whose timing is the same keeps its next time, and its pause."""
+        """Store a schedule under its name. If its timing is unchanged, it keeps its next time and stays paused."""
         if not isinstance(catch_up, str) or catch_up not in CATCH_UP:
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed=", ".join(CATCH_UP))
         row = await self._row(
@@ -57,7 +57,7 @@ class Schedules(Operations):
         return did
 
     async def list_schedules(self, *, cursor: str | None = None, limit: int = 100) -> Page[Schedule, str]:
-        """All schedules by name."""
+        """Return all schedules by name."""
         size = check_limit(limit, 1000)
         if size == 0:
             return Page(())
@@ -71,12 +71,12 @@ class Schedules(Operations):
         return Page(items, items[-1].name if len(found) > size else None)
 
     async def read_schedule(self, name: str) -> Schedule | None:
-        """One schedule; None when there is none of that name."""
+        """Return one schedule; None for an unknown name."""
         found = await self._fetch(statements.READ_SCHEDULE, _name(name), repeatable=True)
         return rows.schedule(found[0]) if found else None
 
     async def schedule_as_due(self, name: str) -> DueSchedule | None:
-        """A schedule as if it were due now, whatever its times and its pause; None when there is none of that name."""
+        """Return a schedule as if it were due now, even if it is paused; None for an unknown name."""
         found = await self._fetch(
             statements.SCHEDULE_AS_DUE,
             _name(name),
@@ -85,11 +85,11 @@ class Schedules(Operations):
         return rows.due_schedule({**found[0], "next_at": found[0]["now"]}) if found else None
 
     async def pause_schedule(self, name: str) -> None:
-        """Let it fire no more until it is resumed."""
+        """Stop firing a schedule until it is resumed."""
         await self._existing(statements.PAUSE_SCHEDULE, name)
 
     async def resume_schedule(self, name: str, *, next_at: datetime | None = None) -> None:
-        """Let it fire again: from `next_at` on, or from where it was paused, catching up as it is set to."""
+        """Fire a schedule again: from `next_at` on, or from where it was paused, catching up as its `catch_up` says."""
         await self._existing(
             statements.RESUME_SCHEDULE,
             name,
@@ -97,7 +97,7 @@ class Schedules(Operations):
         )
 
     async def delete_schedule(self, name: str) -> None:
-        """Forget it. What it has created stays."""
+        """Delete a schedule. Its executions stay."""
         await self._existing(statements.DELETE_SCHEDULE, name)
 
     async def _existing(self, sql: str, name: str, *args: Any) -> None:
@@ -106,12 +106,12 @@ class Schedules(Operations):
             raise NotFound("schedule", name)
 
     async def due_schedules(self, *, limit: int = 100) -> list[DueSchedule]:
-        """What should have fired by now, the oldest first."""
+        """Return the schedules that are due, oldest first."""
         found = await self._fetch(statements.DUE_SCHEDULES, check_limit(limit, 1000))
         return [rows.due_schedule(row) for row in found]
 
     async def until_next_schedule(self) -> float | None:
-        """Seconds until the next schedule fires; None when none will."""
+        """Return the seconds until the next schedule fires; None if none will."""
         row = await self._row(statements.NEXT_SCHEDULE, repeatable=True)
         seconds: float | None = row["seconds"]
         return seconds
@@ -125,10 +125,10 @@ class Schedules(Operations):
         fired_at: datetime | None,
         items: Sequence[NewExecution],
     ) -> list[ExecutionId] | None:
-        """Move a schedule on from `due_at` and create what is due, in one transaction; None when another was quicker.
+        """Advance a schedule from `due_at` and create its executions, in one transaction; None if another process did.
 
-        The latest of `items` becomes the schedule's last execution. No items: only move on. What a closed lane does not
-        take is not created, and the schedule moves on all the same.
+        The latest of `items` becomes the schedule's last execution. Without items it only advances. Executions that a
+        closed lane refuses are not created, and the schedule advances anyway.
         """
         check_batch(items)
         expected = moment(due_at, "due_at")
@@ -160,7 +160,7 @@ def _name(value: str, field: str = "name") -> str:
 
 
 def _json(value: object, field: str) -> str:
-    """A mapping as JSON that the database can hold."""
+    """Return a mapping as JSON that the database can hold."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="a mapping of JSON values")
     try:

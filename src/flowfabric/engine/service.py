@@ -1,4 +1,4 @@
-"""The engine as a service: connect, prepare, tell the time, shut down."""
+"""The engine as a service: connect, prepare, read the clock, shut down."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Service(Operations):
     ) -> Self:
         """Connect to a deployment.
 
-        Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which is then
-        started and migrated by itself. A database of yours is never migrated here: the error says what to run.
+        Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which this
+        call then starts and migrates. It never migrates your own database: the error says what to run.
         `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
         """
         check_int(min_size, "min_size", 0, 10_000)
@@ -121,7 +121,7 @@ class Service(Operations):
         return engine
 
     async def close(self) -> None:
-        """Stop the duties and give everything back; the embedded server stops when its last user has left."""
+        """Stop the duties and close the connections; the embedded server stops with its last user."""
         try:
             for background in list(self._background):
                 await background.stop()
@@ -152,40 +152,40 @@ class Service(Operations):
 
     @property
     def listener(self) -> Listener | None:
-        """Who hears notifications for this engine."""
+        """The listener for notifications of this engine."""
         return self._listener
 
     @property
     def dsn(self) -> str:
-        """The DSN the engine was connected with, password included: for connections of your own."""
+        """The DSN the engine was connected with, password included: for your own connections."""
         return self._dsn
 
     @property
     def flow_partitions(self) -> int:
-        """How many partitions this deployment has; fixed when it was set up."""
+        """How many partitions this deployment has; fixed at its setup."""
         return self._database.flow_partitions
 
     def attach(self, background: Any) -> None:
-        """Remember a runner of duties, for `shutdown_prepare`."""
+        """Register a runner of duties, for `shutdown_prepare`."""
         self._background.append(background)
 
     def detach(self, background: Any) -> None:
-        """Forget it again."""
+        """Unregister it."""
         with contextlib.suppress(ValueError):
             self._background.remove(background)
 
     async def prepare(self) -> Prepared:
-        """Boot preparation, safe every time: registers the configured lanes."""
+        """Register the configured lanes. Safe to call repeatedly."""
         lanes = [check_lane(lane, "FLOWFABRIC_LANES") for lane in settings.load().lanes]
         row = await self._row(statements.REGISTER_LANES, lanes, repeatable=True)
         return Prepared(f"registered {row['made']} lanes" if row["made"] else None)
 
     async def ping(self) -> None:
-        """One round trip; `TransportError` when the database does not answer."""
+        """Make one round trip; raises `TransportError` if the database does not answer."""
         await self._row(statements.PING)
 
     async def server_time_ms(self) -> int:
-        """The only clock, in milliseconds since the epoch."""
+        """Return the database's clock, the only one that counts, in milliseconds since the epoch."""
         row = await self._row(statements.SERVER_TIME_MS, repeatable=True)
         if row["ms"] < 0:
             raise TransportError("protocol", "the server's clock is before 1970")
@@ -198,7 +198,7 @@ class Service(Operations):
 
     @staticmethod
     def capabilities() -> dict[str, Any]:
-        """What exists today; no I/O."""
+        """Return which features this version has, without I/O."""
         supports = dict.fromkeys(_PRESENT, True) | dict.fromkeys(_LATER, False)
         major, minor, patch = VERSION
         return {
@@ -211,7 +211,7 @@ class Service(Operations):
         }
 
     async def shutdown_prepare(self, grace: timedelta = timedelta(seconds=15)) -> None:
-        """Stop the duties of this engine: let each finish its round, for `grace` at most, then `TimedOut`."""
+        """Stop the duties of this engine: each may finish its round; after `grace` it raises `TimedOut`."""
         check_duration(grace, "grace", least_ms=0)
         begun = time.monotonic()
         drained = await asyncio.gather(*(background.stop(grace) for background in list(self._background)))
@@ -228,7 +228,7 @@ async def _start_embedded(data_dir: Path | None) -> Any:
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # The thread goes on; what it starts belongs to nobody.
+        # The thread continues; nothing uses the server it starts.
         starting.add_done_callback(lambda done: None if done.exception() else done.result().release())
         raise
 
@@ -244,7 +244,7 @@ async def _open(dsn: str) -> asyncpg.Connection[Any]:
 
 
 async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> Migration:
-    """Bring the schema of a database up to date; safe to run from many processes at once."""
+    """Bring the schema of a database up to date; safe to run from many processes at the same time."""
     connection = await _open(dsn)
     try:
         check_server(connection, describe(dsn))
@@ -256,7 +256,7 @@ async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> M
 
 
 async def schema_version(dsn: str) -> int:
-    """The version of the schema in a database; 0 when there is none."""
+    """Return the version of the schema in a database; 0 without a schema."""
     connection = await _open(dsn)
     try:
         return await current_version(connection)

@@ -16,7 +16,7 @@ _MEMBERS = 500  # executions cancelled in a transaction
 
 
 class SiblingPass(Struct, frozen=True, kw_only=True):
-    """One chunk of sibling cancels: what became of the entry, and how the siblings were found."""
+    """One chunk of sibling cancels: the action taken, and the states of the siblings."""
 
     action: str
     reason: str | None = None
@@ -29,7 +29,7 @@ class SiblingPass(Struct, frozen=True, kw_only=True):
 
 
 class QueuedSiblings(Struct, frozen=True, kw_only=True):
-    """A group that owes its siblings a cancel."""
+    """A group whose siblings have to be cancelled."""
 
     flow_id: FlowId
     downstream_execution_id: ExecutionId
@@ -47,7 +47,7 @@ class Siblings(FlowOperations):
         *,
         limit: int = _MEMBERS,
     ) -> SiblingPass:
-        """Cancel one chunk of the upstreams that a decided join no longer needs: of one group, or the first in line.
+        """Cancel one chunk of upstreams that a decided join no longer needs: of one group, or the first in the queue.
 
         `action` is `none`, `orphan`, `not_owed`, `busy`, `more` or `drained`.
         """
@@ -68,21 +68,21 @@ class Siblings(FlowOperations):
         )
 
     async def drain_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
-        """Forget what a group owes its siblings: `drained`, `already_drained` or `drained_sans_group`."""
+        """Drop the sibling cancels of a group: `drained`, `already_drained` or `drained_sans_group`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
         row = await self._row(statements.DRAIN_SIBLINGS, *flow, target.uuid)
         return str(row["action"])
 
     async def reconcile_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
-        """Put right what a dispatcher left behind: `sremmed_stale`, `completed_drain` or `no_op`."""
+        """Repair an entry that a dispatcher left behind: `sremmed_stale`, `completed_drain` or `no_op`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
         row = await self._row(statements.RECONCILE_SIBLINGS, *flow, target.uuid)
         return str(row["action"])
 
     async def list_sibling_cancels(self, *, limit: int = 50) -> list[QueuedSiblings]:
-        """The groups that owe their siblings a cancel, oldest first."""
+        """Return the groups whose siblings have to be cancelled, oldest first."""
         found = await self._fetch(statements.QUEUED_SIBLINGS, check_int(limit, "limit", 1, 10_000), repeatable=True)
         return [
             QueuedSiblings(

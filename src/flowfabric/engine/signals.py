@@ -60,9 +60,9 @@ class Signals(Operations):
         max_signals_per_execution: int | None = None,
         signal_maxlen: int = _MAXLEN,
     ) -> Accepted | DuplicateSignal:
-        """Deliver a signal to a waitpoint. `ValidationFailed` of kind `invalid_token` when the token is not its own.
+        """Deliver a signal to a waitpoint. Raises `ValidationFailed` of kind `invalid_token` for a wrong token.
 
-        Repeat it with the same `signal_id` or `idempotency_key` as often as needed: it is taken once.
+        It can be repeated with the same `signal_id` or `idempotency_key`: the signal is accepted once.
         """
         target, token = parse_execution(execution_id), check_token(waitpoint_token)
         signal = _NewSignal(
@@ -127,7 +127,7 @@ class Signals(Operations):
             *signal.identity(),
             None if signal.created_at is None else moment(signal.created_at, "created_at"),
             *signal.limits(),
-            repeatable=True,  # its id is the same however often it is sent
+            repeatable=True,  # every repetition has the same id
         )
         match row["code"]:
             case "not_found" if lane is None:  # purged since its token was verified
@@ -157,10 +157,10 @@ class Signals(Operations):
         max_signals_per_execution: int | None = None,
         signal_maxlen: int = _MAXLEN,
     ) -> Accepted | DuplicateSignal:
-        """Deliver a signal to the open waitpoint with this key, without a token: for a client that you trust.
+        """Deliver a signal to the open waitpoint with this key, without a token, for trusted callers.
 
-        Without a key the execution must have one only: `InvalidInput` lists them otherwise. `NotFound` when none with
-        this key is open, unless `idempotency_key` tells that the signal was accepted before.
+        Without a key the execution must have exactly one: otherwise `InvalidInput` lists them. Raises `NotFound` if
+        none with this key is open, unless `idempotency_key` shows that the signal was accepted before.
         """
         target = parse_execution(execution_id)
         key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
@@ -192,16 +192,16 @@ class Signals(Operations):
         match row["code"]:
             case "several_open":
                 raise InvalidInput(
-                    f"it waits at {len(row['keys'])} waitpoints", field="key", allowed=", ".join(row["keys"])
+                    f"the execution waits at {len(row['keys'])} waitpoints", field="key", allowed=", ".join(row["keys"])
                 )
             case "waitpoint_not_found":
                 open_keys = ", ".join(row["keys"])
-                raise NotFound("waitpoint", key, detail=f"open: {open_keys}" if open_keys else "none is open")
+                raise NotFound("waitpoint", key, detail=f"open: {open_keys}" if open_keys else "no waitpoint is open")
             case _:
                 return _delivered(row, target)
 
     async def observe_signals(self, authority: Handle | Fence) -> list[ReceivedSignal]:
-        """The signals that ended the newest suspension of the handle's attempt, in the order they were accepted."""
+        """Return the signals that ended the newest suspension of the handle's attempt, in order of acceptance."""
         if not isinstance(authority, Handle | Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
         target = parse_execution(authority.execution_id)
@@ -219,7 +219,7 @@ class Signals(Operations):
     async def read_signals(
         self, execution_id: ExecutionId, *, after: int = 0, limit: int = 100
     ) -> Page[RecordedSignal, int]:
-        """All signals that an execution accepted, with what each did, in order."""
+        """Return all signals that an execution accepted, with the effect of each, in order."""
         target = parse_execution(execution_id)
         size = check_limit(limit, 1000)
         if size == 0:
@@ -237,7 +237,7 @@ class Signals(Operations):
 
 
 class _NewSignal(Struct, frozen=True, kw_only=True):
-    """A signal on its way to the database."""
+    """A checked signal to send to the database."""
 
     name: str
     source_type: str
@@ -256,7 +256,7 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
     maxlen: int = _MAXLEN
 
     def checked(self) -> Self:
-        """This signal, if its name, source and scope are not reserved."""
+        """Return this signal if its name, source and scope are not reserved."""
         if check_filled(self.name, "signal_name").startswith("__"):
             raise InvalidInput("reserved_signal_name", field="signal_name", allowed="not beginning with __")
         if check_filled(self.source_type, "source_type") == "system":
@@ -266,7 +266,7 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
         return self
 
     def identity(self) -> tuple[Any, ...]:
-        """What it is and who sends it, as columns."""
+        """Return its name, source, payload and keys as columns."""
         return (
             mint_uuid() if self.signal_id is None else parse_uuid(self.signal_id, "signal_id"),
             self.name,
@@ -281,7 +281,7 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
         )
 
     def limits(self) -> tuple[Any, ...]:
-        """How long it is remembered, when the execution resumes, and how many signals may stand, as columns."""
+        """Return its deduplication window, the resume delay and the limit of stored signals as columns."""
         return (
             check_duration(self.dedup_ttl, "dedup_ttl", least_ms=0),
             None if self.resume_delay is None else check_duration(self.resume_delay, "resume_delay", least_ms=0),
@@ -299,7 +299,7 @@ def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | Duplicate
         case "invalid_token" | "payload_too_large" | "signal_limit_exceeded" as kind:
             raise ValidationFailed(kind, row["detail"] or "", execution_id=target)
         case "invalid_input":
-            raise InvalidInput(row["detail"], execution_id=target)  # its beginning is contract: lane_mismatch
+            raise InvalidInput(row["detail"], execution_id=target)  # callers rely on its beginning: lane_mismatch
         case "not_found":
             raise NotFound("execution", target)
         case code:

@@ -1,4 +1,4 @@
-"""Durable steps: what a handler has done is remembered, its children included."""
+"""Durable steps: store the steps and children of a handler."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Steps(Operations):
     async def record_steps(
         self, items: Sequence[tuple[Handle | Fence, NewStep]]
     ) -> list[datetime | FlowFabricError | None]:
-        """Remember up to 1,000 steps of any executions in one call.
+        """Store up to 1,000 steps of any executions in one call.
 
-        One verdict per item: the time of a `now`, the end of a `sleep`, None for a step, or why it was refused. What is
-        recorded as done stays as it was; a failure is replaced by what comes after it.
+        One verdict per item: the time of a `now`, the end of a `sleep`, None for a step, or why it was refused. A step
+        recorded as done never changes; a failed one is replaced by the next record.
         """
         check_batch(items)
         batch = Batch(items, _step_columns)
@@ -48,7 +48,7 @@ class Steps(Operations):
         answers: list[datetime | FlowFabricError | None] = [
             raised(row, fences.execution_id(place))
             if row["code"] != "ok"
-            else None  # one row for all: none of them asked for a time
+            else None  # one row for all items: none asked for a time
             if row["ordinal"] == rows.FOR_ALL
             else row["at"]
             for place, row in enumerate(rows.by_place(found, len(fences.ids)))
@@ -56,7 +56,7 @@ class Steps(Operations):
         return batch.verdicts(answers)
 
     async def read_steps(self, execution_ids: Sequence[ExecutionId], *, all_generations: bool = False) -> list[Step]:
-        """What is remembered of up to 1,000 executions, in the order it was recorded."""
+        """Return the steps of up to 1,000 executions, in the order they were recorded."""
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(
@@ -71,18 +71,17 @@ class Steps(Operations):
     async def submit_child(
         self, authority: Handle | Fence, name: str, n: int, item: NewExecution
     ) -> Created | Duplicate:
-        """Create an execution and remember it as a step of the one that is held, in one transaction.
+        """Create an execution and store it as a step of its parent, in one transaction.
 
-        A known idempotency key gives the execution that stands, and that is remembered; a name and number that are
-        remembered already give what they stand for. When the lease does not hold, or the item cannot be created,
-        nothing is stored.
+        With a known idempotency key it returns and stores the existing execution; a name and number that are already
+        stored return their execution. If the lease is lost, or the item cannot be created, nothing is stored.
         """
         call = CreateCall([item], self._database.flow_partitions)
         fences = Fences([authority])
         step = (_step_name(name), check_int(n, "n", 0, 2**31 - 1))
         if call.refused:
             raise call.refused[0]
-        # What is remembered already is not made again, so a call whose answer was lost can be repeated.
+        # A stored child is not created again, so a call whose response was lost can be repeated.
         found = await self._fetch(statements.SUBMIT_CHILD, *call.args, *fences.first, *step, repeatable=True)
         if not found:
             return await self._submitted(fences, *step)
@@ -92,14 +91,14 @@ class Steps(Operations):
         return answer
 
     async def _submitted(self, fences: Fences, name: str, n: int) -> Duplicate:
-        """What is remembered under a name; raises what a holder's call is told when the lease does not hold."""
+        """Return the child stored under a name; raises the holder's error if the lease is lost."""
         row = await self._row(statements.PROGRESS, *fences.first, None, None, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         for step in await self.read_steps([fences.execution_id(0)]):
             if (step.kind, step.name, step.n) == ("submit", name, n) and step.child_id is not None:
                 return Duplicate(step.child_id)
-        raise Corruption(f"no child is remembered as {name!r} ({n})", execution_id=fences.execution_id(0))
+        raise Corruption(f"no child is stored as {name!r} ({n})", execution_id=fences.execution_id(0))
 
 
 _KINDS = frozenset(get_args(StepKind))
@@ -125,7 +124,7 @@ def _step_columns(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fenc
         if not isinstance(step.kind, str) or step.kind not in _KINDS or step.kind == "wait":
             raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS - {"wait"})))
         if (step.kind == "sleep") != (step.pause is not None):
-            raise InvalidInput(f"of a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
+            raise InvalidInput(f"given for a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
         if step.seconds is not None and (isinstance(step.seconds, bool) or not isinstance(step.seconds, float | int)):
             raise InvalidInput(f"got {type(step.seconds).__name__}", field="seconds", allowed="a number or None")
     return Fences([authority for authority, _ in items]), (
@@ -141,7 +140,7 @@ def _step_columns(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fenc
 
 
 def _error(value: object) -> str:
-    """The JSON object that says how a step failed, as the database can hold it."""
+    """Return the JSON object that describes the failure of a step, as the database can hold it."""
     text = check_text(value, "error", _MAX_ERROR)
     try:
         found = msgspec.json.decode(text)

@@ -55,7 +55,7 @@ _TRIGGERS = frozenset(get_args(TriggerType))
 
 
 class HowToSuspend(TypedDict, total=False):
-    """What a suspension may be given: the arguments of `suspend`."""
+    """The keyword arguments of `suspend`."""
 
     waitpoints: Required[Sequence[Fresh | UsePending]]
     resume_condition: Required[Condition | dict[str, Any] | str]
@@ -87,10 +87,10 @@ class Suspensions(Operations):
         continuation_metadata_pointer: str | None = None,
         idempotency_key: str | None = None,
     ) -> Suspended | AlreadySatisfied:
-        """Give the lease back until signals satisfy the condition, an operator resumes it, or its time is over.
+        """Give the lease back until signals satisfy the condition, an operator resumes it, or it times out.
 
-        When signals that arrived on a pending waitpoint satisfy it already, the lease is kept and `observe_signals`
-        gives them. A repeated call with the same `idempotency_key` and lease gets the first answer.
+        If signals that arrived on a pending waitpoint already satisfy it, the lease is kept and `observe_signals`
+        returns them. A repeated call with the same `idempotency_key` and lease returns the first result.
         """
         if not isinstance(authority, Handle):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle")
@@ -111,7 +111,7 @@ class Suspensions(Operations):
         return await self._suspend(authority, False, args)
 
     async def suspend_by_triple(self, authority: Fence, **how: Unpack[HowToSuspend]) -> Suspended | AlreadySatisfied:
-        """The same for who has the fence but no handle; takes what `suspend` takes."""
+        """The same with a fence instead of a handle; takes the arguments of `suspend`."""
         if not isinstance(authority, Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Fence")
         return await self._suspend(authority, True, _suspend_args(**how))
@@ -126,7 +126,7 @@ class Suspensions(Operations):
         timeout_at: datetime | None = None,
         timeout_behavior: TimeoutBehavior = "fail",
     ) -> Suspended | AlreadySatisfied:
-        """`suspend` on any number of pending waitpoints at once, as tasks do: their tokens are handed out by then."""
+        """`suspend` on any number of pending waitpoints, as tasks do: their tokens were handed out before."""
         bindings = [parse_uuid(one, "waitpoints") for one in check_list(waitpoints, "waitpoints")]
         if not bindings:
             raise InvalidInput("waitpoints_empty", field="waitpoints", allowed="at least one")
@@ -182,7 +182,7 @@ class Suspensions(Operations):
         trigger_type: TriggerType = "signal",
         resume_delay: timedelta = timedelta(0),
     ) -> Resumed:
-        """Resume a suspended execution whatever its condition says; an operator's override."""
+        """Resume a suspended execution regardless of its condition, as an operator."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.RESUME_EXECUTION,
@@ -196,7 +196,7 @@ class Suspensions(Operations):
         return Resumed(target, State(row["state"]))
 
     async def expire_suspension(self, execution_id: ExecutionId) -> ExpiredSuspension | AlreadySatisfied:
-        """End one suspension if its time is over; what the duty does for all."""
+        """End one suspension if its timeout expired; the duty does this for all."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.EXPIRE_SUSPENSION,
@@ -209,7 +209,7 @@ class Suspensions(Operations):
         return AlreadySatisfied(row["code"])
 
     async def read_suspension(self, execution_id: ExecutionId) -> Suspension | None:
-        """The newest suspension of an execution, open or closed; None when it has none."""
+        """Return the newest suspension of an execution, open or closed; None if it has none."""
         target = parse_execution(execution_id)
         found = await self._fetch(statements.READ_SUSPENSION, target.partition, target.uuid, repeatable=True)
         if not found:
@@ -219,7 +219,7 @@ class Suspensions(Operations):
     async def list_suspended(
         self, partition_key: str | PartitionKey, *, cursor: str | None = None, limit: int = 100
     ) -> Page[SuspendedExecution, str]:
-        """The suspended executions of a partition, by when they were suspended."""
+        """Return the suspended executions of a partition, by when they were suspended."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
         at, uuid = parse_time_cursor(cursor)
         size = check_limit(limit, 1000)
@@ -244,7 +244,7 @@ def _suspend_args(
     continuation_metadata_pointer: str | None = None,
     idempotency_key: str | None = None,
 ) -> tuple[Any, ...]:
-    """The arguments of a suspend, checked in the order of the contract; the detail begins with the code it gives."""
+    """Check the arguments of a suspend in the order of the contract; the detail of an error begins with its code."""
     bindings = waitpoints
     if isinstance(bindings, str | bytes) or not isinstance(bindings, Sequence):
         raise InvalidInput(f"got {type(bindings).__name__}", field="waitpoints", allowed="a list of bindings")
@@ -285,7 +285,7 @@ def _suspend_args(
 
 
 def _check_binding(condition: Condition, keys: list[str]) -> None:
-    """Every key of the condition is bound, every binding is named: but for one alone under Operator- or TimeoutOnly."""
+    """Require a binding for every key of the condition, and no others: except one under Operator- or TimeoutOnly."""
     named = named_keys(condition)
     if len(keys) == 1 and type(condition).__name__ == "Single" and named != keys:
         raise InvalidInput("waitpoint_key_mismatch", allowed=f"the condition's key {named[0]!r}")

@@ -1,4 +1,4 @@
-"""Timers: what happens when a time has come, for a single execution or in one round over what is due."""
+"""Timers: actions that are due, for a single execution or in one round over all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flowfabric.values.wait import AlreadySatisfied
 
 
 class TimerKind(StrEnum):
-    """Whose time may come."""
+    """The kinds of timers."""
 
     LEASE = "lease"
     ATTEMPT = "attempt"
@@ -39,7 +39,7 @@ class MarkedExpired(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """One round of a duty: how many were handled or failed, and whether more are due behind them."""
+    """One round of a duty: how many were handled or failed, and whether more are due."""
 
     handled: int
     failed: int = 0
@@ -57,7 +57,7 @@ class Timers(Operations):
         return row["code"], row["state"], row["lease_lost"]
 
     async def mark_lease_expired_if_due(self, execution_id: ExecutionId) -> MarkedExpired | AlreadySatisfied:
-        """Mark a lapsed lease so that others may reclaim it."""
+        """Mark an expired lease so that another worker may reclaim the execution."""
         code, state, lost = await self._one(TimerKind.LEASE, execution_id)
         match code:
             case "done":
@@ -72,7 +72,7 @@ class Timers(Operations):
                 return AlreadySatisfied(f"already_{lost}")
 
     async def promote_delayed(self, execution_id: ExecutionId) -> str:
-        """`promoted`, or why not: not_yet_due, not_delayed, not_runnable, not_found."""
+        """Return `promoted`, or why not: not_yet_due, not_delayed, not_runnable, not_found."""
         code, state, _ = await self._one(TimerKind.DELAY, execution_id)
         match code:
             case "done":
@@ -88,7 +88,7 @@ class Timers(Operations):
                 return code
 
     async def expire_execution(self, execution_id: ExecutionId, phase: str) -> str:
-        """`expired`, `retry_scheduled`, `not_yet_due`, `already_terminal` or `not_found`.
+        """Return `expired`, `retry_scheduled`, `not_yet_due`, `already_terminal` or `not_found`.
 
         `phase` is `attempt_timeout` or `execution_deadline`.
         """
@@ -113,9 +113,9 @@ class Timers(Operations):
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
         backoff: timedelta = timedelta(seconds=30),
     ) -> Round:
-        """One round of one duty over the timers that are due, oldest first.
+        """Run one round of one duty over the timers that are due, oldest first.
 
-        Timers are taken until they point at `limit` executions, at least one. Those due at `after` or before are left.
+        Takes timers until they cover `limit` executions, at least one. Skips timers due at `after` or before.
         """
         try:
             wanted = TimerKind(kind)
@@ -144,22 +144,22 @@ class Timers(Operations):
         limit: int = 100,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> int:
-        """Forget ended executions whose retention is over, with everything they own; answers how many."""
+        """Delete ended executions whose retention has ended, with everything they own; returns how many."""
         return (await self.run_timers(TimerKind.RETENTION, limit=limit, filter=filter)).handled
 
     async def sweep(self, *, limit: int = 1000) -> int:
-        """Remove idempotency records, grants and event segments whose time is over."""
+        """Remove idempotency records, grants and event segments that have expired."""
         row = await self._row(statements.SWEEP, check_int(limit, "limit", 1, 10_000))
         return int(row["n"])
 
     async def next_due(self) -> datetime | None:
-        """When the duties have something to do next."""
+        """Return when the next timer is due."""
         row = await self._row(statements.NEXT_DUE, [kind.value for kind in TimerKind], repeatable=True)
         at: datetime | None = row["at"]
         return at
 
     async def sleep_until_due(self, at_most: timedelta) -> float:
-        """Seconds until the next timer, at most `at_most`; tells others to wake this process for an earlier one."""
+        """Return the seconds until the next timer, at most `at_most`; an earlier timer then wakes this process."""
         row = await self._row(
             statements.SLEEP_UNTIL_DUE,
             [kind.value for kind in TimerKind],
@@ -170,7 +170,7 @@ class Timers(Operations):
 
     @contextlib.contextmanager
     def timer_wakeups(self) -> Iterator[asyncio.Event | None]:
-        """An event that is set when an earlier timer was set elsewhere; None without notifications."""
+        """Return an event that is set when another process sets an earlier timer; None without notifications."""
         if self._listener is None:
             yield None
             return

@@ -20,17 +20,17 @@ class Vector(Reads):
     """describe_execution, read_exec_core_fields, and reads of one field each."""
 
     async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
-        """State, latest attempt, lease and tags in one answer; None for an unknown id."""
+        """Return state, latest attempt, lease and tags in one call; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else rows.snapshot(found)
 
     async def read_execution_state(self, execution_id: ExecutionId) -> State | None:
-        """Where it stands, in one word; None for an unknown id."""
+        """Return its state in one word; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else State(found["state"])
 
     async def read_current_attempt_index(self, execution_id: ExecutionId) -> int:
-        """The index of the latest attempt; 0 before the first claim."""
+        """Return the index of the latest attempt; 0 before the first claim."""
         target = parse_execution(execution_id)
         found = await self._read(target)
         if found is None:
@@ -38,7 +38,7 @@ class Vector(Reads):
         return int(found["attempt_index"] or 0)
 
     async def read_total_attempt_count(self, execution_id: ExecutionId) -> int:
-        """Attempts ever made; also the index of the next one."""
+        """Return how many attempts were made; also the index of the next one."""
         target = parse_execution(execution_id)
         found = await self._read(target)
         if found is None:
@@ -48,7 +48,7 @@ class Vector(Reads):
     async def read_exec_core_fields(
         self, partition_key: str | PartitionKey, execution_id: ExecutionId, names: Collection[str]
     ) -> dict[str, str | None]:
-        """The named fields as text; an unknown name, or a missing execution, gives None."""
+        """Return the named fields as text; None for an unknown name or a missing execution."""
         target = parse_execution(execution_id)
         if parse_partition(partition_key, 65_536) != target.partition:
             raise InvalidInput(
@@ -66,17 +66,17 @@ class Vector(Reads):
         return {name: fields.get(name) for name in wanted}
 
     async def resolve_execution_flow_id(self, execution_id: ExecutionId) -> FlowId | None:
-        """The flow it belongs to; None for an unknown id or one without a flow."""
+        """Return the flow it belongs to; None for an unknown id or one without a flow."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else found["flow_id"]
 
     async def get_execution_namespace(self, execution_id: ExecutionId) -> str | None:
-        """Its namespace, which may be empty; None for an unknown id."""
+        """Return its namespace, which may be empty; None for an unknown id."""
         found = await self._read(parse_execution(execution_id))
         return None if found is None else str(found["namespace"])
 
     async def get_execution_tag(self, execution_id: ExecutionId, key: str) -> str | None:
-        """The value of one tag; None for an unknown id or an absent tag."""
+        """Return the value of one tag; None for an unknown id or an absent tag."""
         check_tag_key(key)
         found = await self._read(parse_execution(execution_id))
         tags = None if found is None else rows.decode_json(found["tags"])

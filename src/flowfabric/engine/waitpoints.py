@@ -1,4 +1,4 @@
-"""Waitpoints: where signals arrive. A signal needs the token that the engine signed, or a caller it trusts."""
+"""Waitpoints: where signals arrive. A signal needs the token that the engine signed, or a trusted caller."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Waitpoints(Operations):
         *,
         outlives_attempt: bool = False,
     ) -> NewWaitpoint:
-        """A waitpoint and its token, to be handed out before the execution suspends. The lease is kept.
+        """Create a waitpoint and its token, to hand out before the execution suspends. The lease is kept.
 
-        It expires unless `suspend` uses it in time. With `outlives_attempt` it is not closed when the attempt is
-        replaced by a retry or a reclaim, but goes over to the next one.
+        It expires unless `suspend` uses it in time. With `outlives_attempt` it stays open when a retry or a reclaim
+        replaces the attempt, and moves to the next one.
         """
         fences = Fences([authority])
         key = check_text(waitpoint_key, "waitpoint_key")
@@ -55,7 +55,7 @@ class Waitpoints(Operations):
     async def close_waitpoint(
         self, authority: Handle | Fence, waitpoint_id: UUID, reason: str = "proactive_close"
     ) -> Closed:
-        """Close a pending waitpoint that will not be used. One that is closed already stays so."""
+        """Close a pending waitpoint that will not be used. A closed one stays closed."""
         fences = Fences([authority])
         target = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
@@ -66,7 +66,7 @@ class Waitpoints(Operations):
         return Closed(target)
 
     async def expire_waitpoint(self, execution_id: ExecutionId, waitpoint_id: UUID) -> Closed | AlreadySatisfied:
-        """Expire one pending waitpoint if its time is over; what the duty does for all."""
+        """Expire one pending waitpoint if it is due; the duty does this for all."""
         target = parse_execution(execution_id)
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
@@ -81,7 +81,7 @@ class Waitpoints(Operations):
     async def list_pending_waitpoints(
         self, execution_id: ExecutionId, *, after: UUID | None = None, limit: int = 100
     ) -> Page[PendingWaitpoint, UUID]:
-        """The waitpoints of an execution that can be signalled, by id. Tokens are not shown."""
+        """Return the waitpoints of an execution that accept signals, by id, without tokens."""
         target = parse_execution(execution_id)
         size = min(max(check_int(limit, "limit", -(2**31), 2**31 - 1), 1), 1000)
         found = await self._fetch(
@@ -100,7 +100,7 @@ class Waitpoints(Operations):
     async def read_waitpoint_token(
         self, partition_key: str | PartitionKey, waitpoint_id: UUID
     ) -> WaitpointToken | None:
-        """The token of a waitpoint that can still be signalled. For operators' tools: it is the right to signal."""
+        """Return the token of a waitpoint that accepts signals. For operators' tools: it allows anybody to signal."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
         row = await self._row(
             statements.READ_WAITPOINT_TOKEN,
@@ -113,7 +113,7 @@ class Waitpoints(Operations):
     async def probe_waitpoint(
         self, execution_id: ExecutionId, waitpoint_id: UUID, waitpoint_token: WaitpointToken | str
     ) -> str:
-        """`ok`, `mismatch`, or `unknown` for a waitpoint that cannot be signalled. An early answer for bridges."""
+        """Return `ok`, `mismatch`, or `unknown` for a waitpoint that accepts no signals. An early check for bridges."""
         target = parse_execution(execution_id)
         row = await self._row(
             statements.PROBE_WAITPOINT,

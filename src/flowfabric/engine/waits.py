@@ -1,4 +1,4 @@
-"""Waits of handlers: opened and settled under a name, parked until something happens, and listed for people."""
+"""Waits of handlers: open and settle them under a name, park, and list them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Waits(Operations):
     async def open_wait(
         self, authority: Handle | Fence, name: str, n: int, keys: Sequence[str], within: timedelta | None
     ) -> OpenWait:
-        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already."""
+        """Create and store the waitpoints of a task's wait under a name, or return those stored before."""
         fences = Fences([authority])
         bound = [check_filled(key, "keys") for key in check_list(keys, "keys")]
         if not bound:
@@ -72,7 +72,7 @@ class Waits(Operations):
         deadline: datetime | None = None,
         give_up: bool = False,
     ) -> WaitResult:
-        """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
+        """Return the state of a task's wait; once it ends, the result is stored. `give_up` ends an open one."""
         fences = Fences([authority])
         row = await self._row(
             statements.SETTLE_WAIT,
@@ -135,7 +135,7 @@ class Waits(Operations):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Wait, str]:
-        """The waitpoints that can be signalled, over all partitions, the longest waiting first."""
+        """Return the waitpoints that accept signals, of all partitions, the longest waiting first."""
         at, uuid = parse_time_cursor(cursor)
         size = check_limit(limit, 1000)
         if size == 0:

@@ -1,4 +1,4 @@
-"""Watches: how executions end, and a notification when they do."""
+"""Watches: notifications when executions end, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Watches(Operations):
     async def watch(self, execution_ids: Sequence[ExecutionId], within: timedelta) -> None:
         """Ask for a notification (`ended_wakeups`) when one of up to 1,000 executions ends within a time.
 
-        A hint, not a promise: look at them once more after this call, and now and then.
+        Notifications may be lost: poll once more after this call, and from time to time.
         """
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
@@ -34,7 +34,7 @@ class Watches(Operations):
         )
 
     async def unwatch(self, execution_ids: Sequence[ExecutionId]) -> None:
-        """Take back what `watch` asked for."""
+        """Stop watching these executions."""
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         await self._fetch(
@@ -47,7 +47,7 @@ class Watches(Operations):
 
     @contextlib.contextmanager
     def ended_wakeups(self) -> Iterator[asyncio.Event | None]:
-        """An event that is set when something this process watches ended; None without notifications."""
+        """Return an event that is set when a watched execution of this process ends; None without notifications."""
         if self._listener is None:
             yield None
             return
@@ -55,7 +55,7 @@ class Watches(Operations):
             yield told
 
     async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:
-        """How up to 1,000 executions ended; those that have not are absent, and one that is not stored has no state."""
+        """Return how up to 1,000 executions ended; unfinished ones are absent, unknown ones have no state."""
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution(one) for one in execution_ids]
         found = await self._fetch(

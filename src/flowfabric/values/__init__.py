@@ -1,1 +1,1 @@
-"""Frozen values and pure functions, one noun per file. They know nobody: no database, no event loop."""
+"""Frozen values and pure functions, one noun per file. They use no database and no event loop."""

@@ -26,7 +26,7 @@ class AttemptType(StrEnum):
 
 
 class Passed(Struct, frozen=True, gc=False):
-    """How an upstream stands, and its result, as given to the execution that comes after it."""
+    """The state and the result of an upstream, as the execution after it receives them."""
 
     state: State
     result: bytes | None
@@ -34,7 +34,7 @@ class Passed(Struct, frozen=True, gc=False):
 
 
 class Claimed(Struct, frozen=True, kw_only=True, gc=False):
-    """A lease, and what is needed to do the work."""
+    """A lease, and everything the worker needs to run the execution."""
 
     handle: Handle
     lease_expires_at: datetime
@@ -110,7 +110,7 @@ class Cancelled(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One attempt, as history keeps it."""
+    """One attempt, as stored in the history."""
 
     attempt_index: int
     attempt_id: AttemptId

@@ -19,7 +19,7 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 class Callback(Struct, frozen=True):
-    """Where a callback goes, and the right to signal there."""
+    """The waitpoint a callback signals, and the token that allows it."""
 
     execution_id: ExecutionId
     waitpoint_id: UUID
@@ -27,7 +27,7 @@ class Callback(Struct, frozen=True):
 
 
 def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: WaitpointToken | str) -> str:
-    """Execution, waitpoint and token as one text that is safe in a link. It is the right to signal: treat it as one."""
+    """Return execution, waitpoint and token as one string that is safe in a link. Anybody who has it can signal."""
     raw = token.reveal() if isinstance(token, WaitpointToken) else token
     kid, _, digest = raw.partition(":")
     data = struct.pack(">H", execution_id.partition) + execution_id.uuid.bytes + waitpoint_id.bytes
@@ -38,8 +38,8 @@ def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: Waitpoin
 
 
 def parse_callback(text: object) -> Callback:
-    """A callback from its text; `InvalidInput` when it is none. The token is verified when a signal is delivered."""
-    wrong = InvalidInput("not a callback", field="callback", allowed="what callback_text gives")
+    """Read a callback from its string, or raise `InvalidInput`. The token is verified when a signal is delivered."""
+    wrong = InvalidInput("not a callback", field="callback", allowed="a string made by callback_text")
     if not isinstance(text, str) or not 90 <= len(text) <= 200 or not text.isascii():
         raise wrong
     try:

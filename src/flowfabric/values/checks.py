@@ -1,7 +1,7 @@
 """The rules for every name and number a caller may give.
 
-A check returns the value in its normal form or raises `InvalidInput` naming the field. What the values mean, and
-whether they exist, belongs to others.
+A check returns the value in its normal form or raises `InvalidInput` naming the field. The checks do not know what the
+values mean or whether they exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAG_KEY: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
 
 
 def quoted(value: object) -> str:
-    """The offending value as an error may quote it: escaped, and not arbitrarily long."""
+    """Return the offending value for an error message: escaped and cut to a fixed length."""
     text = ascii(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -49,9 +49,9 @@ def check_text(value: object, field: str, max_bytes: int | None = TEXT_MAX_BYTES
 
 
 def escape_text(value: object, max_bytes: int | None = None) -> str:
-    """Any value as text the database can hold; for failure text, which must never be refused.
+    """Turn any value into text the database can hold. For failure text, which must never be refused.
 
-    NUL and lone surrogates become visible escapes; what is over `max_bytes` is cut at a character.
+    NUL and lone surrogates become visible escapes; text longer than `max_bytes` is cut between characters.
     """
     try:
         text = str(value)
@@ -62,7 +62,7 @@ def escape_text(value: object, max_bytes: int | None = None) -> str:
 
 
 def check_key(value: object, field: str = "idempotency_key") -> str | None:
-    """An idempotency key of at most 512 bytes; empty text is the same as none."""
+    """An idempotency key of at most 512 bytes; an empty string counts as no key."""
     if value is None:
         return None
     return check_text(value, field, KEY_MAX_BYTES) or None
@@ -116,7 +116,7 @@ def check_tag_key(value: object, field: str = "key") -> str:
 
 
 def check_tags(value: Mapping[str, str] | None, field: str = "tags") -> dict[str, str]:
-    """The tags of a new execution, as given: any text to any text. The key rule does not apply here."""
+    """Check the tags of a new execution: any text to any text. The rule for tag keys does not apply here."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -128,12 +128,12 @@ def check_tags(value: Mapping[str, str] | None, field: str = "tags") -> dict[str
 
 
 def required_capabilities(value: object) -> tuple[str, ...]:
-    """What an execution requires, sorted and without duplicates; absent means nothing is required."""
+    """Return the capabilities an execution requires, sorted and without duplicates; None means none."""
     return _capabilities(value, "required")
 
 
 def worker_capabilities(value: object) -> tuple[str, ...]:
-    """What a worker offers, sorted and without duplicates."""
+    """Return the capabilities a worker offers, sorted and without duplicates."""
     return _capabilities(value, "worker")
 
 

@@ -1,7 +1,7 @@
-"""What a suspended execution waits for: conditions on signals, their JSON, and the rules for their shape.
+"""Conditions on signals that a suspended execution waits for, their JSON, and the rules for their shape.
 
-A condition is one signal (`on`), several things at once (`all_of`), or so many of something (`any_of`, `from_sources`,
-`count_signals`). They are evaluated in the database, whenever a signal arrives.
+A condition is one signal (`on`), several conditions together (`all_of`), or a number of signals (`any_of`,
+`from_sources`, `count_signals`). The database evaluates them whenever a signal arrives.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class Single(Struct, frozen=True):
 
 
 class OperatorOnly(Struct, frozen=True):
-    """No signal satisfies it; an operator resumes the execution, or its time is over."""
+    """No signal satisfies it; it ends when an operator resumes the execution or the timeout expires."""
 
 
 class TimeoutOnly(Struct, frozen=True):
-    """No signal satisfies it; it ends when its time is over."""
+    """No signal satisfies it; it ends when the timeout expires."""
 
 
 class AllMet(Struct, frozen=True):
-    """Every member holds. One signal may serve several."""
+    """Every member holds. One signal may satisfy several members."""
 
     members: tuple[Condition, ...]
 
 
 class Count(Struct, frozen=True):
-    """At least `n` distinct waitpoints, signals or sources, of signals on these waitpoints that pass the matcher."""
+    """At least `n` distinct waitpoints, signals or sources, counted over matching signals on these waitpoints."""
 
     n: int
     count_kind: CountKind
@@ -85,7 +85,7 @@ def on(key: str, name: str | None = None) -> Single:
 
 
 def all_of(*conditions: Condition | str) -> AllMet:
-    """All of these; a text stands for one signal on that key."""
+    """All of these; a string means one signal on that key."""
     return AllMet(tuple(_condition(one) for one in conditions))
 
 
@@ -100,7 +100,7 @@ def from_sources(n: int, *keys: str, name: str | None = None) -> Count:
 
 
 def count_signals(n: int, *keys: str, name: str | None = None) -> Count:
-    """At least `n` signals on these keys, whoever sent them."""
+    """At least `n` signals on these keys, from any sender."""
     return _count(n, CountKind.DISTINCT_SIGNALS, keys, name)
 
 
@@ -148,7 +148,7 @@ def _matcher_to_json(matcher: Matcher) -> Any:
 
 
 def condition_from_json(value: Any) -> Condition:
-    """A condition from its JSON; `InvalidInput` names what is not known, or nested too deep."""
+    """Read a condition from its JSON; `InvalidInput` names the unknown or too deeply nested part."""
     return _from_json(value, "<root>", 1)
 
 
@@ -175,7 +175,7 @@ def _from_json(value: Any, path: str, depth: int) -> Condition:
                     f"unknown count_kind {kind!r}", field="resume_condition", allowed=", ".join(CountKind)
                 )
             if not all(isinstance(key, str) for key in keys):
-                raise InvalidInput("a waitpoint key is no text", field="resume_condition")
+                raise InvalidInput("a waitpoint key is not a string", field="resume_condition")
             matcher = rest.get("matcher")
             return Count(n, CountKind(kind), tuple(keys), None if matcher is None else _matcher_from_json(matcher))
     raise InvalidInput(
@@ -202,7 +202,7 @@ def _below(path: str, number: int) -> str:
 
 
 def named_keys(condition: Condition) -> list[str]:
-    """The keys that a condition names, depth first, each once."""
+    """Return the keys that a condition names, depth first, each once."""
     return list(dict.fromkeys(_keys(condition)))
 
 
@@ -220,7 +220,7 @@ def _keys(condition: Condition) -> Iterator[str]:
 
 
 def check_condition(value: object, *, has_deadline: bool, field: str = "resume_condition") -> Condition:
-    """A condition whose shape is right; `InvalidInput` says the code and where in the tree."""
+    """Return the condition if its shape is valid; `InvalidInput` has the code and the path in the tree."""
     if isinstance(value, str | dict) and not isinstance(value, _TYPES):
         value = condition_from_json(value)
     if not isinstance(value, _TYPES):

@@ -1,10 +1,10 @@
 """When a cron expression fires in its time zone.
 
-Its times are read on the local clock of the zone. Where that clock is moved, one of two rules holds (decision 16):
+It follows the local clock of the zone. Where that clock is moved, one of two rules applies (decision 16):
 
 * An expression that names hours (`30 2 * * *`, `0 */2 * * *`, `*/15 2 * * *`) fires at the first moment when the local
   clock shows the time *or a later one*. In the hour that does not exist, 02:30 fires when the clock jumps, at 03:00;
-  several times in that hour are one firing. In the hour that exists twice, 02:30 fires the first time only. Nothing is
+  several times in that hour fire once. In the hour that exists twice, 02:30 fires the first time only. Nothing is
   skipped, nothing is doubled.
 * An expression for every hour (`0 * * * *`, `*/15 * * * *`) fires whenever the local clock shows a matching time: in
   both passes of the hour that exists twice, and with no gap longer or shorter than on other days.
@@ -46,7 +46,7 @@ _FIELDS: Final = (
 )
 _FORMS: Final = "also *, a-b, a,b and steps such as */5"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Any day will do, but always the same one: whether an expression is taken must not depend on when it is given.
+# An arbitrary but fixed day: whether an expression is accepted must not depend on today's date.
 _PROBE: Final = datetime(2000, 1, 1)
 _SECOND: Final = timedelta(seconds=1)
 _HALF_DAY: Final = timedelta(hours=12)
@@ -55,8 +55,8 @@ _HALF_DAY: Final = timedelta(hours=12)
 class Cron(Struct, frozen=True):
     """Fires when the clock of `timezone` shows a time that matches `expression`.
 
-    Five fields (minute, hour, day of month, month, day of week) or a nickname such as `@daily`. Where both days are
-    restricted, either is enough, unless one of them begins with `*`, as in other crons.
+    Five fields (minute, hour, day of month, month, day of week) or a nickname such as `@daily`. If both day
+    fields are restricted, matching either one is enough, unless one of them begins with `*`, as in other crons.
     """
 
     expression: str
@@ -97,8 +97,7 @@ def _when_shown(fields: str, zone: tzinfo, moment: datetime) -> datetime:
         change = _first_change(zone, moment, fires_at)
         if change is None:
             return fires_at
-        # The clock is moved before then, so the same question is asked of the clock after the change, whose first
-        # second counts too.
+        # The clock is moved before then, so search again from the change on, including its first second.
         moment, shown = change, _local(change, zone)
         earlier, after = after, shown - _SECOND
         if not earlier <= after < match:
@@ -122,12 +121,12 @@ def _when_reached(fields: str, zone: tzinfo, moment: datetime) -> datetime:
 def _next_match(fields: str, after: datetime) -> datetime:
     try:
         return next(CronSim(fields, after))
-    except StopIteration:  # every expression that was taken matches within decades, so the calendar ends here
+    except StopIteration:  # accepted expressions match within decades, so this is the end of the calendar
         raise OverflowError("no match") from None
 
 
 def _local(moment: datetime, zone: tzinfo) -> datetime:
-    """What the clock of the zone shows, bare: in the hour that exists twice, twice the same."""
+    """Return the naive local time of the zone; the hour that exists twice gives the same times twice."""
     return moment.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
@@ -144,7 +143,7 @@ def _first_change(zone: tzinfo, after: datetime, until: datetime) -> datetime | 
 
 @lru_cache(maxsize=1024)
 def _changes(zone: tzinfo, year: int) -> tuple[datetime, ...]:
-    """Every moment of a UTC year at which the zone's clock is moved. `zoneinfo` knows them but does not tell."""
+    """Every moment of a UTC year at which the zone's clock is moved. `zoneinfo` does not expose them."""
     found = []
     before = datetime(year, 1, 1, tzinfo=UTC) - _SECOND
     end = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -172,7 +171,7 @@ def _is_for_every_hour(fields: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _checked(expression: str) -> str:
-    """The expression with single spaces, once it is known to be one that fires."""
+    """Return the expression with single spaces, or raise if it is invalid or never fires."""
     text = " ".join(expression.split())
     if len(text) > MAX_EXPRESSION:
         raise InvalidInput(f"{len(text)} characters", field="cron", allowed=f"at most {MAX_EXPRESSION}")
@@ -207,7 +206,7 @@ def _zone(name: object) -> tzinfo:
         return UTC  # needs no zone data
     if not isinstance(name, str):
         raise InvalidInput(f"not text: {shown_text(name)}", field="timezone", allowed=_ZONES)
-    # "localtime" is whatever the machine is set to, and machines differ.
+    # "localtime" depends on the machine.
     if name not in ("", "localtime", "posixrules", "Factory") and not name.startswith(("posix/", "right/")):
         try:
             return ZoneInfo(name)
@@ -229,7 +228,7 @@ def _hint(name: str) -> str:
 
 
 def in_utc(moment: object, field: str) -> datetime:
-    """The moment in UTC. Before 1970 zones kept local mean time to the second; nothing recurring begins there."""
+    """The moment in UTC. Times before 1970 are refused: zones then had offsets with seconds."""
     if not isinstance(moment, datetime):
         raise InvalidInput(f"not a datetime: {shown_text(moment)}", field=field, allowed="an aware datetime")
     if moment.utcoffset() is None:

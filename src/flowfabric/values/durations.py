@@ -1,4 +1,4 @@
-"""Spans of time in all the forms a caller may give: a timedelta, seconds, text like "1h 30m"."""
+"""Spans of time in every form a caller may give: a timedelta, seconds, a string like "1h 30m"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from flowfabric.errors import InvalidInput
 
 Duration: TypeAlias = timedelta | int | float | str
-"""A span of time; a plain number is seconds, a text is like "90s", "1h 30m" or "2 days"."""
+"""A span of time; a number means seconds, a string is like "90s", "1h 30m" or "2 days"."""
 
 _UNITS: Final[Mapping[str, float]] = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
@@ -23,7 +23,7 @@ _UNITS: Final[Mapping[str, float]] = {
 _SPAN: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*,?")
 # A century. Longer spans are mistakes (a timestamp taken for a duration), and would overflow a timestamp.
 MAX_DURATION_MS: Final = 36_525 * 86_400_000
-# The last millisecond of the year 9999, beyond which `datetime` cannot follow.
+# The last millisecond of the year 9999, the end of `datetime`'s range.
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_999
 MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -44,18 +44,18 @@ def as_timedelta(value: object, field: str) -> timedelta:
 
 
 def _seconds_in(text: str) -> float | str:
-    """The seconds a text stands for; the text itself when it stands for none."""
+    """Return the seconds a text means, or the text itself if it is no duration."""
     total, at = 0.0, 0
     lowered = text.strip().lower()
     while at < len(lowered):
         part = _SPAN.match(lowered, at)
         if part is None or part[2] not in _UNITS or (not part[2] and part[0] != lowered):
-            return text  # a bare number stands alone
+            return text  # a bare number must be alone
         total += float(part[1]) * _UNITS[part[2]]
         at = part.end()
     return total if lowered else text
 
 
 def duration(value: Duration, field: str) -> timedelta:
-    """A span of time from any of its forms; `InvalidInput` names the field."""
+    """Convert any form of a duration to a timedelta; `InvalidInput` names the field."""
     return as_timedelta(value, field)

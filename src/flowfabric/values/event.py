@@ -11,13 +11,13 @@ from flowfabric.values.ids import AttemptId, ExecutionId, FlowId, LeaseId
 
 
 class EventCursor(Struct, frozen=True):
-    """A place in the event log; the default is its beginning."""
+    """A position in the event log; the default is its beginning."""
 
     position: int = 0
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One transition. A row that ends a leased execution belongs to the lease and the completion family at once."""
+    """One transition. A row that ends a leased execution belongs to both the lease and the completion family."""
 
     cursor: EventCursor
     occurred_at: datetime
@@ -41,7 +41,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class EventCounts(Struct, frozen=True, kw_only=True):
-    """How many events of each family and sort there were, up to `cursor`, from where the next count goes on."""
+    """How many events of each family and type there were up to `cursor`, where the next count continues."""
 
     cursor: EventCursor
     lease: dict[str, int]

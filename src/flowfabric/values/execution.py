@@ -1,4 +1,4 @@
-"""Executions as they are given, answered and read."""
+"""Executions as callers submit them, as the engine returns them and as they are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowfabric.values.vector import BlockingReason, StateVector, project
 
 
 class NewExecution(Struct, frozen=True, kw_only=True):
-    """What `create_execution` and `create_many` take. Only the kind is required."""
+    """The argument of `create_execution` and `create_many`. Only the kind is required."""
 
     execution_kind: str
     lane_id: str = "default"
@@ -42,13 +42,13 @@ class Created(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True):
-    """The key or the id was known already; `execution_id` is the execution that stands."""
+    """The key or the id was used before; `execution_id` is the existing execution."""
 
     execution_id: ExecutionId
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How an execution ended; `state` is None when it is not stored (any more)."""
+    """How an execution ended; `state` is None when it is not, or no longer, stored."""
 
     state: State | None
     result: bytes | None = None
@@ -73,13 +73,13 @@ class Blocked(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """A logical refusal that a scheduler's loop simply passes over."""
+    """The engine refused this execution; a scheduler's loop skips it and continues."""
 
     message: str
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """Everything stored about an execution but its payload and result."""
+    """Everything stored about an execution except its payload and result."""
 
     execution_id: ExecutionId
     namespace: str
@@ -137,7 +137,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
     @property
     def state_vector(self) -> StateVector:
-        """The seven dimensions, projected from the stored facts."""
+        """The seven dimensions, computed from the stored facts."""
         return project(
             self.public_state,
             self.stored_blocking_reason,
@@ -149,13 +149,13 @@ class Execution(Struct, frozen=True, kw_only=True):
 
     @property
     def blocking_reason(self) -> BlockingReason | None:
-        """Why it does not run now; None when nothing is in the way."""
+        """Why it does not run now; None if nothing blocks it."""
         reason = self.state_vector.blocking_reason
         return None if reason is BlockingReason.NONE else reason
 
 
 class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
-    """What `describe_execution` answers. The payload is not part of it."""
+    """Returned by `describe_execution`, without the payload."""
 
     execution_id: ExecutionId
     flow_id: FlowId | None
@@ -174,7 +174,7 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ExecutionInfo(Struct, frozen=True, kw_only=True):
-    """What `read_execution_info` answers, and every list."""
+    """Returned by `read_execution_info` and by every list."""
 
     execution_id: ExecutionId
     namespace: str
@@ -199,7 +199,7 @@ class ExecutionContext(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True):
-    """A result as it was stored: bytes, and the encoding its writer named."""
+    """A stored result: bytes, and the encoding its writer named."""
 
     payload: bytes
     encoding: str | None

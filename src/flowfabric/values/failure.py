@@ -1,4 +1,4 @@
-"""What kind of failure ended an attempt."""
+"""Failure classes, and how a category maps to one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowfabric.values.checks import escape_text
 
 
 class FailureClass(StrEnum):
-    """What kind of failure ended an attempt; it decides whether a retry is possible at all."""
+    """The kind of failure that ended an attempt; it decides whether a retry is possible at all."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
@@ -20,7 +20,7 @@ class FailureClass(StrEnum):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the retry policy is asked; `permanent` and `cancelled` end the execution without it."""
+        """Whether the retry policy decides; `permanent` and `cancelled` always end the execution."""
         return self not in (FailureClass.PERMANENT, FailureClass.CANCELLED)
 
 
@@ -28,9 +28,9 @@ _CLASS_NAMES: Final = frozenset(FailureClass)
 
 
 def classify(category: str | None, failure_class: str | None = None) -> tuple[FailureClass, str]:
-    """The failure class and category to record, each filled in from the other where absent.
+    """Return the failure class and category to record, each derived from the other if absent.
 
-    A category is free text and never refused: what the database cannot hold is escaped or cut.
+    A category is free text and never refused: text the database cannot hold is escaped or cut.
     """
     category = escape_text(category, 256) if category else None
     if failure_class:

@@ -1,4 +1,4 @@
-"""Flows as they are read, and what the operations on them answer."""
+"""Flows as they are read, and the results of the operations on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CancellationPolicy(StrEnum):
 
 
 class GroupState(StrEnum):
-    """What an edge group has come to."""
+    """Whether the join of an edge group is decided, and how."""
 
     PENDING = "pending"
     SATISFIED = "satisfied"
@@ -30,7 +30,7 @@ class GroupState(StrEnum):
 
 
 class FlowState(StrEnum):
-    """The derived state of a flow, as its summary has it."""
+    """The derived state of a flow, as stored in its summary."""
 
     OPEN = "open"
     RUNNING = "running"
@@ -51,7 +51,7 @@ class FlowStatus(StrEnum):
 
 
 class Edge(Struct, frozen=True, kw_only=True):
-    """A dependency as it is given: `downstream` waits for `upstream`."""
+    """A new dependency: `downstream` waits for `upstream`."""
 
     edge_id: UUID
     upstream: ExecutionId
@@ -76,7 +76,7 @@ class EdgeSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class EdgeGroup(Struct, frozen=True, kw_only=True):
-    """All applied edges into one execution, and what they have come to."""
+    """All applied edges into one execution, and the state of their join."""
 
     downstream_execution_id: ExecutionId
     policy: EdgeGroupPolicy
@@ -141,7 +141,7 @@ class FlowInfo(Struct, frozen=True, kw_only=True):
 
 
 class FlowNode(Struct, frozen=True, kw_only=True):
-    """A member as a picture of the flow shows it. `name` is the node's name, empty for members added one by one."""
+    """A member as a drawing of the flow shows it. `name` is the node's name, empty for members added one by one."""
 
     execution_id: ExecutionId
     name: str
@@ -156,14 +156,14 @@ class FlowNode(Struct, frozen=True, kw_only=True):
 
 
 class FlowGraph(Struct, frozen=True, kw_only=True):
-    """A flow with its members and edges: what is drawn."""
+    """A flow with its members and edges, for drawing."""
 
     flow: FlowSnapshot
     nodes: tuple[FlowNode, ...]
     edges: tuple[EdgeSnapshot, ...]
 
 
-# What the operations answer.
+# Results of the operations.
 
 
 class FlowCreated(Struct, frozen=True):
@@ -192,7 +192,7 @@ class Staged(Struct, frozen=True):
 
 
 class Applied(Struct, frozen=True):
-    """`unsatisfied_count`: applied edges into the downstream that are still to be satisfied."""
+    """`unsatisfied_count`: applied edges into the downstream that are not satisfied yet."""
 
     unsatisfied_count: int
 
@@ -208,17 +208,17 @@ class CascadeOutcome(Struct, frozen=True):
 
 
 class Advanced(Struct, frozen=True):
-    """An event was dispatched; so many edges were resolved by this call."""
+    """The call dispatched an event and resolved this many edges."""
 
     resolved: int
 
 
 class NoOp(Struct, frozen=True):
-    """The event had been dispatched before."""
+    """The event was dispatched before."""
 
 
 class FlowCancelHeader(Struct, frozen=True, kw_only=True):
-    """The flow is cancelled; its members are owed a cancel each."""
+    """The flow is cancelled; each of its members still has to be cancelled."""
 
     cancellation_policy: CancellationPolicy
     member_execution_ids: tuple[ExecutionId, ...]
@@ -226,7 +226,7 @@ class FlowCancelHeader(Struct, frozen=True, kw_only=True):
 
 
 class FlowAlreadyTerminal(Struct, frozen=True, kw_only=True):
-    """The flow was closed before, as it says here."""
+    """The flow was closed before; the fields say how."""
 
     stored_cancellation_policy: CancellationPolicy | None
     stored_cancel_reason: str | None

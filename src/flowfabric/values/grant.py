@@ -1,4 +1,4 @@
-"""Grants, for schedulers that decide themselves who may claim."""
+"""Grants, for schedulers that decide themselves which worker may claim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NotReclaimable(Struct, frozen=True):
 
 
 class ReclaimCapExceeded(Struct, frozen=True):
-    """The lease was lost once too often: the execution has failed."""
+    """The lease was lost too often, so the execution failed."""
 
     execution_id: ExecutionId
     reclaim_count: int

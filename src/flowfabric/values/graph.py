@@ -1,4 +1,4 @@
-"""A whole graph as it is submitted, whether it can be one, and what of it can be run again."""
+"""A graph to submit, the check that it is a valid graph, and which of its members can be replayed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flowfabric.values.state import State
 
 
 class NewEdge(Struct, frozen=True, kw_only=True):
-    """What a new node comes after: a node of the same call by name, or an execution that is a member already.
+    """The upstream of a new node: a node of the same call by name, or an execution that is already a member.
 
-    `passes_result` gives the upstream's result to the worker beside the input; `data_passing_ref` (any text) puts it in
-    the input's place.
+    `passes_result` gives the upstream's result to the worker beside the input; with `data_passing_ref` (any text) it
+    replaces the input.
     """
 
     upstream: str | ExecutionId
@@ -30,7 +30,7 @@ class NewEdge(Struct, frozen=True, kw_only=True):
 
 
 class NewNode(Struct, frozen=True, kw_only=True):
-    """One execution of a graph, what it comes after and how that joins. Its flow and partition are the graph's."""
+    """One execution of a graph, its upstreams and how they join. It gets the flow and partition of the graph."""
 
     name: str
     execution: NewExecution
@@ -39,9 +39,9 @@ class NewNode(Struct, frozen=True, kw_only=True):
 
 
 class FlowSubmitted(Struct, frozen=True, kw_only=True):
-    """A flow as it was submitted or grew: the executions by the names of their nodes.
+    """A flow that was submitted or grew: the executions by the names of their nodes.
 
-    `existed`: a call with this flow id, or these executions, had been made before, and nothing was changed.
+    `existed`: an earlier call used this flow id, or these executions, and this call changed nothing.
     """
 
     flow_id: FlowId
@@ -50,7 +50,7 @@ class FlowSubmitted(Struct, frozen=True, kw_only=True):
 
 
 def check_graph(nodes: Sequence[NewNode]) -> list[int]:
-    """Refuse what cannot be a graph, naming the node; answers the places of the nodes, upstreams first."""
+    """Raise for an invalid graph, naming the node; return the indexes of the nodes, upstreams first."""
     places: dict[str, int] = {}
     for place, node in enumerate(nodes):
         if not isinstance(node, NewNode):
@@ -65,7 +65,7 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
         if not name:
             raise InvalidInput("is empty", field=f"nodes[{place}].name", allowed="1 to 256 bytes")
         if name in places:
-            raise InvalidInput(f"{name!r} is used twice", field=f"nodes[{place}].name", allowed="a name of its own")
+            raise InvalidInput(f"{name!r} is used twice", field=f"nodes[{place}].name", allowed="a unique name")
         places[name] = place
     downstreams: list[list[int]] = [[] for _ in nodes]
     waits = [0] * len(nodes)
@@ -80,7 +80,7 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
             upstream = places.get(edge.upstream) if isinstance(edge.upstream, str) else None
             if upstream is None:
                 raise InvalidInput(
-                    f"{node.name!r} comes after {edge.upstream!r}, which is no node of this graph",
+                    f"{node.name!r} comes after {edge.upstream!r}, which is not a node of this graph",
                     field=f"nodes[{place}].after",
                     allowed="names of nodes of the same call, or execution ids of members",
                 )
@@ -107,8 +107,8 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
 
 
 def _cycle(nodes: Sequence[NewNode], places: dict[str, int], waits: list[int]) -> list[str]:
-    """The names along one cycle, from upstream to downstream, the first again at the end."""
-    # Everything that still waits has an upstream that still waits: going up long enough meets a node twice.
+    """Return the names along one cycle, from upstream to downstream, with the first repeated at the end."""
+    # Every waiting node has a waiting upstream, so walking upwards meets some node twice.
     place = next(place for place, count in enumerate(waits) if count)
     seen: dict[int, int] = {}
     way: list[int] = []
@@ -123,7 +123,7 @@ def _cycle(nodes: Sequence[NewNode], places: dict[str, int], waits: list[int]) -
     return [nodes[place].name for place in [place, *reversed(way[seen[place] :])]]
 
 
-# What can be run again.
+# Replay
 
 
 RACE_LOST = "sibling_quorum_satisfied"
@@ -131,9 +131,9 @@ _UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.EXPIRED, State.SKIPPED)
 
 
 def replayable(graph: FlowGraph) -> list[FlowNode]:
-    """What did not succeed and what was skipped because of it: the members that run if all of them are replayed.
+    """Return the members that failed and those skipped because of them: all of these run when replayed.
 
-    Neither who lost a race that somebody else won, nor who was skipped because of that: nothing would release them.
+    Members that lost a race, and those skipped because of that, are left out: nothing would release them.
     """
     upstreams: dict[ExecutionId, list[ExecutionId]] = {node.execution_id: [] for node in graph.nodes}
     downstreams: dict[ExecutionId, list[ExecutionId]] = {node.execution_id: [] for node in graph.nodes}

@@ -14,7 +14,7 @@ MAX_QUORUM = 2**31 - 1
 
 
 class OnSatisfied(StrEnum):
-    """What happens to the upstreams that a decided join no longer needs."""
+    """Whether the upstreams that a decided join no longer needs are cancelled."""
 
     CANCEL_REMAINING = "cancel_remaining"
     LET_RUN = "let_run"
@@ -41,7 +41,7 @@ EdgeGroupPolicy: TypeAlias = AllOf | AnyOf | Quorum
 
 
 def policy_from_json(value: Mapping[str, Any], field: str = "policy") -> EdgeGroupPolicy:
-    """A policy from its wire form: `{"kind": "all_of"}` and so on."""
+    """Read a policy from its wire form: `{"kind": "all_of"}` and so on."""
     kind = value.get("kind")
     rest = value.get("on_satisfied", OnSatisfied.CANCEL_REMAINING)
     match kind:
@@ -66,7 +66,7 @@ def policy_to_json(policy: EdgeGroupPolicy) -> dict[str, Any]:
 
 
 def check_policy(value: object, field: str = "policy") -> EdgeGroupPolicy:
-    """The policy, if it can be one."""
+    """Return the policy, or raise `InvalidInput`."""
     if isinstance(value, Mapping):
         return policy_from_json(value, field)
     if type(value) not in (AllOf, AnyOf, Quorum):

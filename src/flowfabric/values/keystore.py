@@ -1,4 +1,4 @@
-"""The keys that sign the tokens of waitpoints, as the operations on them answer."""
+"""The keys that sign the tokens of waitpoints: results of the operations on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RotationNoop(Struct, frozen=True):
 
 
 class Rotation(Struct, frozen=True):
-    """The outcome of a rotation; the keystore is one, so there is one entry, of partition 0."""
+    """The outcome of a rotation; there is one keystore, so there is one entry, for partition 0."""
 
     partition: int
     result: Rotated | RotationNoop | Conflict

@@ -1,4 +1,4 @@
-"""Lanes and how they stand."""
+"""Lanes, their states and their figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class LaneState(StrEnum):
-    """What a lane does with work."""
+    """Whether a lane accepts and hands out work."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -25,7 +25,7 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class LaneStats(Struct, frozen=True, kw_only=True):
-    """How a lane stands: `depth` may be claimed now, `oldest_age` since when the oldest of them exists."""
+    """Figures of a lane: `depth` executions are claimable now, the oldest of them for `oldest_age`."""
 
     lane_id: str
     state: LaneState

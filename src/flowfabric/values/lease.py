@@ -1,7 +1,7 @@
-"""Leases, and the authorities that say with what right a call is made.
+"""Leases, and the authorities with which a caller may change an execution.
 
-A `Handle` is the lease a claim gave, a bare `Fence` its three numbers, an `Operator` an override that no lease
-protects.
+A `Handle` is the lease that a claim returned, a bare `Fence` its three numbers, an `Operator` an override without a
+lease.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowfabric.values.state import State
 
 
 class HandleKind(StrEnum):
-    """How the lease came about."""
+    """How the lease was obtained."""
 
     FRESH = "fresh"
     RESUMED = "resumed"
@@ -83,7 +83,7 @@ class Handle(Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def decode(cls, data: bytes) -> Handle:
-        """The handle back from `encode`; `Corruption` whose detail begins with `handle_codec:` otherwise."""
+        """Read a handle from the bytes of `encode`; other bytes raise `Corruption` (`handle_codec:...`)."""
         try:
             reader = _Reader(bytes(data))
             if reader.byte() != _FORMAT or reader.byte() != _LAYOUT:
@@ -139,7 +139,7 @@ class _Reader:
 
 
 class Fence(Struct, frozen=True, kw_only=True):
-    """The three values that name one lease; all three are compared. The attempt index is compared if given."""
+    """The three values that identify one lease; all are compared, and the attempt index too if given."""
 
     execution_id: ExecutionId
     lease_id: LeaseId
@@ -149,7 +149,7 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 class Operator(Struct, frozen=True):
-    """An operator's override: no lease is shown. `source` says on whose behalf, for cancel."""
+    """An operator's override without a lease. `source` says for whom, when cancelling."""
 
     execution_id: ExecutionId
     source: str = "operator_override"

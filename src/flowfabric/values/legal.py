@@ -134,7 +134,7 @@ LEGAL: Final[tuple[LegalRow, ...]] = (
 
 
 def legal_row(vector: StateVector) -> LegalRow | None:
-    """The legal combination this vector is, or None."""
+    """Return the legal combination of this vector, or None."""
     for row in LEGAL:
         if row.allows(vector):
             if vector.lifecycle_phase is LifecyclePhase.TERMINAL:
@@ -151,7 +151,7 @@ def is_legal(vector: StateVector) -> bool:
 
 
 def is_consistent(vector: StateVector, resume_pending: bool) -> bool:
-    """Whether the vector is legal and its public word is the one its other dimensions imply."""
+    """Whether the vector is legal and its public state is the one its other dimensions imply."""
     derived = derive_public_state(
         vector.lifecycle_phase, vector.eligibility_state, vector.terminal_outcome, resume_pending
     )

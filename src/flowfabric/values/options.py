@@ -1,4 +1,4 @@
-"""What may be said about a task or one submission of it, and the new execution it comes to.
+"""Options of a task or of one submission, and the new execution they produce.
 
 Options are checked where they are written: a name that does not exist or a value that cannot be stored is refused when
 the task is declared, or before anything is submitted.
@@ -24,14 +24,14 @@ from flowfabric.values.policy_json import freeze_policy, retry_policy_to_json
 
 OnDuplicate: TypeAlias = Literal["return", "raise", "replace"]
 _ON_DUPLICATE = ("return", "raise", "replace")
-# A handler that takes its worker down with it is given up after so many workers.
+# An execution whose handler kills its worker fails after this many workers.
 MAX_RECLAIMS = 5
 _LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
 _AWARE = "a datetime with time zone"
 
 
 class OptionNames(TypedDict, total=False):
-    """The options as keywords, for type checkers. What they mean is said in `Options`."""
+    """The options as keywords, for type checkers. `Options` explains them."""
 
     lane: str
     priority: int
@@ -52,12 +52,12 @@ class OptionNames(TypedDict, total=False):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Set on a task, overridden per submission; what is not set stays as it was, and tags are added.
+    """Set on a task, overridden per submission; options that are not set keep their value, and tags are added.
 
-    `deadline` counts from submission, or is a time. `delay` or `at` say when to start at the earliest. `retention` is
-    how long the ended execution is kept. A known `idempotency_key` (known for `dedup_window`, a day unless set) leads
-    to what `on_duplicate` says: the execution that stands (`return`), an error (`raise`), or a new one if that ended
-    without success (`replace`). `max_reclaims` is how many workers an execution may outlive.
+    `deadline` is a time, or a duration from submission on. `delay` or `at` is the earliest start. `retention` is how
+    long the ended execution is kept. A known `idempotency_key` (known for `dedup_window`, a day unless set) does
+    what `on_duplicate` says: return the existing execution (`return`), raise an error (`raise`), or submit a new one
+    if the existing one ended without success (`replace`). `max_reclaims` is how many workers may die running it.
     """
 
     lane: str | UnsetType = UNSET
@@ -79,17 +79,17 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
-        """Options from keywords, checked. `also` are other keywords that would have been right, for the message."""
+        """Check keywords and return them as options. `also` are other valid keywords, for the error message."""
         for name in given:
             if name not in OPTION_NAMES:
                 known = sorted({*OPTION_NAMES, *also})
                 near = meant(name, known)
-                problem = f"{name!r} is none" + (f"; {near}" if near else "")
+                problem = f"there is no option {name!r}" + (f"; {near}" if near else "")
                 raise InvalidInput(problem, field="options", allowed=", ".join(known))
         return cls(**given).checked()
 
     def merged(self, over: Options) -> Options:
-        """These, with what `over` sets put in their place; tags are added."""
+        """Return these options with those that `over` sets replaced; tags are added."""
         changes = {
             name: value
             for name in _FIELDS
@@ -99,7 +99,7 @@ class Options(Struct, frozen=True, kw_only=True):
             return self
         if "tags" in changes and self.tags:
             changes["tags"] = {**self.tags, **changes["tags"]}
-        # Either says when to start, so one takes the place of the other.
+        # Both say when to start, so setting one unsets the other.
         if changes.get("at") is not None:
             changes.setdefault("delay", UNSET)
         elif changes.get("delay") is not None:
@@ -107,11 +107,11 @@ class Options(Struct, frozen=True, kw_only=True):
         return self.replace(**changes)
 
     def replace(self, **changes: Any) -> Options:
-        """The same with other parts."""
+        """Return a copy with these fields replaced."""
         return msgspec.structs.replace(self, **changes)
 
     def checked(self) -> Options:
-        """The same, or `InvalidInput` that names what is wrong: so that a bad option fails where it is written."""
+        """Return the same options, or raise `InvalidInput`: a bad option fails where it is written."""
         if self.lane is not UNSET:
             check_lane(self.lane, "lane")
         if self.priority is not UNSET:
@@ -148,7 +148,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> FrozenPolicy:
-        """The policy that checked options come to, frozen."""
+        """Return the frozen policy for these checked options."""
         return _policy(
             _given(self.retry),
             _given(self.attempt_timeout),
@@ -160,7 +160,7 @@ class Options(Struct, frozen=True, kw_only=True):
         )
 
     def item(self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "") -> NewExecution:
-        """The new execution that these options, a task and its arguments come to."""
+        """Return the new execution for these options, a task and its arguments."""
         delay, deadline = _given(self.delay), _given(self.deadline)
         return NewExecution(
             execution_kind=kind,
@@ -185,7 +185,7 @@ OPTION_NAMES = frozenset(_FIELDS)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, as a question; empty when none is near."""
+    """Return "did you mean ...?" with the closest known name, or an empty string."""
     near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -202,13 +202,13 @@ def _integer(value: object, field: str, least: int, allowed: str) -> None:
 def _span(value: Duration, field: str, least: timedelta = timedelta(microseconds=1)) -> timedelta:
     span = duration(value, field)
     if not least <= span <= _LONGEST:
-        what = "no time" if least == timedelta(0) else "more than no time"
+        what = "zero" if least == timedelta(0) else "more than zero"
         raise InvalidInput(f"got {value!r}", field=field, allowed=f"from {what} to a century")
     return span
 
 
 def _ms(value: Duration, field: str) -> int:
-    # Up, so that a span below a millisecond does not become no time at all.
+    # Round up, so that a span below a millisecond does not become zero.
     return -(-duration(value, field) // timedelta(milliseconds=1))
 
 
@@ -253,7 +253,7 @@ def _policy(
     max_replays: int | None,
     dedup_window: Duration | None,
 ) -> FrozenPolicy:
-    """Only what was set is written: the rest is the database's own default."""
+    """Write only the options that are set; the database has defaults for the rest."""
     policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
     if retry is not None:
         policy["retry_policy"] = msgspec.json.decode(retry_policy_to_json(retry) or "{}")

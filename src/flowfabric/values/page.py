@@ -12,14 +12,14 @@ _Cursor = TypeVar("_Cursor")
 
 
 class Page(Struct, Generic[_Item, _Cursor], frozen=True):
-    """One page of a list. `next_cursor` is set iff the list may go on behind it."""
+    """One page of a list. `next_cursor` is set if there may be more after it."""
 
     items: Sequence[_Item]
     next_cursor: _Cursor | None = None
 
 
 class ScannerFilter(Struct, frozen=True, kw_only=True):
-    """Restricts duties and readers: every part that is set must match exactly."""
+    """Restricts duties and readers: every field that is set must match exactly."""
 
     namespace: str | None = None
     instance_tag: tuple[str, str] | None = None

@@ -27,7 +27,7 @@ def _as_tuple(value: object, _field: str) -> object:
         case set() | frozenset():
             return tuple(sorted(value, key=str))
         case _:
-            return value  # anything else than a tuple is refused, with its path, when the policy is frozen
+            return value  # freezing the policy refuses anything but a tuple, and names its path
 
 
 _Conversion: TypeAlias = tuple[str, Callable[[object, str], object]]
@@ -59,7 +59,7 @@ class PolicyValue(Struct, frozen=True, kw_only=True):
 class Exponential(PolicyValue, frozen=True, kw_only=True):
     """Wait `initial`, then `multiplier` times longer before each further retry, never above `maximum`.
 
-    With `jitter` the wait is drawn evenly between half of that and all of it.
+    With `jitter` the wait is random, uniformly between half of that and all of it.
     """
 
     initial: Duration = timedelta(seconds=1)
@@ -97,14 +97,14 @@ TimeoutBehavior: TypeAlias = Literal["fail", "cancel", "expire", "auto_resume_wi
 
 
 class SuspensionPolicy(PolicyValue, frozen=True, kw_only=True):
-    """What happens to a suspension that names no timeout of its own."""
+    """The timeout of suspensions that have none of their own."""
 
     default_timeout: Duration | None = None
     timeout_behavior: TimeoutBehavior = "fail"
 
 
 class StreamPolicy(PolicyValue, frozen=True, kw_only=True):
-    """How much of an execution's output is kept. `retention_ttl` is also how long the ended execution is."""
+    """How much of an execution's output is kept. `retention_ttl` also applies to the ended execution itself."""
 
     durability_mode: Literal["buffered", "durable"] = "buffered"
     retention_maxlen: int = 10_000
@@ -151,7 +151,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
 
 
 class Derived(Struct, frozen=True, kw_only=True):
-    """What the engine keeps beside the stored policy when an execution is created."""
+    """The columns that the engine derives from the policy when it creates an execution."""
 
     required_capabilities: tuple[str, ...] = ()
     budget_ids: tuple[BudgetId, ...] = ()
@@ -162,7 +162,7 @@ class Derived(Struct, frozen=True, kw_only=True):
 
 
 class FrozenPolicy(Struct, frozen=True):
-    """A policy that was checked before: the text that is stored and what the engine keeps beside it."""
+    """A checked policy: the stored text and the columns derived from it."""
 
     text: str
     derived: Derived

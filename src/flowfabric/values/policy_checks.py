@@ -1,4 +1,4 @@
-"""What a policy in JSON may hold: every known key has the right type and range; unknown keys are kept."""
+"""Check a policy in JSON: every known key must have the right type and range; unknown keys are kept."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _backoff(value: object, path: str) -> None:
         return
     if not isinstance(word, str):
         _wrong(f"{path}.type", f"expected text, got {_named(word)}")
-    # A type we do not know is no error: it means the default delay.
+    # An unknown type is no error: it means the default delay.
     if word in _BACKOFFS:
         _BACKOFFS[word](value, path)
 

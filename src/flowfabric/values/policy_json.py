@@ -1,7 +1,7 @@
-"""Policies to and from JSON, and the few values the engine keeps beside the stored text.
+"""Policies to and from JSON, and the columns the engine derives from them.
 
-A mapping or JSON text is taken as the submitted object itself: keys we do not know are kept, keys we know must have the
-right type. Durations are `_ms` integers in JSON.
+A mapping or JSON text is the submitted object itself: unknown keys are kept, known keys must have the right type.
+Durations are `_ms` integers in JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BACKOFF_TYPES: Final[Mapping[str, str]] = {"Exponential": "exponential", "Fixed
 
 
 def _plain(value: object, field: str) -> object:
-    """A policy value as the JSON object it stands for, unchecked."""
+    """Return the JSON object of a policy value, unchecked."""
     match value:
         case PolicyValue():
             name = type(value).__name__
@@ -61,7 +61,7 @@ def _plain(value: object, field: str) -> object:
                     plain[key] = _plain(item, f"{name}.{attribute}")
             return plain
         case timedelta():
-            # Up, so that a span below a millisecond does not become no time at all.
+            # Round up, so that a span below a millisecond does not become zero.
             return -(-value // MILLISECOND)
         case datetime():
             if value.tzinfo is None:
@@ -89,8 +89,7 @@ def _without_nulls(value: object) -> object:
 
 def _encoded(value: Mapping[str, Any], field: str) -> str:
     try:
-        # Absent, null and missing are one thing, and only the last is ever written. What we do not know is
-        # not ours to tidy.
+        # None and null mean the same as a missing key and are not written. Unknown keys are kept as they are.
         known = {
             key: _without_nulls(item) if key in check_policy_object else item
             for key, item in value.items()
@@ -146,7 +145,7 @@ _NOTHING: Final = Derived()
 
 
 def freeze_policy(policy: PolicyInput) -> tuple[str | None, Derived]:
-    """The JSON to store and the values the engine keeps beside it; no policy gives (None, defaults).
+    """Return the JSON to store and the columns derived from it; without a policy (None, defaults).
 
     Raises `ValidationFailed` of kind invalid_policy_json (the detail begins with the path) or
     invalid_capabilities, and `InvalidInput` for identifiers and text that cannot be stored.
@@ -165,17 +164,17 @@ def freeze_policy(policy: PolicyInput) -> tuple[str | None, Derived]:
 
 
 def policy_to_json(policy: PolicyInput) -> str | None:
-    """The policy as the JSON object that is stored, or None without one. Raises as `freeze_policy` does."""
+    """Return the policy as the stored JSON object, or None without one. Raises as `freeze_policy` does."""
     return freeze_policy(policy)[0]
 
 
 def derive(policy: PolicyInput) -> Derived:
-    """What the engine keeps beside the policy. Raises as `freeze_policy` does."""
+    """Return the columns derived from a policy. Raises as `freeze_policy` does."""
     return freeze_policy(policy)[1]
 
 
 def retry_policy_to_json(policy: RetryPolicy | Mapping[str, Any] | str | None) -> str | None:
-    """A retry policy that overrides the frozen one for a single failure; empty text is the same as none."""
+    """A retry policy that overrides the frozen one for a single failure; an empty string means none."""
     if policy is None or policy == "":
         return None
     value = _submitted(_plain(policy, "retry_policy"))

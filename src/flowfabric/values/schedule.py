@@ -1,4 +1,4 @@
-"""Schedules as they are stored. When they fire is in `timing`."""
+"""Schedules as they are stored. `timing` says when they fire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowfabric.values.ids import ExecutionId
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """Recurring work as it is stored."""
+    """A stored schedule."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 class DueSchedule(Struct, frozen=True, kw_only=True):
-    """A schedule that should have fired, with the database's time."""
+    """A schedule that is due, with the database's time."""
 
     name: str
     kind: str

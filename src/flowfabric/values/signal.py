@@ -25,7 +25,7 @@ class ReceivedSignal(Struct, frozen=True, kw_only=True):
 
 
 class RecordedSignal(ReceivedSignal, frozen=True, kw_only=True):
-    """A signal with what it did, as `read_signals` lists it."""
+    """A signal and its effect, as `read_signals` lists it."""
 
     ordinal: int
     waitpoint_id: UUID

@@ -1,4 +1,4 @@
-"""The one stored state: twelve words, the outcome that an ended one means, and the facts stored beside them."""
+"""The one stored state: twelve words, the outcome of each terminal one, and the facts stored beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class State(StrEnum):
-    """Where an execution stands. The database column holds exactly these words."""
+    """The state of an execution. The database column holds exactly these words."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -61,7 +61,7 @@ class Pending(StrEnum):
 
 
 class LeaseLostReason(StrEnum):
-    """How the lease of an active execution went away."""
+    """How an active execution lost its lease."""
 
     EXPIRED = "expired"
     REVOKED = "revoked"

@@ -1,4 +1,4 @@
-"""Steps as a handler gives them and as they are remembered."""
+"""Steps as a handler records them and as they are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait"
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):
-    """One thing a handler did, to be remembered: `n` counts how often it used the name before in this run."""
+    """A step to record; `n` counts how often the handler used the name before in this run."""
 
     name: str
     n: int = 0
@@ -27,10 +27,10 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step as it is remembered. `at` is the time of a `now`, the end of a `sleep`, the deadline of a `wait`.
+    """A stored step. `at` is the time of a `now`, the end of a `sleep`, the deadline of a `wait`.
 
-    `error` is set when it failed; `result` then holds what else its exception carried. `outcome` is how a `wait` ended
-    (None while it is open), and `known` for a `submit` that found its execution existing.
+    `error` is set when it failed; `result` then holds the other data of its exception. `outcome` is how a `wait` ended
+    (None while it is open), and `known` for a `submit` whose execution already existed.
     """
 
     execution_id: ExecutionId

@@ -1,8 +1,7 @@
-"""When a recurring schedule fires: a cron expression or an interval, and what happens to times that were missed.
+"""When a recurring schedule fires: a cron expression or an interval, and which missed times it makes up for.
 
-`Cron` and `Every` are checked when they are made, so that a stored one always has an answer. Storing schedules, and
-seeing to it that a time fires once however many processes look, belongs to others, as does the clock. An
-interval counts elapsed time and knows no zone.
+`Cron` and `Every` are checked when they are created, so a stored one always has a next time. This module neither stores
+schedules nor reads a clock, nor makes a time fire only once. An interval counts elapsed time and has no time zone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CatchUp: TypeAlias = Literal["skip", "one", "all"]
 MIN_INTERVAL: Final = timedelta(seconds=1)
 MAX_INTERVAL: Final = timedelta(milliseconds=MAX_DURATION_MS)
 PUNCTUAL: Final = timedelta(minutes=1)
-"""A time that is reached at most this late has not been missed, whatever came before it."""
+"""A fire time that is at most this old is not missed, even if earlier ones were."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -85,10 +84,9 @@ class _EveryForm(Struct, forbid_unknown_fields=True):
 
 
 def from_json(stored: str | bytes | Mapping[str, Any]) -> Timing:
-    """The timing that `to_json` or `to_builtins` wrote.
+    """Read a timing that `to_json` or `to_builtins` wrote.
 
-    Raises `Corruption` when it is none, and `InvalidInput` when it is one that cannot be used here: a time zone this
-    machine does not know.
+    Raises `Corruption` for anything else, and `InvalidInput` for a time zone that this machine does not know.
     """
     try:
         form = msgspec.json.decode(stored) if isinstance(stored, str | bytes) else stored
@@ -108,9 +106,9 @@ def parse_timing(
     *,
     anchor: datetime | None = None,
 ) -> Timing:
-    """The timing that was asked for by `cron` (with `timezone`, else UTC) or by `every` (with `anchor`).
+    """Make a timing from `cron` (with `timezone`, else UTC) or from `every` (with `anchor`).
 
-    A plain number is seconds. Exactly one of the two must be given, and nothing that belongs to the other.
+    A number means seconds. Exactly one of the two must be given, without the options of the other.
     """
     if cron is not None and every is not None:
         raise InvalidInput("given together with a cron expression", field="every", allowed="one of cron and every")
@@ -144,17 +142,17 @@ def missed(
     limit: int = 1000,
     tolerance: timedelta = PUNCTUAL,
 ) -> tuple[list[datetime], datetime | None]:
-    """The fire times to create now, oldest first, and the next time to store, when `due_at` was stored as the next.
+    """Return the fire times to create now, oldest first, and the next time to store; `due_at` is the stored next time.
 
-    Due are `due_at` and every fire time after it that is not later than `now`. Nothing is due: nothing to create, and
+    Due are `due_at` and every fire time after it up to `now`. If nothing is due, there is nothing to create and
     `due_at` stays. Otherwise the next time is later than `now` (None: never again), with one exception under `all`.
 
-    * `all`: every due time. At most `limit` at once; then the next time is the first that was left out, which is due
-      already.
-    * `one`: the latest due time, however late. After an outage the work is made up for once, immediately.
+    * `all`: every due time. At most `limit` in one call; then the next time is the first that was left out, and already
+      due.
+    * `one`: the latest due time, however late. After an outage the schedule fires once, immediately.
     * `skip`: the latest due time, but only when it has not been missed: when it is the only one due (a worker is
       always a little late, and late by less than one interval is not a miss), or when it is at most `tolerance` old.
-      After an outage over several times nothing is made up for; the schedule goes on with its next regular time.
+      After an outage over several times nothing is made up for; the schedule continues at its next regular time.
 
     An hourly schedule that was down from 09:30 to 12:20 creates 10:00, 11:00 and 12:00 under `all`, 12:00 under
     `one`, and under `skip` nothing before 13:00.
@@ -182,7 +180,7 @@ def missed(
 def _latest(timing: Timing, due_at: datetime, now: datetime) -> tuple[datetime, datetime | None]:
     """The last time due by `now`, and the first after it.
 
-    By halves: after a year's outage a schedule of every second would be walked for minutes.
+    A binary search: stepping through a year of a one-second schedule would take minutes.
     """
     low, high = due_at, now
     following = timing.next_after(low)

@@ -1,6 +1,6 @@
-"""The transition table: which operation takes an execution from where to where.
+"""The transition table: which operation moves an execution between which states.
 
-It is the specification as data: tests iterate over it, the database functions obey it.
+It is the specification as data: tests iterate over it, the database functions follow it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SUFFIX_OF: Final = {
 
 
 def position(vector: StateVector) -> str:
-    """The vector in the shorthand of the transition table: `W.1`, `D.r`, `C.i`, `A`, `S`, `T:failed`.
+    """Return the vector in the shorthand of the transition table: `W.1`, `D.r`, `C.i`, `A`, `S`, `T:failed`.
 
     Raises `Corruption` for an illegal vector.
     """
@@ -47,7 +47,7 @@ def position(vector: StateVector) -> str:
 
 
 def matches(pattern: str, at: str) -> bool:
-    """Whether a position satisfies a pattern of the table: `W` takes every `W.x`, `T` every outcome."""
+    """Whether a position satisfies a pattern of the table: `W` matches every `W.x`, `T` every outcome."""
     return pattern in (at, at[0])
 
 
@@ -55,10 +55,10 @@ class Transition(NamedTuple):
     """One row of the transition table.
 
     `sources` and `targets` are patterns over positions: `W` any suffix, `W.1` exactly that one. `-` is no
-    record: before create, or after retention. `=` as a target is "unchanged". A target letter without a
+    record: before create, or after retention. `=` as a target means unchanged. A target letter without a
     suffix keeps the suffix of the source. `counters` grow by one each. Events are `L:` lease, `K:` completion
     (bare `K`: with the outcome of the target), `O:` operator, `G:` signal; `if_leased` are written only when
-    a live lease is taken away.
+    a live lease is revoked.
     """
 
     number: int
@@ -153,7 +153,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "started -> suspended",
         events=("L:revoked",),
     ),
-    # The epoch grows, so that every older fence is stale at once.
+    # The epoch grows, so that every older fence is stale immediately.
     Transition(
         20,
         ("A",),
@@ -301,6 +301,6 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     ),
     Transition(37, ("T",), ("holder_operation",), "error or the recorded outcome", ("=",), ""),
     Transition(38, ("T",), ("trim_retention",), "due", ("-",), "deleted"),
-    # A worker gives work back while draining: the attempt goes on elsewhere.
+    # A draining worker gives work back: the attempt continues on another worker.
     Transition(39, ("A",), ("release",), "lease check", ("W.i",), "started -> suspended", events=("L:revoked",)),
 )

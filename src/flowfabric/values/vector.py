@@ -1,6 +1,6 @@
 """The state in seven dimensions (phase, owner, eligibility, reason, outcome, attempt, word), as a port expects it.
 
-None of them is stored: `project` computes them from the stored word and the few facts beside it, here and nowhere else.
+None of them is stored: only `project` computes them, from the stored state and the few facts beside it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _ATTEMPT_OF: Final[dict[Pending, AttemptState]] = {
     Pending.INTERRUPTED: AttemptState.ATTEMPT_INTERRUPTED,
 }
 
-# What a reason means for a runnable execution. Reasons that only suspend are absent.
+# The eligibility of a runnable execution with this reason. Reasons that only suspend are absent.
 ELIGIBILITY_OF: Final[dict[BlockingReason, EligibilityState]] = {
     BlockingReason.WAITING_FOR_WORKER: EligibilityState.ELIGIBLE_NOW,
     BlockingReason.WAITING_FOR_DELAY: EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
@@ -114,7 +114,7 @@ def derive_public_state(
     terminal_outcome: TerminalOutcome,
     resume_pending: bool,
 ) -> State:
-    """The public word the other dimensions imply; corrupt ones too, which `is_legal` then reports."""
+    """Return the public state that the other dimensions imply, also for corrupt ones, which `is_legal` reports."""
     match lifecycle_phase:
         case LifecyclePhase.TERMINAL:
             return STATE_OF.get(terminal_outcome, State.FAILED)
@@ -157,11 +157,11 @@ def project(
     lease_lost: str | None,
     attempts: int,
 ) -> StateVector:
-    """The seven dimensions from the stored facts. Raises `Corruption` for a word that is not ours.
+    """Compute the seven dimensions from the stored facts. Raises `Corruption` for an unknown word.
 
     `reason` may be None where the state implies it. `public_state` is the stored word, not a derived one, so
-    facts that contradict it give a vector that `is_legal` refuses (and `resume_pending` is compared by
-    `is_consistent`) instead of being hidden.
+    facts that contradict it are not hidden: `is_legal` refuses the vector (and `is_consistent` compares
+    `resume_pending`).
     """
     return _project(state, reason, pending, resume_pending, lease_lost, attempts > 0)
 

@@ -1,4 +1,4 @@
-"""Waitpoints and suspensions: what an execution waits at, and the token that the right to signal is."""
+"""Waitpoints and suspensions: where an execution waits, and the token that allows a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"([!-9;-~]{1,64}):([0-9a-fA-F]+)")
 
 
 class WaitpointToken:
-    """The right to signal one waitpoint. It prints redacted; `reveal` gives the text to hand out."""
+    """The right to signal one waitpoint. It prints redacted; `reveal` returns the text."""
 
     __slots__ = ("_text",)
 
@@ -28,12 +28,12 @@ class WaitpointToken:
         self._text = text
 
     def reveal(self) -> str:
-        """The token itself: for the message that takes it to whoever shall signal, and for nothing else."""
+        """Return the token itself, only for the message to the sender who should signal."""
         return self._text
 
     @property
     def kid(self) -> str:
-        """Which key signed it."""
+        """The id of the key that signed it."""
         return self._text.partition(":")[0]
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ TriggerType: TypeAlias = Literal["signal", "operator", "auto_resume"]
 
 
 class NewWaitpoint(Struct, frozen=True):
-    """A pending waitpoint, and the token that its signals must show."""
+    """A pending waitpoint, and the token that its signals must carry."""
 
     waitpoint_id: UUID
     token: WaitpointToken
@@ -76,7 +76,7 @@ class NewWaitpoint(Struct, frozen=True):
 
 
 class Fresh(Struct, frozen=True):
-    """A binding that `suspend` makes: a waitpoint that exists from then on."""
+    """A binding to a new waitpoint, which `suspend` creates."""
 
     waitpoint_id: UUID
     waitpoint_key: str
@@ -95,7 +95,7 @@ class BoundWaitpoint(Struct, frozen=True):
 
 
 class SuspensionDetails(Struct, frozen=True, kw_only=True):
-    """What was suspended on; the first binding is the primary."""
+    """The waitpoints a suspension is bound to; the first one is the primary."""
 
     suspension_id: UUID
     waitpoint_id: UUID
@@ -105,14 +105,14 @@ class SuspensionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Suspended(Struct, frozen=True):
-    """The lease is gone; `handle` is good for `observe_signals` alone."""
+    """The lease is given up; `handle` is valid only for `observe_signals`."""
 
     details: SuspensionDetails
     handle: Handle
 
 
 class AlreadySatisfied(Struct, frozen=True):
-    """Nothing had to be done, and why; of a suspend, `details` says on what, and the lease is kept."""
+    """Nothing had to be done, and why; for a suspend, `details` has the waitpoints and the lease is kept."""
 
     reason: str
     details: SuspensionDetails | None = None
@@ -129,13 +129,13 @@ class ResumePolicy(Struct, frozen=True, kw_only=True):
 
 
 class Closed(Struct, frozen=True):
-    """The waitpoint is closed, by this call or before."""
+    """The waitpoint is closed, by this call or an earlier one."""
 
     waitpoint_id: UUID
 
 
 class PendingWaitpoint(Struct, frozen=True, kw_only=True):
-    """A waitpoint that can be signalled. The token is not part of it."""
+    """A waitpoint that accepts signals, without its token."""
 
     waitpoint_id: UUID
     waitpoint_key: str
@@ -157,7 +157,7 @@ class SuspendedExecution(Struct, frozen=True, kw_only=True):
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """A waitpoint that somebody waits at, as `list_waits` shows it. `reason` is None while it is pending."""
+    """A waitpoint at which an execution waits, as `list_waits` shows it. `reason` is None while it is pending."""
 
     execution_id: ExecutionId
     execution_kind: str
@@ -205,14 +205,14 @@ class Resumed(Struct, frozen=True):
 
 
 class ExpiredSuspension(Struct, frozen=True):
-    """The suspension's time was over; `behavior_applied` is what followed."""
+    """The suspension timed out; `behavior_applied` says what happened then."""
 
     execution_id: ExecutionId
     behavior_applied: str
 
 
 class OpenWait(Struct, frozen=True, kw_only=True):
-    """The waitpoints of a task's wait, remembered; `deadline` is when its time is over.
+    """The stored waitpoints of a task's wait; `deadline` is its timeout as a time.
 
     `use` is how often the handler used the wait's name before in this run.
     """
@@ -223,7 +223,7 @@ class OpenWait(Struct, frozen=True, kw_only=True):
 
 
 class WaitResult(Struct, frozen=True, kw_only=True):
-    """How a task's wait stands: open, resumed, timed_out, operator_resumed or given_up. `seen` counts signals."""
+    """The state of a task's wait: open, resumed, timed_out, operator_resumed or given_up. `seen` counts signals."""
 
     outcome: str
     result: bytes | None
@@ -231,11 +231,11 @@ class WaitResult(Struct, frozen=True, kw_only=True):
 
 
 def common_key(keys: Sequence[str], given: str | None) -> str:
-    """The one key that is meant; `InvalidInput` lists them when that is not clear."""
+    """Return the one key, or raise `InvalidInput` that lists them if there are several."""
     if given is not None:
         return given
     if len(keys) != 1:
         raise InvalidInput(
-            f"it waits at {len(keys)} waitpoints", field="key", allowed=", ".join(sorted(keys)) or "none"
+            f"the execution waits at {len(keys)} waitpoints", field="key", allowed=", ".join(sorted(keys)) or "none"
         )
     return keys[0]

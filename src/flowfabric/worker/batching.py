@@ -1,4 +1,4 @@
-"""Natural batching: whatever gathers while a call is under way goes with the next one. No delay is ever added."""
+"""Natural batching: items that arrive during a call go with the next one. No delay is ever added."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 T = TypeVar("T")
 _MAX_PAUSE = 5.0
-_MAX_BYTES = 16 << 20  # of one call: larger ones only take longer
+_MAX_BYTES = 16 << 20  # per call: larger calls only take longer
 
 
 class Batcher(Generic[Item, Answer]):
-    """Sends items in calls of up to `limit`, `lines` calls at a time. `weigh` tells the bytes of an item, which add up.
+    """Sends items in calls of up to `limit`, `lines` calls at a time. `weigh` returns the bytes of an item.
 
-    `answered` is called with every item and its verdict, which may be an error. A call that fails because the database
-    cannot be reached, or because a limit holds it back, is made again until it succeeds, or until `close`; one that
-    takes too long is made again in halves; one that fails otherwise is made again item by item, so that one bad item
-    does not take the others down.
+    It calls `answered` with every item and its verdict, which may be an error. A call that fails because the database
+    is unreachable, or because a limit holds it back, is repeated until it succeeds or until `close`. A call that takes
+    too long is repeated in halves. A call that fails otherwise is repeated item by item, so that one bad item does not
+    fail the others.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Batcher(Generic[Item, Answer]):
 
     async def _work(self) -> None:
         try:
-            # What becomes ready in this turn of the loop goes along.
+            # Items that become ready in this turn of the loop go with the same call.
             await asyncio.sleep(0)
             while self._queue:
                 batch = self._take()
-                unanswered = TransportError("transport", "the worker stopped before there was an answer")
+                unanswered = TransportError("transport", "the worker stopped before the database answered")
                 verdicts: Sequence[Answer | FlowFabricError] = [unanswered] * len(batch)
                 with contextlib.suppress(asyncio.CancelledError):  # by `close`
                     if not self._is_closed:
@@ -92,7 +92,7 @@ class Batcher(Generic[Item, Answer]):
                 self._idle.set()
 
     async def _interruptibly(self, call: Awaitable[T]) -> T:
-        """A call that `close` cuts off; cut off anywhere else, a task would leave its items unanswered."""
+        """Make a call that `close` can cancel; cancelled anywhere else, a task would leave items without a verdict."""
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)
@@ -121,9 +121,9 @@ class Batcher(Generic[Item, Answer]):
                     log.exception("%s failed", self._name)
                     failure = TransportError("other", f"{type(error).__name__}: {error}")
                 if failure.retryable:
-                    log.warning("%s: %s; %d to be sent again", self._name, failure, len(batch))
+                    log.warning("%s: %s; sending %d items again", self._name, failure, len(batch))
                     if isinstance(failure, RateLimited):
-                        # Twice, since half of it may be all that is slept.
+                        # Twice, because the sleep may be half of it.
                         pause = min(max(pause, failure.retry_after.total_seconds() * 2), _MAX_PAUSE)
                     await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
                     pause = min(pause * 2, _MAX_PAUSE)
@@ -138,7 +138,7 @@ class Batcher(Generic[Item, Answer]):
                 return verdicts
 
     async def flushed(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way; False when that takes too long."""
+        """Wait until no call is open; False if that takes too long."""
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -147,7 +147,7 @@ class Batcher(Generic[Item, Answer]):
         return True
 
     def close(self) -> None:
-        """Give up on what is under way and what comes: it is answered with an error."""
+        """Give up on open calls and later items: their verdict is an error."""
         self._is_closed = True
         for task in self._sending:
             task.cancel()

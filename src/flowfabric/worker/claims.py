@@ -1,6 +1,6 @@
 """Claiming: as many executions as there are free slots, from the lanes by their weights, as soon as there is work.
 
-What is claimed is begun by the worker. A claim that fails is made again, with growing pauses, for as long as it takes.
+The worker starts claimed executions. A failed claim is repeated, with growing pauses, until it succeeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
 _FEW = 8
 _FIRST_LOOK = 0.05
-_OVERLAP = 0.25  # seconds by which an announcement outlives its sleep, so that the next one leaves no gap
+_OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
 
 
 class Claims:
@@ -36,14 +36,14 @@ class Claims:
         self._worker = worker
         self._trouble = 0
         self._announced_until = 0.0
-        self._announced_on = -1  # which connection of the listener
+        self._announced_on = -1  # the listener's connection number
         self._next_look = 0.0
         self._shares = Shares(worker.lanes)
         self._kinds = sorted(worker.tasks)
         self.idle_since: float | None = None
 
     async def claim(self, limit: int) -> list[Claimed]:
-        """Take up to so many executions."""
+        """Claim up to this many executions."""
         worker = self._worker
         if len(worker.lanes) == 1:
             return await worker.engine.claim_many(
@@ -67,16 +67,16 @@ class Claims:
 
     @property
     def free_slots(self) -> int:
-        """How many more may be claimed; none while the database does not take the results."""
+        """How many more may be claimed; none while results cannot be reported."""
         worker = self._worker
         if worker.reports.pending >= max(1000, 2 * worker.concurrency):
             return 0
         return worker.concurrency - len(worker.handlers.running)
 
     async def run(self) -> None:
-        """Claim as many as fit, again and again; when there is nothing, sleep until somebody submits or it is time."""
+        """Claim as many as fit, repeatedly; without work, sleep until a submission or the next poll."""
         worker = self._worker
-        # Half at a time: while one half begins, the other is being claimed.
+        # Half at a time: while one half starts, the other is claimed.
         most = min(max(worker.concurrency // 2, 1), 500)
         with worker.engine.work_wakeups() as woken:
             while not worker.stopping.is_set():
@@ -96,7 +96,7 @@ class Claims:
                     pause = min(_FIRST_PAUSE * 2 ** min(self._trouble - 1, 10), _MAX_PAUSE)
                     pause *= random.uniform(0.5, 1)  # noqa: S311 - spreads the workers
                     known = isinstance(error, FlowFabricError)
-                    log.warning("a claim failed: %s; again in %.1f s", error, pause, exc_info=not known)
+                    log.warning("a claim failed: %s; retrying in %.1f s", error, pause, exc_info=not known)
                     self._announced_on = -1
                     await first_of(pause, worker.stopping)
                 else:
@@ -104,7 +104,7 @@ class Claims:
                         await first_of(pause, worker.stopping, woken)
 
     async def _round(self, limit: int, is_told: bool) -> float:
-        """Claim once; answers how long to sleep. `is_told`: whoever submits tells those who have announced a sleep."""
+        """Claim once; returns how long to sleep. `is_told`: submissions notify workers that announced a sleep."""
         worker = self._worker
         asked = time.monotonic()
         claimed = await self.claim(limit)
@@ -115,7 +115,7 @@ class Claims:
             self.idle_since = None
             worker.handlers.begin(claimed, asked)
             if len(claimed) <= _FEW:
-                await asyncio.sleep(0)  # they begin before the next claim is made
+                await asyncio.sleep(0)  # they start before the next claim
             return 0.0
         now = time.monotonic()
         pause = worker.poll
@@ -123,15 +123,15 @@ class Claims:
             listener = worker.engine.listener
             connection = 0 if listener is None else listener.connections
             if now >= self._announced_until or connection != self._announced_on:
-                # Announce, look again, then sleep: whoever submits after that look sees the announcement. A server
-                # that crashed has forgotten it, and the listener has another connection then.
+                # Announce, poll again, then sleep: a submission after that poll sees the announcement. A server that
+                # # crashed has lost it, and the listener has a new connection then.
                 await worker.engine.sleep_for_work(timedelta(seconds=worker.poll + _OVERLAP))
                 if now >= self._announced_until + _OVERLAP or connection != self._announced_on:
                     self._next_look = _FIRST_LOOK
                 self._announced_until, self._announced_on = now + worker.poll, connection
                 return 0.0
-            # A transaction that looked for sleepers while none was announced may commit after our look: looks that
-            # grow rarer find what it submitted.
+            # A transaction that looked for sleeping workers before the announcement may commit after our poll:
+            # # polls at growing intervals find its submission.
             pause = min(max(self._announced_until - now, 0.01), self._next_look)
             self._next_look *= 5
         if self.idle_since is None:
@@ -140,7 +140,7 @@ class Claims:
 
 
 class Shares:
-    """Divides slots among lanes by weight. What does not divide is owed, so that few slots are fair in time."""
+    """Divides slots among lanes by weight. Remainders carry over, so that few slots are fair over time."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -149,7 +149,7 @@ class Shares:
         self._turns = dict.fromkeys(weights, 0)
 
     def of(self, limit: int) -> dict[str, int]:
-        """The share of each lane, in the order in which they may take what others leave over."""
+        """Return the share of each lane, in the order in which lanes may use what others leave."""
         shares = {}
         for lane, weight in self._weights.items():
             shares[lane], rest = divmod(limit * weight, self._total)
@@ -165,12 +165,12 @@ class Shares:
 
 
 def lane_weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Lanes with their weights, checked; names alone weigh the same."""
+    """Check lanes with their weights; names without weights count the same."""
     if isinstance(lanes, str):
-        raise InvalidInput(f"got the text {lanes!r}", field="lanes", allowed="a list of names, or names with weights")
+        raise InvalidInput(f"got the string {lanes!r}", field="lanes", allowed="a list of names, or names with weights")
     weights = dict(lanes) if isinstance(lanes, Mapping) else dict.fromkeys(lanes, 1)
     if not weights:
-        raise InvalidInput("no lane named", field="lanes", allowed="at least one lane")
+        raise InvalidInput("no lane given", field="lanes", allowed="at least one lane")
     for lane, weight in weights.items():
         check_lane(lane, "lanes")
         if type(weight) is not int or not 1 <= weight <= 100:

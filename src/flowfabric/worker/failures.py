@@ -1,4 +1,4 @@
-"""What an exception that left a handler means for its execution: the class, the category and the words to store."""
+"""The failure to report for an exception of a handler: its class, category and message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN_FILES = str(Path(__file__).parent.parent)
 
 
 class BadResult(Exception):
-    """What the handler returned does not fit its annotation, or has no JSON form."""
+    """The handler's result does not fit its annotation, or has no JSON form."""
 
 
 _LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
@@ -55,7 +55,7 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
         case RemoteError():
             category, failure_class = error.type_name.rpartition(".")[2], "transient"
         case TransportError() if error.retryable:
-            # Not the handler's doing: it is retried also where nothing says so.
+            # Not the handler's fault: it is retried even without a retry policy.
             return Failure(
                 authority=handle,
                 reason=describe_failure(error, skip=_is_ours),
@@ -82,9 +82,9 @@ def _is_ours(filename: str) -> bool:
 
 
 async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPolicy | dict[str, Any]:
-    """The retry that a handler asked for: when it says, as often as the execution's policy allows.
+    """Return the retry that a handler asked for: at its time, as often as the execution's policy allows.
 
-    One more round trip, on the way of a failure only: the claim does not carry the policy, which few handlers need.
+    This costs one round trip, only on failure: the claim does not carry the policy, which few handlers need.
     """
     found = await engine.read_execution(running.claimed.execution_id)
     frozen = ((found.policy or {}) if found is not None else {}).get("retry_policy")
@@ -99,7 +99,7 @@ async def _later(engine: Engine, running: Running, error: RetryLater) -> RetryPo
 
 
 def _wanted_pause(error: RetryLater) -> timedelta | None:
-    """How long the handler wants to wait. What is no duration at all is left to the policy: failing must not fail."""
+    """Return how long the handler wants to wait; an invalid duration is left to the policy: reporting must not fail."""
     if error.after is None:
         return None
     try:

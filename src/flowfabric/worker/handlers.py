@@ -1,4 +1,4 @@
-"""The executions that a worker holds: it runs their handlers and reports what came of them."""
+"""The executions that a worker holds: it runs their handlers and reports the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.worker")
-LAST_CALLS = 5.0  # seconds for giving back and reporting what the grace left over
+LAST_CALLS = 5.0  # seconds to give back and report the rest after the grace period
 
 
 class Handlers:
@@ -40,9 +40,9 @@ class Handlers:
         app = worker.app
         self.held: dict[UUID, Running] = {}  # by lease
         self.running: set[Running] = set()  # those whose handler has not ended
-        self.ends_at: float | None = None  # time.monotonic() when the grace is over
+        self.ends_at: float | None = None  # time.monotonic() at the end of the grace period
         self.hooks = overriding(app.middleware, "execute")
-        self.shared: dict[type, Any] = {}  # what the app provides, made when the worker starts
+        self.shared: dict[type, Any] = {}  # objects that the app provides, made when the worker starts
         self._worker = worker
         self._codecs: Codecs = app.codecs
         self._threads: Threads = worker.threads
@@ -50,7 +50,7 @@ class Handlers:
         self._processes: ProcessPool | None = None
 
     def begin(self, claimed: Sequence[Claimed], asked: float) -> None:
-        """Run what was claimed. `asked` is when, by `time.monotonic()`."""
+        """Run claimed executions. `asked` is the `time.monotonic()` of the claim."""
         worker = self._worker
         for one in claimed:
             running = Running(worker, one, worker.tasks[one.execution_kind], asked)
@@ -66,18 +66,18 @@ class Handlers:
 
     def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
         self.running.discard(running)
-        running.asyncio_task = None  # with it the cycle of references goes, and the collector has nothing to do
+        running.asyncio_task = None  # breaks the reference cycle, so that the garbage collector has nothing to do
         running.tasks.discard(task)
         self._worker.slot_free.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("execution %s: the runtime failed", running.claimed.execution_id, exc_info=error)
+            log.error("execution %s: the worker failed", running.claimed.execution_id, exc_info=error)
             reason = f"the worker failed: {type(error).__name__}: {error}"
             self._worker.reports.fail(
                 running, Failure(authority=running.handle, reason=reason, category="worker_failed")
             )
 
     async def run(self, running: Running) -> None:
-        """Run a handler to its end and report it. Raises only what is wrong with the worker itself."""
+        """Run a handler to its end and report it. Raises only errors of the worker itself."""
         current.running.set(running)
         task_tree.owner.set(running.tasks)
         task, claimed = running.task, running.claimed
@@ -109,14 +109,14 @@ class Handlers:
             else:
                 self._worker.reports.complete(running, result, encoding)
         if len(running.tasks) > 1:
-            # What the handler left behind has nobody to report to.
+            # Tasks that the handler left running are cancelled: nothing awaits them.
             this = asyncio.current_task()
             for other in list(running.tasks):
                 if other is not this:
                     other.cancel(HANDLER_ENDED)
 
     def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
-        """A result as it is stored."""
+        """Return a result as stored."""
         try:
             result = task.signature.result.encode(value)
         except InvalidInput as error:
@@ -140,14 +140,14 @@ class Handlers:
             except BaseException:
                 if running.unwound_at is None or running.is_cancelled:
                     raise
-                # Whatever became of it on the way out: it waits, and will be run again.
+                # However it unwound: it waits, and will run again.
             if running.unwound_at is None:
                 return value
             gate = running.unwound_at
             because = await park(running, [gate])
             if because is None:
                 raise Interrupted("parked")
-            # Nothing to wait for after all: from the top, with what is remembered.
+            # Nothing left to wait for: run again from the top, with the recorded steps.
             if because == "due" and gate.until is not None:
                 running.parking.pass_time(gate.until)
             await running.forget()
@@ -163,12 +163,12 @@ class Handlers:
             self._processes = None
 
     def kill_processes(self) -> None:
-        """End the processes of handlers at once. May be called by any thread."""
+        """Kill the processes of handlers immediately. Any thread may call it."""
         if self._processes is not None:
             self._processes.kill()
 
     async def _unsuccessful(self, running: Running, error: BaseException) -> None:
-        """What an exception that left the handler means."""
+        """Report the exception of a handler."""
         if running.is_parked:
             return
         while not running.is_cancelled:
@@ -185,43 +185,43 @@ class Handlers:
         self._discard(running)
 
     def _discard(self, running: Running) -> None:
-        """The handler ended, but its execution is not ours any more, or is about to be given back."""
+        """Drop the result: this worker no longer holds the execution, or is about to give it back."""
         if running.is_lost or not running.is_stopping:
             self.let_go(running)
 
     # Leases
 
     def let_go(self, running: Running) -> bool:
-        """The lease is not ours any more; False when that was known."""
+        """Forget a lease that this worker no longer holds; False if it was already forgotten."""
         return self.held.pop(running.handle.lease_id, None) is not None
 
     def lost(self, running: Running, error: FlowFabricError) -> None:
-        """The lease is gone: stop the handler; whatever it writes from now on is refused."""
+        """Stop the handler of a lost lease; the database refuses its later writes."""
         if not self.let_go(running):
             return
         running.is_lost = True
         if running.asyncio_task is None:
-            return  # the handler has ended; what it reports is answered by itself
-        log.warning("execution %s: %s; its handler is stopped", running.claimed.execution_id, error)
+            return  # the handler has ended; its report gets its own verdict
+        log.warning("execution %s: %s; stopping its handler", running.claimed.execution_id, error)
         running.stop(str(error))
 
     def must_end(self) -> None:
-        """The grace begins. May be called by any thread, before `stop`."""
+        """Start the grace period. Any thread may call it, before `stop`."""
         if self.ends_at is None:
             self.ends_at = time.monotonic() + self._worker.grace
 
     def is_over(self, running: Running) -> bool:
-        """Whether a handler may not run any longer. May be called by any thread."""
+        """Whether handlers have to end now. Any thread may call it."""
         return running.is_cancelled or (self.ends_at is not None and time.monotonic() > self.ends_at)
 
     def of_task(self, task: asyncio.Task[Any] | None) -> Running | None:
-        """Whose handler an asyncio task belongs to."""
+        """Return the execution that an asyncio task belongs to."""
         if task is None:
             return None
         return next((one for one in list(self.running) if task in one.tasks), None)
 
     async def give_back(self) -> None:
-        """Release what was stopped, for others to go on with at once."""
+        """Release stopped executions, so that other workers can continue them immediately."""
         stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
         if not stopped:
             return
@@ -229,7 +229,7 @@ class Handlers:
         for task in late:
             task.cancel()
         if late:
-            log.warning("%d executions could not be given back; their leases will lapse", len(late))
+            log.warning("%d executions could not be given back; their leases will expire", len(late))
 
     async def _release(self, one: Running) -> None:
         self.let_go(one)

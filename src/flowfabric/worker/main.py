@@ -1,4 +1,4 @@
-"""A worker as the whole of a process: signals, and an end that nothing can hold up."""
+"""A worker that owns its process: signals, and an exit that nothing can block."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.worker")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_AFTER_GRACE = 40.0  # seconds for giving back, reporting and closing, where each has its own limit
-_AFTER_CLOSE = 2.0  # seconds for threads and tasks of handlers that do not listen
+_AFTER_GRACE = 40.0  # seconds for giving back, reporting and closing, each with its own limit
+_AFTER_CLOSE = 2.0  # seconds for threads and tasks of handlers that ignore the stop
 
 
 def run(worker: Worker) -> None:
-    """Run until SIGTERM or SIGINT; a second signal ends the process at once, with exit code 128 + its number."""
+    """Run until SIGTERM or SIGINT; a second signal exits immediately, with exit code 128 + its number."""
     process = SignalledWorker(worker)
-    # Not the loop's own signal handlers: these run also while a handler holds up the loop.
+    # Not the loop's own signal handlers: these also run while a handler blocks the loop.
     before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
     try:
         try:
@@ -39,7 +39,7 @@ def run(worker: Worker) -> None:
 
 
 class SignalledWorker:
-    """A worker that stops when the process gets a signal, and a process that ends when the worker does not stop."""
+    """Stops the worker on a signal, and forces the process to exit if the worker does not stop."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -65,7 +65,7 @@ class SignalledWorker:
             self._loop.call_soon_threadsafe(self._worker.stop)
 
     def _exit_after(self, seconds: float, code: int) -> None:
-        """End the process when it has not ended by itself until then."""
+        """Force the process to exit if it has not exited by then."""
 
         def leave() -> None:
             log.warning("the process did not exit in time; forcing exit")
@@ -78,7 +78,7 @@ class SignalledWorker:
         timer.start()
 
     def cancel(self) -> None:
-        """It has ended by itself."""
+        """The process exits normally."""
         for timer in self._timers:
             timer.cancel()
 
@@ -86,10 +86,10 @@ class SignalledWorker:
 def _exit_now(worker: Worker, code: int) -> None:
     def last_words() -> None:
         worker.handlers.kill_processes()
-        log.warning("worker %s ends at once; its leases will lapse", worker.instance_id)
+        log.warning("worker %s exits immediately; its leases will expire", worker.instance_id)
         _flush()
 
-    # In a thread: whoever was interrupted by the signal may hold a lock that is needed.
+    # In a thread: the code that the signal interrupted may hold a lock that is needed.
     thread = threading.Thread(target=last_words, daemon=True)
     thread.start()
     thread.join(0.5)

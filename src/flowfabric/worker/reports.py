@@ -1,4 +1,4 @@
-"""What executions tell the database together: results, failures, and the steps they did or ask for."""
+"""Batched calls of executions: results, failures, and steps to record or read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GONE = (LeaseLost, ExecutionNotActive, NotFound)
 
 
 class Reports:
-    """The calls that many executions share. `each`: every result and failure in a call of its own."""
+    """The calls that many executions share. `each`: one call for every result and failure."""
 
     def __init__(self, worker: Worker, *, each: bool, lines: int) -> None:
         self._worker = worker
@@ -59,11 +59,11 @@ class Reports:
 
     @property
     def pending(self) -> int:
-        """How many results wait for their call."""
+        """How many results wait to be reported."""
         return self._completions.pending
 
     async def flushed(self, timeout: float | None = None) -> bool:
-        """Wait until all results and failures are reported; False when that takes too long."""
+        """Wait until all results and failures are reported; False if that takes too long."""
         until = None if timeout is None else time.monotonic() + timeout
         for batcher in (self._completions, self._failures):  # in this order: a result may become a failure
             if not await batcher.flushed(None if until is None else max(until - time.monotonic(), 0.001)):
@@ -71,7 +71,7 @@ class Reports:
         return True
 
     def close(self) -> None:
-        """Give up on what could not be reported."""
+        """Give up on results that could not be reported."""
         for batcher in (self._completions, self._failures, self._records, self._reads, self._outcomes):
             batcher.close()
 
@@ -88,9 +88,9 @@ class Reports:
         if not isinstance(verdict, FlowFabricError):
             self.completed_count += 1
         elif isinstance(verdict, _GONE) or verdict.retryable:
-            log.warning("execution %s: its result was not taken: %s", running.claimed.execution_id, verdict)
+            log.warning("execution %s: its result was not accepted: %s", running.claimed.execution_id, verdict)
         else:
-            # The result cannot be stored: that is how this attempt ended.
+            # The result cannot be stored, so the attempt failed.
             reason = f"the result cannot be stored: {verdict}"
             never = isinstance(verdict, InvalidInput)
             failure_class = "permanent" if never else "transient"
@@ -113,7 +113,7 @@ class Reports:
         running, failure = item
         is_refused = isinstance(verdict, FlowFabricError) and not isinstance(verdict, _GONE) and not verdict.retryable
         if is_refused and failure.retry_policy is not None:
-            # Failing must not fail: without what was asked for the failure is taken as it is.
+            # Reporting must not fail: without the requested retry, the failure is accepted.
             log.warning(
                 "execution %s: the retry it asks for is not possible: %s", running.claimed.execution_id, verdict
             )
@@ -121,7 +121,7 @@ class Reports:
             return
         self._worker.handlers.let_go(running)
         if isinstance(verdict, FlowFabricError):
-            log.warning("execution %s: its failure was not taken: %s", running.claimed.execution_id, verdict)
+            log.warning("execution %s: its failure was not accepted: %s", running.claimed.execution_id, verdict)
             return
         self.failed_count += 1
         log.info(
@@ -134,7 +134,7 @@ class Reports:
     # Steps
 
     async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
-        """Remember a step."""
+        """Record a step."""
         item = _Record(handle, step, self._worker.loop.create_future())
         self._records.put(item)
         answer: datetime | FlowFabricError | None = await item.answer
@@ -144,7 +144,7 @@ class Reports:
         return await self._engine.record_steps([(item.handle, item.step) for item in items])
 
     async def load_steps(self, execution_id: ExecutionId) -> list[Step]:
-        """What is remembered of an execution."""
+        """Return the recorded steps of an execution."""
         item = _Read(execution_id, self._worker.loop.create_future())
         self._reads.put(item)
         found: list[Step] | FlowFabricError = await item.answer
@@ -159,7 +159,7 @@ class Reports:
         return [found[item.execution_id] for item in items]
 
     async def outcome(self, execution_id: ExecutionId) -> Outcome | None:
-        """How another execution ended; None when it has not."""
+        """Return how another execution ended; None if it has not."""
         item = _Read(execution_id, self._worker.loop.create_future())
         self._outcomes.put(item)
         found: Outcome | FlowFabricError | None = await item.answer

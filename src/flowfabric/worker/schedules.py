@@ -1,4 +1,4 @@
-"""The duty that fires schedules, and storing those an app declares."""
+"""The duty that fires schedules, and the functions that store declared schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 1000
 
 
 class ScheduleDuty(Duty):
-    """Creates what schedules are due. Any number of processes may run it: one of them moves each schedule on."""
+    """Creates the executions of due schedules. Of any number of processes, one advances each schedule."""
 
     name = "schedules"
     interval = timedelta(seconds=1)
@@ -41,9 +41,9 @@ class ScheduleDuty(Duty):
                 break
             try:
                 made += await fire(self.engine, due)
-            except Exception as error:  # whatever is wrong with one, the others fire
+            except Exception as error:  # an error in one schedule must not stop the others
                 failing.add(due.name)
-                if due.name not in self._failing:  # said once, not every second
+                if due.name not in self._failing:  # logged once, not every second
                     log.warning("schedule %s: %s", due.name, error, exc_info=not isinstance(error, FlowFabricError))
         self._failing = frozenset(failing)
         return made
@@ -55,7 +55,7 @@ class ScheduleDuty(Duty):
 
 
 async def fire(engine: Engine, due: DueSchedule) -> int:
-    """Create what one schedule is due, unless somebody else does; answers how many were made."""
+    """Create the due executions of one schedule, unless another process does; returns how many were created."""
     timing = timings.from_json(due.timing)
     times, following = timings.missed(
         timing,
@@ -76,12 +76,12 @@ async def fire(engine: Engine, due: DueSchedule) -> int:
     if made:
         log.info("schedule %s fired %d time(s); next at %s", due.name, len(made), following)
     if len(made) < len(times):
-        log.warning("schedule %s: its lane is closed, %d executions were not made", due.name, len(times) - len(made))
+        log.warning("schedule %s: its lane is closed, %d executions were not created", due.name, len(times) - len(made))
     return len(made)
 
 
 async def run_now(engine: Engine, name: str) -> ExecutionId:
-    """Create what a schedule stands for once more, now; its own times stay as they are. `NotFound` if there is none."""
+    """Submit a schedule's task once now; its own times do not change. Raises `NotFound` for an unknown name."""
     due = await engine.schedule_as_due(name)
     if due is None:
         raise NotFound("schedule", name)
@@ -118,7 +118,7 @@ async def declare(engine: Engine, app: App) -> None:
 
 
 async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
-    """Store one schedule; answers created, changed or unchanged. `InvalidInput` when it is another app's."""
+    """Store one schedule; returns created, changed or unchanged. `InvalidInput` if it belongs to another app."""
     item: NewExecution = spec.submission.item()
     payload, encoding = item.input_payload, item.payload_encoding
     before = await engine.read_schedule(spec.name)
@@ -129,7 +129,9 @@ async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
                 f"the schedule {spec.name!r} belongs to the app {owner!r}", field="name", allowed="another name"
             )
         if before.kind != item.execution_kind:
-            log.warning("schedule %s submitted %s and now %s", spec.name, before.kind, item.execution_kind)
+            log.warning(
+                "schedule %s submitted %s before and now submits %s", spec.name, before.kind, item.execution_kind
+            )
         if _is_same(app, before, item):
             # A codec may write the same arguments differently each time.
             payload, encoding = before.payload, before.payload_encoding

@@ -1,6 +1,6 @@
-"""What a worker does beside running handlers, in a thread and loop of its own, so that no handler can hold it up.
+"""The worker's second thread, with its own event loop, which no handler can block.
 
-Leases are renewed here, the duties run here, schedules fire here, and what calls for them is heard here.
+It renews leases, runs the duties, fires schedules and receives the notifications for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
-_PATIENCE = timedelta(seconds=20)  # with a call of a duty; one that hangs keeps the others of its kind from being made
-_LAST_ROUND = timedelta(seconds=2)  # what a duty may take to finish its round when the worker stops
+_PATIENCE = timedelta(seconds=20)  # timeout of a duty's call; a hanging call would block the next ones of its kind
+_LAST_ROUND = timedelta(seconds=2)  # time for a duty to finish its round when the worker stops
 
 
 class SecondThread(threading.Thread):
@@ -51,21 +51,21 @@ class SecondThread(threading.Thread):
         except BaseException as error:
             self._error = error
             if self._ready.is_set():
-                # Without heartbeats every lease would lapse: better an end that is seen.
-                log.critical("the worker's service thread failed; the worker stops", exc_info=error)
+                # Without heartbeats every lease would expire: stop visibly instead.
+                log.critical("the worker's service thread failed; stopping the worker", exc_info=error)
                 with contextlib.suppress(RuntimeError):
                     self._worker.loop.call_soon_threadsafe(self._worker.stop)
             self._ready.set()
 
     async def started(self) -> None:
-        """Start the thread and wait until it is connected; raises what stood in the way."""
+        """Start the thread and wait until it is connected; raises the error if it cannot connect."""
         self.start()
         await asyncio.to_thread(self._ready.wait)
         if self._error is not None:
             raise self._error
 
     async def stopped(self, timeout: float = 10.0) -> None:
-        """Stop the thread and wait for it; raises what it had died of."""
+        """Stop the thread and wait for it; raises the error that ended it."""
         loop, stopping = self.loop, self._stopping
         if loop is not None and stopping is not None and self.is_alive():
             with contextlib.suppress(RuntimeError):
@@ -78,7 +78,7 @@ class SecondThread(threading.Thread):
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         worker = self._worker
-        # A connection for each that may want one, so that a slow duty does not hold up the leases.
+        # A connection for each part, so that a slow duty does not delay the leases.
         engine = await worker.app.open_engine(
             min_size=1, max_size=6, command_timeout=_PATIENCE, reconnect_for=timedelta(0)
         )
@@ -110,7 +110,7 @@ class SecondThread(threading.Thread):
             await first_of(tick, self._stopping, lost)
 
     async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
-        """Renew at a third of the lease: two lost heartbeats still leave time for a third."""
+        """Renew three times per lease: after two lost heartbeats there is time for a third."""
         now = time.monotonic()
         held = [
             one
@@ -121,11 +121,11 @@ class SecondThread(threading.Thread):
             chunk = held[at : at + _CHUNK]
             asked = time.monotonic()
             try:
-                # A heartbeat that takes longer than a third of the lease has missed its purpose.
+                # A heartbeat that takes longer than a third of the lease is too late.
                 async with asyncio.timeout(max(ttl / 3, 0.5)):
                     verdicts = await engine.renew_many([one.handle for one in chunk])
             except (FlowFabricError, TimeoutError) as error:
-                log.warning("%d leases could not be renewed: %s", len(chunk), str(error) or "no answer in time")
+                log.warning("%d leases could not be renewed: %s", len(chunk), str(error) or "no response in time")
                 for one in chunk:
                     if time.monotonic() - one.renewed_at >= ttl:
                         self._tell(one, LeaseLost("lease_expired", "it could not be renewed in time"))
@@ -139,7 +139,7 @@ class SecondThread(threading.Thread):
                     one.renewed_at = asked
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
-        """A lease is gone: flag it for threads at once, tell the loop as soon as it listens."""
+        """Report a lost lease: set the flag for threads immediately, and notify the loop."""
         if one.handle.lease_id not in self._worker.handlers.held:
             return  # it ended meanwhile
         one.is_lost = True
@@ -151,7 +151,7 @@ class SecondThread(threading.Thread):
     # The handlers' loop
 
     async def _watch_the_loop(self) -> None:
-        """Say when a handler holds the loop up, and interrupt it when it may not run any longer."""
+        """Log when a handler blocks the loop, and interrupt it when its grace period has ended."""
         loop, thread = self._worker.loop, self._worker.thread_id
         while True:
             answered = threading.Event()
@@ -169,14 +169,14 @@ class SecondThread(threading.Thread):
                     said = True
                     frame = sys._current_frames().get(thread)
                     log.warning(
-                        "%s holds up the worker's event loop for %.0f s:\n%s",
+                        "%s has blocked the worker's event loop for %.0f s:\n%s",
                         "something" if culprit is None else f"execution {culprit.claimed.execution_id}",
                         stalled,
                         "".join(traceback.format_stack(frame, limit=8)) if frame is not None else "",
                     )
                 if culprit is not None and stalled > 1.0 and self._worker.handlers.is_over(culprit):
                     culprit.is_stopping = True
-                    # Looked up again, with nothing in between: what is interrupted must be this handler and no other.
+                    # Looked up again immediately before: only this handler may be interrupted.
                     if asyncio.current_task(loop) in culprit.tasks:
                         raise_in(thread, Interrupted)
                 await asyncio.sleep(0.1)

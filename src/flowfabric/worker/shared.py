@@ -1,4 +1,4 @@
-"""Shared data: what an app provides for a class, made once per worker and given to the handlers that ask for it."""
+"""Shared data: objects that an app provides for a class, made once per worker and injected into handlers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowfabric.errors import InvalidInput
 
 
 def check_provided(tasks: Iterable[Task[Any, Any]], provided: Mapping[type, Any]) -> dict[type, Any]:
-    """What these tasks ask for; `InvalidInput` names the parameter for which nothing is provided."""
+    """Return the classes that these tasks ask for; `InvalidInput` names a parameter for which nothing is provided."""
     wanted: dict[type, Any] = {}
     for task in tasks:
         for parameter, cls in task.signature.data.items():
@@ -27,7 +27,7 @@ def check_provided(tasks: Iterable[Task[Any, Any]], provided: Mapping[type, Any]
 
 
 async def make(stack: contextlib.AsyncExitStack, cls: type, maker: Any) -> Any:
-    """The value for a class: the object itself, or what a function gives; a context manager it gives is entered."""
+    """Return the object for a class: the object itself, or a function's result; a context manager is entered."""
     if isinstance(maker, cls):
         return maker
     value = maker()
@@ -43,8 +43,8 @@ async def make(stack: contextlib.AsyncExitStack, cls: type, maker: Any) -> Any:
         value = stack.enter_context(value)
     if not isinstance(value, cls):
         raise InvalidInput(
-            f"what was made for {cls.__qualname__} is a {type(value).__name__}",
+            f"the object made for {cls.__qualname__} is a {type(value).__name__}",
             field="provide",
-            allowed=f"a {cls.__qualname__}, or a function that gives one",
+            allowed=f"a {cls.__qualname__}, or a function that returns one",
         )
     return value

@@ -1,8 +1,7 @@
-"""The worker: claims executions, runs their handlers, reports what came of them.
+"""The worker: claims executions, runs their handlers, reports the results.
 
-Claims ask for as many as there are free slots; finished work goes back with whatever else is finished by then. Leases
-are renewed in another thread (`second_thread.py`). Nothing that happens to one execution, to one call or to the
-connection ends the worker.
+A claim takes as many executions as there are free slots; results are reported in batches. Another thread renews the
+leases (`second_thread.py`). No failure of one execution, one call or the connection ends the worker.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from flowfabric.worker.second_thread import SecondThread
 from flowfabric.worker.shared import check_provided, make
 
 log = logging.getLogger("flowfabric.worker")
-_PATIENCE = timedelta(seconds=20)  # with a call; what takes longer is given up and made again
-_LAST_WORDS = 3.0  # seconds for a handler that was told to stop
+_PATIENCE = timedelta(seconds=20)  # timeout of a call; a call that takes longer is repeated
+_LAST_WORDS = 3.0  # seconds for a handler that was asked to stop
 Ack = Literal["batch", "each"]
 
 
 class Worker:
     """Runs the tasks of an app. `await worker.run()`, or `async with worker:` beside something else.
 
-    `lanes` are names, or names with weights: while both have work, three executions of a lane of weight 3 are begun
-    for each of a lane of weight 1, and all slots are for one when the other has none. Without `lanes` it serves those
-    of the app's tasks. `concurrency` is how many handlers run at once. `ack="each"` reports every execution in a call
-    of its own instead of together with others. `grace` is how long running handlers may go on after `stop`.
+    `lanes` are names, or names with weights: while both have work, the worker starts three executions of a lane of
+    weight 3 for each of a lane of weight 1; a lane alone uses all slots. Without `lanes` it serves those of the app's
+    tasks. `concurrency` is how many handlers run at the same time. `ack="each"` reports every execution in its own
+    call instead of in batches. `grace` is how long running handlers may continue after `stop`.
     `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
 
-    # Which the test kit replaces
+    # The test kit replaces these
     _claims_class: type[Claims] = Claims
     _handlers_class: type[Handlers] = Handlers
 
@@ -120,7 +119,7 @@ class Worker:
     # Life
 
     async def start(self) -> None:
-        """Connect and begin to work."""
+        """Connect and start working."""
         if is_loading_main():
             raise Unavailable("Worker.start", 'a child process loads this script: guard it with __name__ == "__main__"')
         wanted = check_provided(self.tasks.values(), self.app.provided)
@@ -136,7 +135,7 @@ class Worker:
                 min_size=1,
                 max_size=self._connections,
                 command_timeout=_PATIENCE,
-                # A handler waits for its database as long as its lease may live.
+                # A handler waits for the database as long as its lease may last.
                 reconnect_for=max(self.lease_ttl, timedelta(seconds=15)),
             )
             life.push_async_callback(self.engine.close)
@@ -164,30 +163,30 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Begin to stop: claim nothing more. `run` returns once what is running has ended or was given back."""
+        """Start to stop: claim nothing more. `run` returns once running executions have ended or were given back."""
         if not self.stopping.is_set():
-            log.info("worker %s stops: %d running", self.instance_id, len(self._running))
+            log.info("worker %s is stopping: %d running", self.instance_id, len(self._running))
         self.handlers.must_end()
         self.stopping.set()
         self.slot_free.set()
 
     async def close(self) -> None:
-        """Stop and wait: running handlers get `grace`, then their executions are given back for others."""
+        """Stop and wait: running handlers get `grace`, then their executions are given back to other workers."""
         if self._life is None:
             return
         life, self._life = self._life, None
         self.stop()
         async with life:
-            # Side by side: a claim that hangs must not keep what runs from being given back while its leases live.
+            # At the same time: a hanging claim must not stop executions from being given back while their leases last.
             await asyncio.gather(self._end_claims(), self._drain())
-            await self.handlers.give_back()  # what was claimed too late to be begun
+            await self.handlers.give_back()  # executions claimed too late to start
         log.info("worker %s has stopped", self.instance_id)
         if not self._claiming.cancelled() and (error := self._claiming.exception()) is not None:
             raise error
 
     async def _end_claims(self) -> None:
         _, late = await asyncio.wait([self._claiming], timeout=LAST_CALLS)
-        for claiming in late:  # what it may have claimed comes back when its leases lapse
+        for claiming in late:  # executions it may have claimed come back when their leases expire
             claiming.cancel()
 
     async def __aenter__(self) -> Self:
@@ -222,11 +221,11 @@ class Worker:
             await asyncio.sleep(0.01)
 
     def main(self) -> None:
-        """Run in this process until SIGTERM or SIGINT; a second signal stops at once. For programs and the CLI."""
+        """Run in this process until SIGTERM or SIGINT; a second signal exits immediately. For programs and the CLI."""
         main.run(self)
 
     async def _drain(self) -> None:
-        """Let what runs end within the grace; give the rest back."""
+        """Let running handlers end within the grace period; give the rest back."""
         ends_at = self.handlers.ends_at
         assert ends_at is not None
         while self._running and (left := ends_at - time.monotonic()) > 0:
@@ -239,7 +238,8 @@ class Worker:
         tasks = [one.asyncio_task for one in left_over if one.asyncio_task is not None]
         for one in left_over:
             one.stop("the worker stops")
-        # All at once: whoever takes over must not wait for a handler that does not listen, nor for a late report.
+        # All together: the worker that takes over must not wait for a handler that ignores the stop, or for a late
+        # # report.
         _, flushed, *_ = await asyncio.gather(
             self.handlers.give_back(),
             self.reports.flushed(max(ends_at - time.monotonic(), LAST_CALLS)),
@@ -252,7 +252,7 @@ class Worker:
                 self.threads.abandoned,
             )
         if not flushed:
-            log.warning("the database did not take the last results; their executions will be run again")
+            log.warning("the last results could not be reported; their executions will run again")
 
     async def _close_reports(self) -> None:
         self.reports.close()

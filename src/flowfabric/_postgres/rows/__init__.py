@@ -1,4 +1,4 @@
-"""Database row to record, nowhere else: one module per chapter, all of them as `rows.<record>`."""
+"""Database rows to records: one module per chapter, all available as `rows.<record>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims: the lease that a worker is given."""
+"""Claims: the lease that a worker receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPT_TYPES = {kind.value: kind for kind in AttemptType}
 
 
 def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
-    """A lease from the columns `statements.CLAIMED`, in that order: unpacked by place, because this is the hot path."""
+    """A lease from the columns `statements.CLAIMED`, in that order: unpacked by position: this is the hot path."""
     (
         partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
         lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,

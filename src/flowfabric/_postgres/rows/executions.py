@@ -33,7 +33,7 @@ def execution(row: Row) -> Execution:
             attempt_index=row["attempt_index"],
             last_heartbeat_at=row["lease_renewed_at"],
         )
-    # Once a retry is scheduled the failed attempt is no longer the current one; its index stays.
+    # Once a retry is scheduled, the failed attempt is no longer current; its index stays.
     has_attempt = row["attempt_id"] is not None and row["pending"] != "retry"
     return Execution(
         execution_id=ExecutionId.of(row["partition"], row["id"]),
@@ -176,7 +176,7 @@ def context(row: Row) -> ExecutionContext:
 
 
 def outcome(row: Row) -> Outcome:
-    """How an execution ended; without a state when it is not stored."""
+    """How an execution ended; without a state if it is not stored."""
     return Outcome(
         state=None if row["state"] is None else State(row["state"]),
         result=row["result"],

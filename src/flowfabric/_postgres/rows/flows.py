@@ -100,7 +100,7 @@ def _policy(kind: str, k: int | None, cancel_rest: bool) -> EdgeGroupPolicy:
 
 
 def flow_info(row: Row) -> FlowInfo:
-    """What lists show of a flow."""
+    """A flow as lists show it."""
     if row["state"] == "cancelled":
         status = FlowStatus.CANCELLED
     else:
@@ -123,7 +123,7 @@ def flow_info(row: Row) -> FlowInfo:
 
 
 def flow_summary(row: Row) -> FlowSummary:
-    """The members of a flow as last counted."""
+    """The counts of a flow's members, as last counted."""
     counts = {f"members_{name}": row[name] for name in _BUCKETS}
     total = sum(counts.values())
     return FlowSummary(

@@ -16,7 +16,7 @@ def lane(row: Row) -> Lane:
 
 
 def lane_stats(row: Row) -> LaneStats:
-    """What waits in a lane and runs from it."""
+    """How many executions wait in a lane and run from it."""
     return LaneStats(
         lane_id=row["name"],
         state=LaneState(row["state"]),

@@ -1,4 +1,4 @@
-"""Schedules, as they are stored and as they are due."""
+"""Stored and due schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric.values.schedule import DueSchedule, Schedule
 
 
 def schedule(row: Row) -> Schedule:
-    """Recurring work as it is stored."""
+    """A stored schedule."""
     return Schedule(
         name=row["name"],
         kind=row["kind"],
@@ -27,7 +27,7 @@ def schedule(row: Row) -> Schedule:
 
 
 def due_schedule(row: Row) -> DueSchedule:
-    """A schedule at the time it should fire."""
+    """A due schedule."""
     return DueSchedule(
         name=row["name"],
         kind=row["kind"],

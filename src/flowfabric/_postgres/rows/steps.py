@@ -1,4 +1,4 @@
-"""Remembered steps."""
+"""Recorded steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric.values.step import Step
 
 
 def step(row: Row) -> Step:
-    """A remembered step."""
+    """A recorded step."""
     return Step(
         execution_id=ExecutionId.of(row["partition"], row["id"]),
         generation=row["generation"],

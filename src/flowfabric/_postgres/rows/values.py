@@ -1,4 +1,4 @@
-"""What a row is, and how the JSON in it is read."""
+"""The type of a row, and how its JSON is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Verdicts: one row per item of a call, and the exception that a refusal stands for.
+"""Verdicts: one row per item of a call, and the exception for a refusal.
 
-Items are numbered from 1. A row with the ordinal 0 speaks for all items that have no row of their own, so that a call
-in which everything went well returns a single row.
+Items are numbered from 1. A row with the ordinal 0 applies to all items without their own row, so that a call in which
+everything succeeds returns a single row.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.state import State
 
-FOR_ALL = 0  # the ordinal of a row that speaks for every item without a row of its own
+FOR_ALL = 0  # the ordinal of a row that applies to every item without its own row
 
 
 def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record]:
-    """Verdict rows in the order of the items they answer."""
+    """Return verdict rows in the order of their items."""
     ordered: list[asyncpg.Record | None] = [None] * count
     for row in found:
         if row["ordinal"] != FOR_ALL:
@@ -32,7 +32,7 @@ def by_place(found: Sequence[asyncpg.Record], count: int) -> list[asyncpg.Record
 
 
 def refused(row: Row, execution_id: ExecutionId) -> FlowFabricError:
-    """The exception a verdict stands for."""
+    """Return the exception for a verdict."""
     code, detail = row["code"], row["detail"] or ""
     if code == "execution_not_active":
         state = State(row["state"])

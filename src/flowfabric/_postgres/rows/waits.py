@@ -21,7 +21,7 @@ from flowfabric.values.wait import (
 
 
 def pending_waitpoint(row: Row, execution_id: ExecutionId) -> PendingWaitpoint:
-    """A waitpoint that can be signalled."""
+    """A waitpoint that accepts signals."""
     return PendingWaitpoint(
         waitpoint_id=row["waitpoint_id"],
         waitpoint_key=row["waitpoint_key"],
@@ -44,7 +44,7 @@ def _bound(row: Row) -> tuple[BoundWaitpoint, ...]:
 
 
 def suspension_details(row: Row) -> SuspensionDetails:
-    """What a call that suspended tells about it."""
+    """The result of a call that suspended."""
     first, *others = _bound(row)
     return SuspensionDetails(
         suspension_id=row["suspension_id"],
@@ -56,7 +56,7 @@ def suspension_details(row: Row) -> SuspensionDetails:
 
 
 def suspension(row: Row, execution_id: ExecutionId) -> Suspension:
-    """A suspension as it is stored."""
+    """A stored suspension."""
     return Suspension(
         suspension_id=row["suspension_id"],
         execution_id=execution_id,
@@ -111,7 +111,7 @@ def received_signal(row: Row) -> ReceivedSignal:
 
 
 def recorded_signal(row: Row) -> RecordedSignal:
-    """A signal with what it did."""
+    """A signal and its effect."""
     return RecordedSignal(
         ordinal=row["ordinal"],
         waitpoint_id=row["waitpoint_id"],
@@ -125,7 +125,7 @@ def recorded_signal(row: Row) -> RecordedSignal:
 
 
 def wait(row: Row) -> Wait:
-    """A waitpoint that can be signalled, with the execution that waits there."""
+    """A waitpoint that accepts signals, with the execution that waits there."""
     return Wait(
         execution_id=ExecutionId.of(row["partition"], row["id"]),
         execution_kind=row["kind"],
@@ -149,5 +149,5 @@ def open_wait(row: Row, use: int) -> OpenWait:
 
 
 def wait_result(row: Row) -> WaitResult:
-    """How a handler's wait stands."""
+    """The state of a handler's wait."""
     return WaitResult(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))

@@ -1,9 +1,9 @@
--- Settings of functions. A migration applies them after it has created the functions; no function carries its own.
+-- Settings of functions. A migration applies them after it has created the functions; no function sets its own.
 --
 -- owner    Every function that runs with the owner's rights has a fixed search path, so that no object of a caller can
---          take the place of one of ours.
+--          replace one of ours.
 -- keyed    Hot calls that reach their rows by key, through arrays. The planner does not know how long the arrays are
---          and would hash or scan whole tables; one generic plan saves planning on every call.
+--          and would hash or scan whole tables; one generic plan saves the planning of every call.
 -- reads    Reads of a few executions by key: the same joins, but planned for the arguments at hand.
 -- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.

@@ -1,1 +1,1 @@
-"""One execution while its handler runs here: steps, waits, other executions, and how it is parked."""
+"""One execution while its handler runs here: steps, waits, children, and parking."""

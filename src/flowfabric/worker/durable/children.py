@@ -1,4 +1,4 @@
-"""Other executions as a handler submits them and waits for them: tasks and flows."""
+"""Tasks and flows that a handler submits and waits for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def submit_durably(
     submission: Submission,
     around: Callable[[Callable[[Submission], Awaitable[Run[Any]]]], Callable[[Submission], Awaitable[Run[Any]]]],
 ) -> Run[Any]:
-    """Submit once, however often the handler is run again; `around` is the middleware, for what is new."""
+    """Submit only once, even if the handler is re-run; `around` is the middleware, for new submissions."""
     await running.check()
     name = f"submit {submission.kind}"
     use, known = (await running.memory()).next(name, "submit")
@@ -58,8 +58,8 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
     item = submission.item(creator=parent)
     engine, made = running.worker.engine, None
     if submission.options.on_duplicate in ("raise", "replace") and item.idempotency_key:
-        # The key is settled first and then remembered, which finds it known: as made here, if an earlier run
-        # came no further than that.
+        # Submit with the key first, then record the step, which finds the key known. If an earlier run got
+        # # only this far, the execution still counts as created here.
         try:
             made = await running.worker.client.create(item, submission.options)
         except Conflict as error:
@@ -76,7 +76,7 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
 
 
 async def flow_seed(running: Running, name: str) -> UUID | None:
-    """What the ids of a flow submitted here come from, the same in every run of the handler; None inside a step."""
+    """Return the seed for the ids of a flow submitted here, the same in every run; None inside a step."""
     await running.check()
     if in_step.get():
         return None
@@ -95,7 +95,7 @@ async def end_of_flow(
     live: Callable[[], Awaitable[list[ExecutionId]]],
     timeout: timedelta | None = None,
 ) -> None:
-    """Wait until none of a flow's members is `live`. That it took too long is remembered for this run."""
+    """Wait until none of a flow's members is `live`. A timeout is recorded for this run."""
     await running.check()
     name = f"result of flow {flow_id}"
     use, known = (await running.memory()).next(name, "result")
@@ -119,10 +119,10 @@ def _check_not_in(running: Running, members: Sequence[ExecutionId]) -> None:
 
 
 async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timedelta | None = None) -> Outcome:
-    """How another execution ended.
+    """Wait for another execution and return how it ended.
 
-    A success is remembered for good. That it failed, or was late, is remembered for this run of the handler: a
-    retry looks again.
+    A success is recorded permanently. A failure or a timeout is recorded for this run of the handler: a retry checks
+    again.
     """
     await running.check()
     name = _name_of_result(running, execution_id)

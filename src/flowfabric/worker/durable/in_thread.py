@@ -1,4 +1,4 @@
-"""A synchronous handler and the event loop: what it does durably are the same coroutines, run from its thread.
+"""Durable operations of a synchronous handler: the same coroutines, called from its thread.
 
 `in_thread` runs a coroutine on the worker's loop while the handler's thread waits. Two things differ from an async
 handler: the function of a step runs in the handler's own thread, and where the coroutine would wait without a worker,
@@ -31,7 +31,7 @@ class CallingThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self.raised: tuple[Exception, TracebackType | None] | None = None  # by the last function
+        self.raised: tuple[Exception, TracebackType | None] | None = None  # exception of the last function
 
     async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call a function in the thread. For the coroutine."""
@@ -102,10 +102,10 @@ def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
         raise
     except Exception as error:
         if thread.raised is not None and thread.raised[0] is error:
-            error.__traceback__ = thread.raised[1]  # as the function raised it, without the way over the loop
+            error.__traceback__ = thread.raised[1]  # as the function raised it, without the frames of the loop
         raise
     except BaseException:
-        future.cancel()  # the handler is unwound, so the coroutine has nobody to return to
+        future.cancel()  # the handler unwinds, so nothing awaits the coroutine
         raise
     finally:
         thread.raised = None

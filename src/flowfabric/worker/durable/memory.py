@@ -1,9 +1,8 @@
-"""What is remembered of an execution's steps, as one run of its handler asks for it, and how exceptions are kept.
+"""The recorded steps of an execution, as one run of its handler reads them, and how exceptions are stored.
 
-A step is known by its kind, its name and the number of the use: how often the handler used the name before in this run
-(0 for the first use; `n` in the records). Successes are kept over
-retries and crashes; a failure is kept within its run, so that a handler that is woken up takes the branch it took
-before, and one that is retried tries again.
+A step is identified by its kind, its name and the number of the use: how often the handler used the name before in this
+run (0 for the first use; `n` in the records). Successes are kept over retries and crashes. A failure is kept within its
+run, so that a handler that is woken takes the same branch, and a handler that is retried tries again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Memory:
         self._uses: Counter[tuple[StepKind, str]] = Counter()
         self._known: dict[tuple[StepKind, str, int], Step] = {}
         self._failed_before = False
-        self.unanswered: set[tuple[str, int]] = set()  # waits by name and use that ended without a signal in this run
+        self.unanswered: set[tuple[str, int]] = set()  # waits that ended without a signal in this run, by name and use
         for step in steps:
             if step.error is None or step.run == run:
                 self._known[step.kind, step.name, step.n] = step
@@ -39,20 +38,20 @@ class Memory:
                 self._failed_before = True
 
     def next(self, name: str, kind: StepKind) -> tuple[int, Step | None]:
-        """The number of this use of the name, and what is remembered of it."""
+        """Return the number of this use of the name, and its recorded step."""
         use = self._uses[kind, name]
         self._uses[kind, name] = use + 1
         return use, self._known.get((kind, name, use))
 
     def known(self, name: str, kind: StepKind, use: int) -> Step | None:
-        """What is remembered of a use of the name that was asked for before."""
+        """Return the recorded step of an earlier use of the name."""
         return self._known.get((kind, name, use))
 
     def not_reached(self) -> list[tuple[str, int]]:
-        """What an earlier run did and this one did not ask for, by name and use.
+        """Return the steps that an earlier run recorded and this one did not reach, by name and use.
 
-        Empty when a failure in an earlier run explains that it went another way. A time or a result that is not asked
-        for any more harms nobody.
+        Empty if a failure in an earlier run explains the different branch. An unused time or awaited result does no
+        harm.
         """
         if self._failed_before:
             return []
@@ -64,7 +63,7 @@ class Memory:
 
 
 def check_name(name: object) -> str:
-    """The name of a step as a handler gives it."""
+    """Check the name of a step."""
     checked = check_text(name, "name")
     if not checked:
         raise InvalidInput("empty", field="name", allowed="a non-empty text")
@@ -75,9 +74,9 @@ SEALED = "[sealed]"
 
 
 def encode_error(error: BaseException, *, sealed: bool) -> tuple[str, bytes | None]:
-    """A step's exception as it is stored: its class and its words, and, apart, as much of it as is plain JSON.
+    """Return a step's exception for storage: its class and message, and separately its plain JSON attributes.
 
-    `sealed`: the part that is kept apart passes the app's codecs, so the words go there too.
+    `sealed`: the separate part passes the app's codecs, so the message goes there too.
     """
     words = escape_text(error, _MAX_TEXT)
     stored = {
@@ -95,16 +94,16 @@ def encode_error(error: BaseException, *, sealed: bool) -> tuple[str, bytes | No
 
 
 def _plain(value: Any) -> Any:
-    """The value, if JSON gives it back as it is; else None."""
+    """Return the value if JSON returns it unchanged; else None."""
     try:
         text = msgspec.json.encode(value)
         return value if len(text) <= _MAX_VALUE and msgspec.json.decode(text) == value else None
-    except Exception:  # an object of somebody else's: whatever is wrong with it, it is not plain
+    except Exception:  # a user's object that raises is not plain
         return None
 
 
 def remembered_error(step: Step, details: bytes | None) -> Exception:
-    """The exception a step failed with: of its own class where that is loaded, with what was kept of it."""
+    """Return the exception of a failed step: of its own class if that is loaded, with its stored attributes."""
     stored: dict[str, Any] = step.error or {}
     try:
         kept = {} if details is None else msgspec.json.decode(details)
@@ -121,7 +120,7 @@ def remembered_error(step: Step, details: bytes | None) -> Exception:
             made.args = (message,) if args is None else tuple(args)
             made.__dict__.update(kept.get("attributes") or {})
             str(made)
-        except Exception:  # noqa: S110 - a class that cannot be made like this is told in words
+        except Exception:  # noqa: S110 - a class that cannot be created this way is described in the message
             pass
         else:
             return made

@@ -1,9 +1,9 @@
-"""One execution while its handler runs here: its lease, what is remembered of it, and how it is stopped.
+"""One execution while its handler runs here: its lease, its recorded steps, and how it is stopped.
 
-What a handler does durably are functions of the other files: `steps.py`, `waits.py`, `children.py`. When all that the
+The durable operations of a handler are in the other files: `steps.py`, `waits.py`, `children.py`. When everything the
 handler waits for needs no worker, the execution is parked (`parking.py`): the lease is given back, the handler is
-stopped, and it is run again from the top later, with what it did answered from memory. Parking never raises inside the
-tasks of an async handler: their futures just stay pending until the handler as a whole is stopped.
+stopped, and later it runs again from the top; finished steps return their stored result. Parking never raises inside
+the tasks of an async handler: their futures just stay pending until the handler as a whole is stopped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.task")
-_REFUSALS = 3  # calls of a stopped handler that are refused at once
+_REFUSALS = 3  # calls of a stopped handler that are refused immediately
 _LAST_WAIT = 1.0
 
 
 class StepHook(Protocol):
-    """Sees what handlers do, before and after it is remembered. Submissions and waits are seen afterwards only."""
+    """Called before and after a step is recorded; for submissions and waits only afterwards."""
 
     async def before(self, running: Running, name: str, use: int) -> None: ...
     async def after(self, running: Running, name: str, use: int) -> None: ...
@@ -72,17 +72,17 @@ class Running:
         self.claimed = claimed
         self.handle: Handle = claimed.handle
         self.task = task
-        self.claimed_at = claimed_at  # time.monotonic() when the claim was asked for
+        self.claimed_at = claimed_at  # time.monotonic() when the claim was sent
         self.renewed_at = claimed_at
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.call: Interruptible | None = None  # of a plain handler
+        self.call: Interruptible | None = None  # of a synchronous handler
         self.is_lost = False
         self.is_stopping = False
         self.is_parked = False
         self.stop_reason = ""
         self._parking: Parking | None = None
-        # Of a synchronous handler: the gate at which it waits, from then on until it has ended.
+        # The gate at which a synchronous handler waits, until it has unwound.
         self.unwound_at: Gate | None = None
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
@@ -92,12 +92,12 @@ class Running:
 
     @property
     def parking(self) -> Parking:
-        """What the handler waits for. Made when it first waits: most never do."""
+        """The gates that the handler waits for. Created when it first waits: most never do."""
         if self._parking is None:
             self._parking = Parking(self)
         return self._parking
 
-    # What the context shows
+    # For the context
 
     @property
     def is_cancelled(self) -> bool:
@@ -118,7 +118,7 @@ class Running:
         return self._log
 
     def database_now(self) -> datetime:
-        """About what the database's clock says, never ahead of it: its time at the claim and what has passed since."""
+        """Estimate the database's clock, never ahead of it: its time at the claim plus the time since."""
         at_claim = self.claimed.lease_expires_at - self.handle.lease_ttl
         return at_claim + timedelta(seconds=time.monotonic() - self.claimed_at - self._lag)
 
@@ -147,7 +147,7 @@ class Running:
         self.loaded_memory = Memory(steps, claimed.retry_count + claimed.replay_count)
 
     async def check(self) -> None:
-        """Refuse what a handler asks for that was told to stop."""
+        """Refuse calls of a handler that was asked to stop."""
         if not self.is_cancelled:
             return
         if wait := self.refused():
@@ -157,13 +157,13 @@ class Running:
     def refused(self) -> float:
         """Count a refusal; returns for how many seconds the handler must wait for it.
 
-        A handler that ignores the first ones and asks again and again must not hold up the loop.
+        A handler that ignores the first refusals and keeps calling must not block the loop.
         """
         self._refused += 1
         return min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT) if self._refused > _REFUSALS else 0
 
     async def record(self, step: NewStep) -> datetime | None:
-        """Remember a step; the calls of concurrent executions go together."""
+        """Record a step; concurrent executions share calls."""
         await self.check()
         hook = self.worker.step_hook
         if hook is not None:
@@ -197,15 +197,15 @@ class Running:
 
     @property
     def client(self) -> AsyncClient:
-        """Submits what the handler submits."""
+        """The client for the handler's submissions."""
         return self.worker.client
 
     @property
     def host(self) -> Host:
-        """Where its flows are submitted."""
+        """The app that its flows are submitted to."""
         return self.worker.app
 
-    # What the handler does durably, chapter by chapter
+    # Durable operations of the handler, by chapter
 
     step = steps.step
     now = steps.now
@@ -221,7 +221,7 @@ class Running:
     # The end
 
     def stop(self, reason: str) -> None:
-        """Stop the handler: its tasks are cancelled, a plain one is unwound at its next line."""
+        """Stop the handler: its tasks are cancelled, a synchronous one unwinds at its next line."""
         self.is_stopping = True
         self.stop_reason = reason
         for task in list(self.tasks):
@@ -234,22 +234,22 @@ class Running:
             self.call.interrupt()
 
     async def forget(self) -> None:
-        """Begin the handler anew: what is remembered is read again."""
+        """Restart the handler: the recorded steps are read again."""
         self.unwound_at = None
         self._refused = 0
         await self._load()
 
     async def left_out(self) -> list[tuple[str, int]]:
-        """What an earlier run of the handler did and this one has not asked for, by name and use."""
+        """Return the steps that an earlier run recorded and this one has not reached, by name and use."""
         return (await self.memory()).not_reached() if self.task.steps == "strict" else []
 
     async def steps_changed(self) -> StepsChanged | None:
-        """The error for a handler that ended without steps it had done before."""
+        """Return the error for a handler that ended without steps it recorded before."""
         gone = [name for name, use in await self.left_out() if use == 0]
         if not gone:
             return None
         return StepsChanged(
-            f"an earlier run did {', '.join(map(repr, gone))} and this one ended without:"
-            " the code was changed while the execution was under way",
+            f"an earlier run recorded {', '.join(map(repr, gone))} and this one ended without:"
+            " the code changed while the execution was unfinished",
             execution_id=self.claimed.execution_id,
         )

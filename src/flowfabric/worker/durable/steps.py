@@ -1,7 +1,6 @@
-"""Steps of a handler: run once, remembered, and answered from memory in later runs.
+"""Steps of a handler: run once, recorded, and returned from the record in later runs.
 
-Inside the function of a step nothing else is remembered: the step is. What a handler could do durably is done plainly
-there.
+Inside the function of a step nothing else is recorded: steps, sleeps and submissions there simply run.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ async def step(
     retry: RetryPolicy | None,
     timeout: Duration | None,
 ) -> Any:
-    """Run a function once under this name, and return what it returned, in this run and in every later one."""
+    """Run a function once under this name, and return its result, in this run and in every later one."""
     await running.check()
     check_name(name)
     returned = _returned(name, fn)
     if calling_thread.get() is not None and inspect.iscoroutinefunction(fn):
-        raise InvalidInput(f"{name!r} is async", field="fn", allowed="a plain function, in a plain handler")
+        raise InvalidInput(f"{name!r} is async", field="fn", allowed="a synchronous function, in a synchronous handler")
     seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
     if in_step.get():
         return await _try(running, fn, args, kwargs, retry, seconds)
@@ -65,12 +64,12 @@ async def step(
         await running.record(_failed(running, name, use, error, begun))
         raise
     await running.record(done)
-    # Decoded from what is stored, not the object that the function returned: a later run gets the same.
+    # Decoded from the stored bytes, not the object that the function returned: a later run gets the same.
     return returned.decode(encoded)
 
 
 async def now(running: Running) -> datetime:
-    """The database's time when the handler first asked."""
+    """Return the database's time of the handler's first call."""
     await running.check()
     if in_step.get():
         return running.database_now()
@@ -88,7 +87,7 @@ async def _try(
     retry: RetryPolicy | None,
     seconds: float | None,
 ) -> Any:
-    """Call the function, again where its policy says so."""
+    """Call the function, with retries if its policy says so."""
     tries = 0
     while True:
         try:
@@ -111,7 +110,7 @@ async def _call(running: Running, fn: Callable[..., Any], args: tuple[Any, ...],
         return await thread.run(_call_inside_step, fn, args, kwargs)
     if inspect.iscoroutinefunction(fn):
         return await fn(*args, **kwargs)
-    target = getattr(fn, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    target = getattr(fn, "__call__", None)  # noqa: B004 - an object with an async __call__
     if inspect.iscoroutinefunction(target):
         return await fn(*args, **kwargs)
     value = await running.worker.threads.run(fn, *args, **kwargs)
@@ -125,7 +124,7 @@ def _call_inside_step(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
 
 @contextlib.contextmanager
 def _inside_step() -> Iterator[None]:
-    """What is called here is part of the step: nothing of it is remembered by itself."""
+    """Mark the calls in this block as part of the step: none of them is recorded separately."""
     inside, scope = in_step.set(True), current.running.set(None)
     try:
         yield
@@ -149,7 +148,7 @@ def _returned(name: str, fn: Callable[..., Any]) -> ValueType:
 def _done(
     running: Running, name: str, use: int, value: Any, returned: ValueType, begun: float
 ) -> tuple[bytes | None, NewStep]:
-    """The result of a step, as it is read back and as it is stored."""
+    """Return the result of a step, as read back and as stored."""
     what = f"result of step {name!r}"
     encoded = returned.encode(value, field=what)
     sealed, encoding = (None, None) if encoded is None else running.worker.codecs.seal(encoded)
@@ -167,7 +166,7 @@ def _failed(running: Running, name: str, use: int, error: Exception, begun: floa
 
 
 def _recall(running: Running, known: Step, returned: ValueType) -> Any:
-    """What a step of an earlier run returned, or the exception it failed with."""
+    """Return the stored result of a step, or raise its stored exception."""
     codecs = running.worker.codecs
     if known.error is not None:
         try:
@@ -190,7 +189,7 @@ def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:
 
 
 def _backoff(policy: RetryPolicy, retries: int) -> float:
-    """Seconds before the next try of a step."""
+    """Return the seconds before the next try of a step."""
     backoff = policy.backoff
     if isinstance(backoff, Exponential):
         most = duration(backoff.maximum, "maximum").total_seconds()

@@ -1,15 +1,14 @@
 """Which asyncio tasks belong to a handler, and whether all of them wait for something that needs no worker.
 
-The worker's loop makes tasks through `factory`, which notes for whom. A handler may be stopped and run again later
-when each of its tasks waits for a parked future, directly or through its siblings (gather, a TaskGroup, `await task`,
-asyncio.wait, as_completed, shield, a lock or semaphore of its own). Whatever is not understood counts as busy, and so
-does everything inside an `asyncio.timeout` that has yet to strike: then the handler simply stays where it is until its
-wait is over.
+The worker's loop makes tasks through `factory`, which records their handler. A handler may be stopped and run again
+later when each of its tasks waits for a parked future, directly or through its siblings (gather, a TaskGroup, `await
+task`, asyncio.wait, as_completed, shield, a lock or semaphore of its own). Anything unknown counts as busy, and so does
+everything inside an `asyncio.timeout` that has not expired: then the handler keeps its slot until its wait ends.
 
-`all_wait` is the one function that reads the insides of asyncio and CPython: `_fut_waiter`, `cr_await`, the frames and
-closures of the standard library's own coroutines. Everything below it serves it alone. Checked with
-`tests/unit/test_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first. If those insides
-change, handlers are taken for busy and keep their slots, which the tests notice.
+`all_wait` is the only function that reads internals of asyncio and CPython: `_fut_waiter`, `cr_await`, the frames and
+closures of the standard library's own coroutines. Everything below it is its helper. Checked with
+`tests/unit/test_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first. If those
+internals change, handlers count as busy and keep their slots, which the tests notice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ owner: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("flowfabric_tasks"
 
 
 def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
-    """A task factory that notes every task a handler makes."""
+    """A task factory that records every task a handler makes."""
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
     tasks = owner.get()
     if tasks is not None:
@@ -42,14 +41,14 @@ def all_wait(tasks: Tasks, parked: Futures) -> bool:
     return all(task.done() or _waits(task, tasks, parked) for task in tasks)
 
 
-# The insides that `all_wait` reads
+# The internals that `all_wait` reads
 
 
 def _codes(*found: object) -> frozenset[CodeType]:
     return frozenset(fn.__code__ for fn in found if hasattr(fn, "__code__"))
 
 
-# Coroutines of the standard library that wait for tasks and for nothing else. Some have moved between versions.
+# Coroutines of the standard library that wait only for tasks. Some have moved between versions.
 _JOINS = _codes(asyncio.TaskGroup.__aexit__, getattr(asyncio.TaskGroup, "_aexit", None))
 _WAIT = _codes(getattr(asyncio.tasks, "_wait", None))
 _AS_COMPLETED = _codes(
@@ -57,14 +56,14 @@ _AS_COMPLETED = _codes(
 ) | frozenset(
     code for code in asyncio.as_completed.__code__.co_consts if isinstance(code, CodeType) and "one" in code.co_name
 )
-# Tools of which one task waits until another of the same handler lets go.
+# Locks: one task waits until another of the same handler releases it.
 _LOCKS = (asyncio.Lock, asyncio.Semaphore, asyncio.Barrier)
 
 
 def _waits(task: asyncio.Task[Any], tasks: Tasks, parked: Futures) -> bool:
     awaited = getattr(task, "_fut_waiter", None)
     if awaited is None or awaited.done():
-        return False  # about to go on
+        return False  # about to continue
     chain = list(_chain(task))
     if any(_has_timeout(coro) for coro in chain):
         return False
@@ -94,7 +93,7 @@ def _chain(task: asyncio.Task[Any]) -> Iterator[Any]:
 
 
 def _has_timeout(coro: Any) -> bool:
-    """Whether a coroutine is inside `asyncio.timeout` or `wait_for` with a time: its frame refers to the manager."""
+    """Whether a coroutine is inside `asyncio.timeout` or `wait_for` with a timeout: its frame refers to the manager."""
     for found in gc.get_referents(coro):
         manager = getattr(found, "__self__", found)
         if isinstance(manager, asyncio.Timeout) and manager.when() is not None:
@@ -103,7 +102,7 @@ def _has_timeout(coro: Any) -> bool:
 
 
 def _shielded(outer: Any) -> asyncio.Future[Any] | None:
-    """What a future made by `shield` stands for."""
+    """Return the inner future of one made by `shield`."""
     for callback, *_ in getattr(outer, "_callbacks", None) or ():
         if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
             for cell in callback.__closure__ or ():
@@ -113,7 +112,7 @@ def _shielded(outer: Any) -> asyncio.Future[Any] | None:
 
 
 def _joins(chain: list[Any], tasks: Tasks, parked: Futures) -> bool:
-    """Whether the innermost coroutines of a task wait for tasks of the same handler and nothing else."""
+    """Whether the innermost coroutines of a task wait only for tasks of the same handler."""
     innermost = chain[-1]
     code = innermost.cr_code
     if code in _JOINS:
@@ -141,7 +140,7 @@ def _completes(chain: list[Any], tasks: Tasks, parked: Futures) -> bool:
 
 
 def _is_own(tool: object, tasks: Tasks) -> bool:
-    """Whether a lock is this handler's own, as far as can be told: a variable of its code holds it, no global does."""
+    """Whether a lock belongs to this handler, as far as we can tell: a local variable holds it and no global does."""
     for task in tasks:
         for coro in _chain(task):
             if coro.cr_frame is None or coro.cr_frame.f_locals.get("self") is tool:

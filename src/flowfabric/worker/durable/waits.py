@@ -1,7 +1,7 @@
 """Waits of a handler: for a time, and for signals.
 
-A wait for signals has three forms: what the handler asks for (`WaitRequest`), the waitpoints that the engine opened for
-it (`OpenWait`), and how it ended (`WaitResult`), which is remembered for later runs.
+A wait for signals has three forms: the handler's request (`WaitRequest`), the waitpoints that the engine opened for it
+(`OpenWait`), and how it ended (`WaitResult`), which is recorded for later runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HANDLER_ENDED = "the handler has ended"
 
 
 async def sleep(running: Running, pause: Duration) -> None:
-    """Wait for as long as `pause` says, counted from the first run that came here."""
+    """Wait for `pause`, counted from the first run that reached this call."""
     await running.check()
     span = duration(pause, "pause")
     if span < timedelta(0):
@@ -45,7 +45,7 @@ async def sleep(running: Running, pause: Duration) -> None:
 
 
 async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> datetime:
-    """When a time of this length ends that began in the first run."""
+    """Return the end of a duration that began in the first run."""
     use, known = (await running.memory()).next(name, "sleep")
     if known is not None:
         until = known.at
@@ -59,13 +59,13 @@ async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> d
 
 
 async def waitpoint(running: Running, request: WaitRequest) -> OpenWait:
-    """The waitpoints of a wait, with their tokens; the handler waits later."""
+    """Open the waitpoints of a wait, with their tokens; the handler waits later."""
     use, known = await _next_wait(running, request)
     return await _open(running, request, use, is_new=known is None)
 
 
 async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | None = None) -> Any:
-    """Wait for signals, and return them as the handler is given them. `opened` is what `waitpoint` returned."""
+    """Wait for signals and return them to the handler. `opened` is the result of `waitpoint`."""
     await running.check()
     if opened is None:
         use, known = await _next_wait(running, request)
@@ -75,24 +75,24 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
     try:
         result = await _result(running, request, use, known, opened)
     except asyncio.CancelledError as error:
-        # A wait that the handler cancels has ended, also in every later run, whatever arrives meanwhile.
+        # A wait that the handler cancels has ended, also in every later run, even if signals arrive meanwhile.
         if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
             await _settle(running, SignalGate(request, use), give_up=True)
         raise
     while result.outcome == "given_up":
-        await running.parking.wait(Gate())  # an earlier run cancelled it in favour of something else: nothing ends it
+        await running.parking.wait(Gate())  # an earlier run cancelled it for another branch: nothing ends it
         await running.check()
     if opened is not None:
         unanswered = (await running.memory()).unanswered
         if (request.name, use) in unanswered:
-            raise InvalidInput("its time was over before", field="wait", allowed="a new waitpoint")
+            raise InvalidInput("it has already timed out", field="wait", allowed="a new waitpoint")
         if result.outcome != "resumed":
             unanswered.add((request.name, use))
     return _returned(running, request, result)
 
 
 def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any:
-    """What the handler gets for a wait that has ended."""
+    """Return the handler's result of a wait that has ended."""
     if result.outcome == "resumed":
         signals = request.signals(result.result, running.worker.codecs)
         return signals[-1] if request.is_single else signals
@@ -105,7 +105,7 @@ def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any
 async def _result(
     running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
 ) -> WaitResult:
-    """How a wait ended, in this run or in an earlier one."""
+    """Return how a wait ended, in this run or in an earlier one."""
     if known is not None and known.outcome is not None:
         return WaitResult(outcome=known.outcome, result=known.result, seen=())
     ids: Sequence[UUID]
@@ -135,7 +135,7 @@ async def _result(
 
 
 async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None]:
-    """The number of this use of the wait's name, and what is remembered of it."""
+    """Return the number of this use of the wait's name, and its recorded step."""
     await running.check()
     if in_step.get():
         raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
@@ -150,7 +150,7 @@ async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step 
 
 
 async def _open(running: Running, request: WaitRequest, use: int, *, is_new: bool) -> OpenWait:
-    """The waitpoints of a wait: made, or those of an earlier run."""
+    """Return the waitpoints of a wait: new ones, or those of an earlier run."""
     try:
         opened = await running.worker.engine.open_wait(running.handle, request.name, use, request.keys, request.timeout)
     except (LeaseLost, ExecutionNotActive) as error:
@@ -162,7 +162,7 @@ async def _open(running: Running, request: WaitRequest, use: int, *, is_new: boo
 
 
 async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) -> WaitResult:
-    """Ask the engine whether a wait has ended; `give_up`: it ends it if not."""
+    """Ask the engine whether a wait has ended; `give_up` ends it if not."""
     request = gate.request
     try:
         result = await running.worker.engine.settle_wait(

@@ -1,1 +1,1 @@
-"""Where functions run that would block the event loop: threads and processes."""
+"""Threads and processes for functions that would block the event loop."""

@@ -1,4 +1,4 @@
-"""Threads for plain functions: made when needed, kept for reuse, never in the way of the process's end."""
+"""Threads for synchronous functions: started when needed, reused, and never blocking the exit of the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDLE = 30.0  # seconds
 class Threads:
     """Runs functions in daemon threads, at most `limit` at a time. The standard pool would wait for them at exit.
 
-    A function whose caller has left does not count: it cannot be stopped, and must not keep others from running.
+    A function whose caller was cancelled does not count: it cannot be stopped, and must not block others.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,7 +32,7 @@ class Threads:
         self.abandoned = 0
 
     async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in a thread. Cancelling the wait does not stop it, unless it has not begun."""
+        """Call a function in a thread. Cancelling the wait does not stop it once it has started."""
         job = _Job(asyncio.get_running_loop(), fn, args, kwargs)
         with self._mutex:
             self._work.append(job)
@@ -81,7 +81,7 @@ class Threads:
                 job.is_done = True
                 if job.is_abandoned:
                     self.abandoned -= 1
-                    return  # another thread has its place
+                    return  # another thread replaced it
             del job  # an idle thread keeps nothing alive
 
 
@@ -103,9 +103,9 @@ class _Job:
         value, error = None, None
         try:
             value = self.context.run(self.fn, *self.args, **self.kwargs)
-        except BaseException as raised:  # all of it belongs to whoever waits
+        except BaseException as raised:  # any exception goes to the caller
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended; no caller waits
             self.loop.call_soon_threadsafe(self._answer, value, error)
 
     def _answer(self, value: Any, error: BaseException | None) -> None:
@@ -125,7 +125,7 @@ class Interruptible:
     __slots__ = ("_lock", "_thread", "_was_told")
 
     def __init__(self) -> None:
-        # Reentrant: the exception may come between taking the lock and being told so.
+        # Reentrant: the exception may arrive between taking the lock and the return of that call.
         self._lock = threading.RLock()
         self._thread: int | None = None
         self._was_told = False
@@ -138,14 +138,14 @@ class Interruptible:
             self._leave()
 
     def _leave(self) -> None:
-        """Whatever was sent and has not arrived is taken back: it must not reach what this thread does next."""
+        """Take back an exception that has not arrived: it must not reach the next function of this thread."""
         while self._thread is not None:
             with contextlib.suppress(Interrupted), self._lock:
                 raise_in(threading.get_ident(), None)
                 self._thread = None
 
     def interrupt(self) -> None:
-        """Raise `Interrupted` in the call. Without effect when it has not begun, has ended, or was told before."""
+        """Raise `Interrupted` in the call. No effect if it has not started, has ended, or was interrupted before."""
         if self._was_told or not self._lock.acquire(timeout=1.0):
             return
         try:

@@ -1,16 +1,16 @@
 -- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, waits,
 -- flows, schedules, events, processes; then the types that functions pass around, and the view that readers use.
 --
--- Rows are separated by how often they change and by who looks for them:
+-- Rows are separated by how often they change and by which calls read them:
 --   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
---   ready       one narrow row while an execution may be claimed; the claim deletes it
---   timer       "look at these executions at this time"; one row per call, checked again when it is due
+--   ready       one narrow row while an execution is claimable; the claim deletes it
+--   timer       "check these executions at this time"; one row per call
 --   attempt     attempts that a later one replaced; the latest attempt lives in the execution
 --   event       append-only; a ring of eight segments, emptied by age
 --
--- `partition` is the partition of the execution or flow; `id` without a prefix is the id of an execution.
--- Words (states, kinds, reasons) are text without check constraints where a hot statement writes them: each constraint
--- is read in again by every statement. The audit checks them instead (functions/audit).
+-- `partition` is the partition of the execution or flow; `id` without a prefix is the id of an execution. Words
+-- (states, kinds, reasons) are text without check constraints if a hot statement writes them: every statement reads
+-- each constraint again. The audit checks them instead (functions/audit).
 
 -- Deployment ----------------------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ create table flowfabric.deployment (
     flow_partitions   integer not null   -- how many partitions ids are spread over; fixed for the life of the database
         constraint deployment_partitions_in_range check (flow_partitions between 1 and 65535),
     auto_reclaim      boolean not null default true,        -- claims take over executions whose lease was lost
-    reclaim_grace     interval not null default '0',        -- how long after the loss of a lease they begin to
+    reclaim_grace     interval not null default '0',        -- how long after the loss of a lease they may
     retention         interval not null default '24 hours', -- how long successful executions are kept
     event_retention   interval not null default '48 hours'  -- how long events are kept
         constraint deployment_event_retention_long_enough check (event_retention >= interval '24 hours'),
@@ -27,7 +27,7 @@ create table flowfabric.deployment (
 );
 insert into flowfabric.deployment (flow_partitions) values (256);
 
--- The clock of tests: only the owner may move it.
+-- The offset of the clock, for tests: only the owner may change it.
 create table flowfabric.clock (
     one   boolean primary key default true constraint clock_is_one_row check (one),
     shift interval not null default '0'
@@ -43,7 +43,7 @@ create table flowfabric.keystore (
     outer_key    bytea,
     state        text not null constraint keystore_state_known check (state in ('current', 'verifying', 'retired')),
     installed_at timestamptz not null,
-    expires_at   timestamptz           -- of a verifying key: until when signatures made with it are accepted
+    expires_at   timestamptz           -- of a verifying key: until when its signatures are accepted
 );
 create unique index keystore_one_current on flowfabric.keystore (state) where state = 'current';
 
@@ -87,7 +87,7 @@ create table flowfabric.execution (
     -- state: one word and the few facts it does not imply
     state            text not null,   -- waiting, delayed, rate_limited, waiting_children, active, suspended, resumable,
                                       -- completed, failed, cancelled, expired, skipped
-    blocking_reason  text,            -- what it waits for, as a word
+    blocking_reason  text,            -- why it waits, as a word
     blocking_detail  text,            -- the same for people
     pending          text,            -- which attempt comes next: first, retry, replay, interrupted (the same again)
     resume_pending   boolean not null default false,   -- resumed from a suspension, and not claimed since
@@ -100,11 +100,11 @@ create table flowfabric.execution (
     replays          integer not null default 0,
     reclaims         integer not null default 0,
     epoch            bigint not null default 0,        -- counts leases: part of the fence
-    generation       integer not null default 0,       -- counts replays of a success, which begin without steps
-    -- what hot calls look for elsewhere only if it is there
-    has_waitpoints   boolean not null default false,   -- ever had one: the end of an attempt closes or moves them
+    generation       integer not null default 0,       -- counts replays of a success, which start without steps
+    -- flags that save hot calls a lookup in other tables
+    has_waitpoints   boolean not null default false,   -- it ever had one: the end of an attempt closes or moves them
     has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
-    -- its place in a flow
+    -- its flow
     node             text,            -- its name in the flow, if it was submitted with one
     held_back        text,            -- while it waits for dependencies: the blocking reason it had before
     -- times at which something is due
@@ -150,10 +150,10 @@ create table flowfabric.execution (
     failure_category     text,
     cancellation_reason  text,
     cancelled_by         text,
-    pending_replay_reason       text, -- for the attempt that a replay begins
+    pending_replay_reason       text, -- for the attempt that a replay starts
     pending_replay_requested_by text,
-    capability_mismatch_at timestamptz,  -- a worker without the capabilities asked for it
-    hmac_failed_at       timestamptz, -- a signal came with a token that is not ours
+    capability_mismatch_at timestamptz,  -- a worker without the capabilities tried to claim it
+    hmac_failed_at       timestamptz, -- a signal arrived with an invalid token
     progress_pct         smallint,
     progress_message     text,
     progress_updated_at  timestamptz,
@@ -200,7 +200,7 @@ create table flowfabric.attempt (
     primary key (partition, id, attempt_index)
 );
 
--- Which execution a key stands for.
+-- The execution of each idempotency key.
 create table flowfabric.idempotency (
     partition  integer not null,
     scope      uuid not null,          -- the flow, or nil for a stand-alone execution
@@ -248,7 +248,7 @@ create table flowfabric.ready (
     partition     integer not null,
     granted_until timestamptz,        -- hidden from claims while a grant lives
     deadline_at   timestamptz,
-    available_at  timestamptz         -- of a lost lease: it may be reclaimed from here on
+    available_at  timestamptz         -- of a lost lease: it may be reclaimed from then on
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
@@ -282,7 +282,7 @@ create table flowfabric.claim_grant (
     worker_id           text not null,
     worker_instance_id  text not null,
     lane                text not null,
-    capability_hash     text,                -- what the scheduler noted, given back as it came
+    capability_hash     text,                -- given by the scheduler, returned unchanged
     worker_capabilities text[] not null,
     route_snapshot      text,
     admission_summary   text,
@@ -295,8 +295,8 @@ create index claim_grant_expiry on flowfabric.claim_grant (expires_at);
 
 -- Steps ---------------------------------------------------------------------------------------------------------------
 
--- What a handler did and need not do again, by name; each kind has names of its own. `run` counts retries and replays:
--- a failure is remembered for its run only, a success for the generation.
+-- Steps that a handler finished and does not repeat, by name; each kind has its own names. `run` counts retries and
+-- replays: a failure is kept for its run only, a success for the generation.
 create table flowfabric.step (
     partition       integer not null,
     id              uuid not null,
@@ -311,9 +311,9 @@ create table flowfabric.step (
     encoding        text,               -- the codec of the result
     outcome         text,               -- of wait: resumed, timed_out, operator_resumed, given_up (null: open), redacted;
                                         -- of submit: known, if the execution existed before
-    error           jsonb,              -- set when the step failed, or the execution waited for did
+    error           jsonb,              -- set when the step or the awaited execution failed
     at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
-    child_partition integer,            -- of submit: the execution made
+    child_partition integer,            -- of submit: the created execution
     child_id        uuid,
     waitpoint_ids   uuid[],             -- of wait: the waitpoints of the wait
     seconds         double precision,   -- how long the step took
@@ -427,7 +427,7 @@ create index signal_by_key on flowfabric.signal (partition, waitpoint_id, idempo
 -- Flows ---------------------------------------------------------------------------------------------------------------
 
 -- Graphs of executions. A group (all applied edges into one execution) guards the outcomes of its edges and decides
--- about its execution. What a call could not do at once stays as a narrow row: pending_cascade, sibling_cancel,
+-- about its execution. Work that a call leaves for later is a narrow row: pending_cascade, sibling_cancel,
 -- cancel_member.
 create table flowfabric.flow (
     partition           integer not null,
@@ -454,14 +454,14 @@ create table flowfabric.edge (
     edge_id          uuid not null,
     upstream         uuid not null,
     downstream       uuid not null,
-    data_passing_ref text,                  -- the upstream's result takes the place of the downstream's input
+    data_passing_ref text,                  -- the upstream's result replaces the downstream's input
     passes           boolean not null default false,   -- the upstream's result is passed beside the downstream's input
     created_at       timestamptz not null,
-    applied_at       timestamptz,           -- null: staged, and gates nothing
+    applied_at       timestamptz,           -- null: staged, and blocks nothing
     from_run         integer not null default 0,   -- ends of the upstream's runs (its replays) before this one do not count
-    outcome          text,                  -- how the upstream ended, once that was counted
+    outcome          text,                  -- how the upstream ended, once counted
     is_in_time       boolean not null default false,   -- counted before or with the decision of the group
-    is_kept          boolean not null default false,   -- the upstream was replayed since; what it had passed is kept here
+    is_kept          boolean not null default false,   -- the upstream was replayed since; its old result is kept here
     kept_result      bytea,
     kept_encoding    text,
     resolved_at      timestamptz,
@@ -476,7 +476,7 @@ create table flowfabric.edge_group (
     flow_id      uuid not null,
     downstream   uuid not null,
     policy       text not null default 'all_of',    -- all_of, any_of, quorum
-    k            integer,                           -- successes wanted; null: all
+    k            integer,                           -- required successes; null: all
     cancel_rest  boolean not null default false,    -- once decided, cancel the upstreams that are still running
     n            integer not null default 0,        -- applied edges
     succeeded    integer not null default 0,
@@ -489,7 +489,7 @@ create table flowfabric.edge_group (
     primary key (partition, flow_id, downstream)
 ) with (fillfactor = 50);
 
--- A result that takes the place of an execution's input. The input itself is never rewritten.
+-- A result that replaces an execution's input. The stored input itself never changes.
 create table flowfabric.injected_input (
     partition   integer not null,
     id          uuid not null,
@@ -512,7 +512,7 @@ create table flowfabric.pending_cascade (
     enqueued_at timestamptz not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Upstreams that a decided group no longer needs, to be cancelled.
+-- Upstreams to cancel because a decided group no longer needs them.
 create table flowfabric.sibling_cancel (
     partition   integer not null,
     flow_id     uuid not null,
@@ -524,7 +524,7 @@ create table flowfabric.sibling_cancel (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index sibling_cancel_order on flowfabric.sibling_cancel (due_at);
 
--- Flows whose cancellation is under way, and the members still owed a cancel.
+-- Flows that are being cancelled, and the members that still have to be.
 create table flowfabric.cancel_backlog (
     partition    integer not null,
     flow_id      uuid not null,
@@ -544,7 +544,7 @@ create table flowfabric.cancel_member (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index cancel_member_by_flow on flowfabric.cancel_member (partition, flow_id, id);
 
--- Counted members, and the flows to be counted again: one row per change, as often as it comes.
+-- Counted members, and the flows to count again: one row per change.
 create table flowfabric.flow_summary (
     partition        integer not null,
     flow_id          uuid not null,
@@ -570,7 +570,7 @@ create table flowfabric.flow_touched (
 
 -- Schedules -----------------------------------------------------------------------------------------------------------
 
--- Recurring work. The process that moves next_at on from the value it read creates what is due: nothing fires twice.
+-- The process that advances next_at from the value it read creates the due executions: nothing fires twice.
 create table flowfabric.schedule (
     name             text collate "C" primary key,
     kind             text not null,
@@ -578,11 +578,11 @@ create table flowfabric.schedule (
     catch_up         text not null constraint schedule_catch_up_known check (catch_up in ('skip', 'one', 'all')),
     payload          bytea not null,
     payload_encoding text,
-    options          jsonb not null,    -- of the submissions it makes
+    options          jsonb not null,    -- of its submissions
     paused           boolean not null default false,
     next_at          timestamptz,       -- null: never again
     last_at          timestamptz,       -- the latest time it fired for
-    last_partition   integer,           -- the execution made then
+    last_partition   integer,           -- the execution created then
     last_id          uuid,
     created_at       timestamptz not null,
     updated_at       timestamptz not null
@@ -592,8 +592,8 @@ create index schedule_due on flowfabric.schedule (next_at) where not paused;
 -- Events --------------------------------------------------------------------------------------------------------------
 
 create sequence flowfabric.event_number;
--- So that last_value is always a number already given out. Not nextval, which would leave the next 32 unlogged: in a
--- database copied from this one a crash would give them out again.
+-- So that last_value is always a number already drawn. Not nextval, which would leave the next 32 unlogged: in a
+-- database copied from this one a crash would draw them again.
 select setval('flowfabric.event_number', 1);
 
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
@@ -631,7 +631,7 @@ create table flowfabric.event_6 partition of flowfabric.event for values in (6);
 create table flowfabric.event_7 partition of flowfabric.event for values in (7);
 create index event_order on flowfabric.event (seq);
 
--- Which processes want to hear that an execution ended. A hint: they poll as well.
+-- Which processes want a notification when an execution ends. A hint: they also poll.
 create unlogged table flowfabric.watch (
     partition integer not null,
     id        uuid not null,
@@ -640,7 +640,7 @@ create unlogged table flowfabric.watch (
     primary key (partition, id, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Which processes sleep, and until when at most: tells writers whether a notification is worth its price.
+-- Which processes sleep, and until when at most: writers notify only if a process sleeps.
 create unlogged table flowfabric.sleeper (
     instance uuid not null,
     topic    text not null constraint sleeper_topic_known check (topic in ('work', 'timer')),
@@ -651,7 +651,7 @@ create unlogged table flowfabric.sleeper (
 
 -- Types ---------------------------------------------------------------------------------------------------------------
 
--- What one item of a call came to. `code` is 'ok', 'replayed' or the kind of the refusal.
+-- The verdict on one item of a call. `code` is 'ok', 'replayed' or the kind of the refusal.
 create type flowfabric.verdict as (
     ordinal            integer,
     code               text,
@@ -662,14 +662,14 @@ create type flowfabric.verdict as (
     at                 timestamptz
 );
 
--- What a claim took out of a route.
+-- The rows a claim took from a route.
 create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
 
--- What came out of the due timers of one kind.
+-- The result of the due timers of one kind.
 create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);
 
--- A lease and what is needed to do the work, with the results that upstreams pass on, side by side: what every way of
--- claiming returns.
+-- A lease with everything the worker needs, and the results that upstreams pass, as columns: the result of every kind
+-- of claim.
 create type flowfabric.claimed as (
     partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
@@ -677,12 +677,12 @@ create type flowfabric.claimed as (
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
     upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
 
--- What upstreams pass to an execution: a result in place of its input, and results beside it.
+-- The results that upstreams pass to an execution: one instead of its input, and others beside it.
 create type flowfabric.inputs as (
     payload bytea, encoding text, upstreams uuid[], states text[], results bytea[], encodings text[]
 );
 
--- What a suspend came to, beside its verdict.
+-- The result of a suspend, beside its verdict.
 create type flowfabric.suspended as (
     code text, detail text, state text, lease_epoch bigint, attempt_id uuid, variant text, suspension_id uuid,
     waitpoint_ids uuid[], waitpoint_keys text[], tokens text[], attempt_index integer, lane text,
@@ -694,12 +694,12 @@ create type flowfabric.recorded as (
     ordinals integer[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz
 );
 
--- What the audit found.
+-- A violation that the audit found.
 create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
 
 -- Views ---------------------------------------------------------------------------------------------------------------
 
--- An execution as readers see it: everything but payload and result, with its route spelt out.
+-- An execution as readers see it: everything except payload and result, with the columns of its route.
 create view flowfabric.execution_view as
 select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
        e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,

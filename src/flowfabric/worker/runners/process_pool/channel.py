@@ -17,9 +17,9 @@ _CHUNK: Final = 1 << 20
 
 
 class Channel:
-    """Messages over a socket, until the other side closes it or is dead.
+    """Messages over a socket, until the other side closes it or dies.
 
-    A process that the other side forked may hold the socket open after its death; the `pidfd` tells.
+    A process that the other side forked may hold the socket open after its death; the `pidfd` reports the death.
     """
 
     def __init__(self, sock: socket.socket, pidfd: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Channel:
                     rest = rest[self._socket.send(rest[:_CHUNK]) :]
 
     def receive(self) -> bytes:
-        """The next message. Raises EOFError, or an OSError, when there will be none."""
+        """Return the next message. Raises EOFError, or an OSError, if there will be none."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return self._read(length)
 
@@ -53,7 +53,7 @@ class Channel:
 
     def _wait(self, event: int) -> None:
         poll = self._poll(event)
-        # What was written before a death is still read.
+        # Messages written before a death are still read.
         if not any(fd == self._socket.fileno() for fd, _ in poll.poll()):
             raise EOFError
 
@@ -66,11 +66,11 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side is there. For a side that expects no message now."""
+        """Whether the other side is alive. For a side that expects no message now."""
         return not self._poll(select.POLLIN).poll(0)
 
     def wait_for_end(self) -> None:
-        """Return when the other side has closed the socket or has died, whatever else it sends."""
+        """Return when the other side has closed the socket or has died; messages are ignored."""
         poll = self._poll(0)
         while not poll.poll():
             pass
@@ -80,7 +80,7 @@ class Channel:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows that the parent's script has two names, one in each process."""
+    """Maps the two names of the parent's script, one in each process."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("__main__", MAIN_IN_CHILD):

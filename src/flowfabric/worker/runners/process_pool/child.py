@@ -1,4 +1,4 @@
-"""One child process: as the parent starts, kills and reaps it, and the loop that runs in it."""
+"""One child process: how the parent starts, kills and reaps it, and the loop that runs in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flowfabric.worker.runners.process_pool.channel import Channel, dumps, loads
 from flowfabric.worker.runners.process_pool.errors import ChildFailure
 from flowfabric.worker.runners.process_pool.main_module import MAIN_IN_CHILD, expect_main, load_main, main_setup
 
-# Signals first: they may arrive any time. Not SIG_IGN, which programs that a function starts would inherit.
+# Signals first: they may arrive at any time. Not SIG_IGN, which programs started by a function would inherit.
 _BOOTSTRAP: Final = """
 import json, signal, sys
 for ignored in signal.SIGINT, signal.SIGTERM:
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Child:
-    """One process: how to reach it, and its end."""
+    """A child process, seen from the parent."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -47,7 +47,7 @@ class Child:
                 "argv": sys.argv,
                 "main": main_setup(),
             }
-            # Its own process group: what a terminal sends to ours passes it by, and one signal ends all it started.
+            # Its own process group: signals from a terminal do not reach it, and one signal kills all it started.
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), "-c", _BOOTSTRAP],
                 stdin=subprocess.PIPE,
@@ -66,7 +66,7 @@ class Child:
                 self._pidfd = os.pidfd_open(self._process.pid)
         self.channel = Channel(ours, self._pidfd)
         assert self._process.stdin is not None
-        # One that dies this early is found out when the first function is sent.
+        # A child that dies this early is noticed when the first function is sent.
         with contextlib.suppress(OSError), self._process.stdin as stdin:
             stdin.write(json.dumps(setup).encode())
 
@@ -75,16 +75,16 @@ class Child:
         return not self._is_killed and self.channel.is_open
 
     def kill(self) -> None:
-        """End the process and its group. Only once, and never after `bury`: the number may belong to another then."""
+        """End the process and its group. Only once, and never after `bury`: the pid may be reused then."""
         if not self._is_killed:
             self._is_killed = True
-            # PermissionError is what macOS answers for a group whose processes have all ended.
+            # macOS raises PermissionError for a group whose processes have all ended.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def bury(self) -> int:
-        """Wait for the end of a process that has ended or is no longer wanted; answers its exit code."""
-        # Killed in any case: what it started may still run, and one that has ended keeps its own exit code.
+        """Kill a process that has ended or is no longer wanted, and reap it; returns its exit code."""
+        # Killed in any case: its own children may still run, and an ended process keeps its exit code.
         self.kill()
         exit_code = self._process.wait()
         self.channel.close()
@@ -94,7 +94,7 @@ class Child:
 
 
 def _interpreter_flags() -> list[str]:
-    """The options this interpreter was started with, as the standard library hands them to its own children."""
+    """Return the options of this interpreter, as the standard library passes them to its own children."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # no public form
     return flags
 
@@ -103,8 +103,8 @@ def _interpreter_flags() -> list[str]:
 
 
 def serve(setup: dict[str, Any]) -> NoReturn:
-    """The life of a child: one function after the other, until the parent closes the socket."""
-    # The first descriptor is closed by nobody: the parent sees the end of the socket when all else has ended too.
+    """The main loop of a child: run one function after another, until the parent closes the socket."""
+    # The first descriptor is never closed: the parent sees the socket's end when everything else has ended.
     os.set_inheritable(setup["fd"], False)
     channel = Channel(socket.socket(fileno=os.dup(setup["fd"])))
     die_with_parent(setup["parent"], channel)
@@ -118,13 +118,13 @@ def serve(setup: dict[str, Any]) -> NoReturn:
 
 
 def die_with_parent(parent: int, channel: Channel) -> None:
-    """See to it that this process does not outlive its parent, even when killing is all that can stop it.
+    """Make this process die with its parent, even if only a kill can stop it.
 
-    Where the kernel does not offer that, a thread waits for the parent's end; code that never lets go of the
-    interpreter's lock holds it up.
+    If the kernel does not offer that, a thread waits for the parent's end; code that never releases the interpreter's
+    lock blocks it.
     """
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
-        if os.getppid() != parent:  # it was gone before the kernel was asked
+        if os.getppid() != parent:  # it died before the call
             os._exit(1)
         return
     threading.Thread(target=watch_parent, args=(channel,), name="flowfabric-parent", daemon=True).start()
@@ -146,7 +146,7 @@ def _answer(request: bytes) -> bytes:
     except BaseException as error:
         answer = dumps(_failure(error))
     for stream in (sys.stdout, sys.stderr):
-        # A process that is killed later writes nothing more.
+        # Flushed now: a process that is killed later writes nothing more.
         with contextlib.suppress(Exception):
             stream.flush()
     return answer
@@ -163,8 +163,8 @@ def _find(module: str, qualname: str) -> Callable[..., Any]:
     if not callable(function):
         raise TypeError(f"{module}.{qualname} is not a function")
     if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{module}.{qualname} is async; a process runs plain functions")
-    return function  # type: ignore[no-any-return] # whatever can be called
+        raise TypeError(f"{module}.{qualname} is async; a process runs synchronous functions")
+    return function  # type: ignore[no-any-return] # any callable
 
 
 def _failure(error: BaseException) -> ChildFailure:
@@ -172,8 +172,8 @@ def _failure(error: BaseException) -> ChildFailure:
         error = error.with_traceback(error.__traceback__.tb_next)  # without our own frame
     cls = type(error)
     pickled = None
-    # Only what is an ordinary error may be raised in the parent: SystemExit there would end the worker, and
-    # StopIteration cannot leave a coroutine.
+    # Only an ordinary error may be raised in the parent: SystemExit would end the worker there, and StopIteration
+    # # cannot leave a coroutine.
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         with contextlib.suppress(Exception):
             candidate = dumps(error)

@@ -33,7 +33,7 @@ class PoolClosed(RuntimeError):
 
 
 class RemoteError(RuntimeError):
-    """The function raised something that cannot be raised here as it is; `type_name` and `message` tell what."""
+    """The function raised an exception that cannot be raised here; `type_name` and `message` describe it."""
 
     def __init__(self, type_name: str, message: str) -> None:
         self.type_name = type_name
@@ -45,7 +45,7 @@ class RemoteError(RuntimeError):
 
 
 class ChildTraceback(Exception):
-    """The cause of an error that was raised in a process. Its text is the traceback there."""
+    """The cause of an error that a child process raised. Its text is the traceback there."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,12 +56,12 @@ class ChildTraceback(Exception):
 
 
 def child_traceback(error: BaseException) -> str | None:
-    """The traceback in the process that raised `error`; None for an error of this process."""
+    """Return the traceback in the process that raised `error`; None for an error of this process."""
     return error.__cause__.text if isinstance(error.__cause__, ChildTraceback) else None
 
 
 class ChildFailure(Struct, frozen=True):
-    """What a function raised: for people, and pickled where that is possible."""
+    """The exception of a function: as text, and pickled if possible."""
 
     type_name: str
     message: str
@@ -72,7 +72,7 @@ class ChildFailure(Struct, frozen=True):
 def raised(failure: ChildFailure) -> Exception:
     error: Exception = RemoteError(failure.type_name, failure.message)
     if failure.pickled is not None:
-        with contextlib.suppress(Exception):  # its class may not exist here, or refuse to be made
+        with contextlib.suppress(Exception):  # its class may not exist here, or its constructor may fail
             unpickled = loads(failure.pickled)
             if isinstance(unpickled, Exception):
                 error = unpickled

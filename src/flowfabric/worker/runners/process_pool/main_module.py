@@ -1,4 +1,4 @@
-"""The script that the parent runs, as its children find it: `__main__` has two names, one in each process."""
+"""How children find the parent's script: `__main__` has two names, one in each process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Final
 
-# What a script is called in a child, as everywhere in Python: its `if __name__ == "__main__"` must not run again.
+# The script's name in a child, the usual one in Python: its `if __name__ == "__main__"` must not run again.
 MAIN_IN_CHILD: Final = "__mp_main__"
 _main_in_child: dict[str, str] | None = None  # the script, until it is loaded
 _loading_main = False
 
 
 def main_setup() -> dict[str, str] | None:
-    """Where a child finds the script this process runs; None for a session without a file."""
+    """Return where a child finds the script of this process; None for a session without a file."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if not isinstance(path, str) or not os.path.isfile(path):
@@ -24,13 +24,13 @@ def main_setup() -> dict[str, str] | None:
 
 
 def expect_main(main: dict[str, str] | None) -> None:
-    """In a child: the script that `load_main` will load, as the parent's `main_setup` described it."""
+    """In a child: remember the script that `load_main` will load, from the parent's `main_setup`."""
     global _main_in_child  # noqa: PLW0603 - one child, one script
     _main_in_child = main
 
 
 def load_main() -> None:
-    """Load the parent's script in a child, when something in it is asked for."""
+    """Load the parent's script in a child, when one of its names is needed."""
     global _main_in_child, _loading_main  # noqa: PLW0603 - one child, one script
     main, _main_in_child = _main_in_child, None
     if main is None:
@@ -55,5 +55,5 @@ def load_main() -> None:
 
 
 def is_loading_main() -> bool:
-    """Whether this is a child that is loading the parent's script, where nothing must be started."""
+    """Whether this is a child that is loading the parent's script, where no work may be started."""
     return _loading_main

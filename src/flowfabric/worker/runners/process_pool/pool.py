@@ -1,12 +1,12 @@
 """A pool of child processes for handlers that keep a CPU busy, whose work can really be stopped.
 
 A function runs in one process at a time, found there by its module and name. Cancelling the caller kills the process,
-and with it everything the function started in its process group; another is started when there is work for it. Which
-tasks run here, and what an outcome means for the execution, belongs to the worker.
+and with it everything the function started in its process group; another is started when there is work for it. The
+worker decides which tasks run here, and what an outcome means for the execution.
 
-In the parent each process has one thread, which starts it, talks to it and reaps it, so that no event loop is ever
-blocked and none is depended on. The thread outlives its processes: on Linux a child asks to be killed when the thread
-that started it ends, and a thread ends no later than the parent.
+In the parent each process has one thread, which starts it, talks to it and reaps it, so that it never blocks an event
+loop and needs none. The thread outlives its processes: on Linux a child asks to be killed when the thread that started
+it ends, and a thread ends no later than the parent.
 
 A child is a new interpreter, never a fork: it has no connection, thread or lock of the parent. It ignores SIGINT and
 SIGTERM, because a terminal or a service manager sends them to every process while the parent decides how to stop.
@@ -32,7 +32,7 @@ from flowfabric.worker.runners.process_pool.child import Child
 from flowfabric.worker.runners.process_pool.errors import ChildDied, ChildFailure, PoolClosed, raised
 from flowfabric.worker.runners.process_pool.main_module import MAIN_IN_CHILD, is_loading_main, main_setup
 
-# How long a killed process may take to be gone before `close` stops waiting for it.
+# Seconds that `close` waits for a killed process.
 _REAP_SECONDS: Final = 5.0
 
 
@@ -44,22 +44,22 @@ class ProcessPool:
 
     def __init__(self, size: int) -> None:
         if os.name != "posix":
-            raise Unavailable("process pool", "it needs process groups, which this system does not have")
+            raise Unavailable("process pool", "it needs process groups, which this platform does not have")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidInput(f"got {size!a}", field="size", allowed="1 or more")
         self.size = size
-        self._lock = threading.Lock()  # guards what follows, the jobs, and which process a slot has
+        self._lock = threading.Lock()  # guards the fields below, the jobs, and the process of each slot
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._waiting: deque[_Job] = deque()
         self._is_closed = False
 
     async def run(self, module: str, qualname: str, kwargs: dict[str, Any]) -> Any:
-        """Run a function in a free process and answer what it answers; wait for a process when all are busy.
+        """Run a function in a free process and return its result; wait for a process if all are busy.
 
-        Cancelling this call kills the process at once. An exception of the function is raised here, in its own class
-        where it pickles (else `RemoteError`), with the traceback of the process as its cause. `ChildDied` when the
-        process ends first, `PoolClosed` when the pool is closed first.
+        Cancelling this call kills the process immediately. An exception of the function is raised here, in its own
+        class if it pickles (else `RemoteError`), with the traceback of the process as its cause. Raises `ChildDied` if
+        the process ends first, `PoolClosed` if the pool is closed first.
         """
         if is_loading_main():
             raise RuntimeError("a script that starts work must do so under `if __name__ == '__main__':`")
@@ -71,7 +71,7 @@ class ProcessPool:
             )
         if module in ("__main__", MAIN_IN_CHILD) and main_setup() is None:
             raise InvalidInput(
-                f"{qualname!a} was defined in no file, so another process cannot load it",
+                f"{qualname!a} is not defined in a file, so another process cannot load it",
                 field="function",
                 allowed="a function of a module or script",
             )
@@ -85,14 +85,14 @@ class ProcessPool:
             raise
 
     async def close(self) -> None:
-        """Take no more work, kill every process and wait until they are gone."""
+        """Refuse new work, kill every process and wait until all have ended."""
         self.kill()
         ended = [asyncio.wrap_future(slot.ended) for slot in self._slots]
         if ended:
             await asyncio.wait(ended, timeout=_REAP_SECONDS)
 
     def kill(self) -> None:
-        """Kill every process and refuse all work from here on. Does not wait; any thread may call it."""
+        """Kill every process and refuse all work from now on. Does not wait; any thread may call it."""
         with self._lock:
             is_first = not self._is_closed
             self._is_closed = True
@@ -154,7 +154,7 @@ class _Job:
         return f"{self.module}.{self.qualname}"
 
     def resolve(self, outcome: _Returned | BaseException) -> None:
-        """Give the caller the outcome, from any thread. One whose loop is closed does not wait for it any more."""
+        """Give the caller the outcome, from any thread. A caller whose loop is closed no longer waits."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, outcome)
 
@@ -176,7 +176,7 @@ def _closed(job: _Job, what: str) -> PoolClosed:
 
 
 class _Slot:
-    """One thread of the parent, and the process it has started last, if that lives."""
+    """One thread of the parent, and its process, if that is alive."""
 
     def __init__(self, pool: ProcessPool, number: int) -> None:
         self.pool = pool
@@ -184,11 +184,11 @@ class _Slot:
         self.job: _Job | None = None
         self.child: Child | None = None
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # A daemon, because a parent that exits without closing must not wait for a function.
+        # A daemon: a parent that exits without closing must not wait for a function.
         threading.Thread(target=self._main, name=f"flowfabric-process-{number}", daemon=True).start()
 
     def _main(self) -> None:
-        self.ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        self.ended.set_running_or_notify_cancel()  # callers that wait for it cannot cancel it
         try:
             while (job := self.inbox.get()) is not None:
                 following: _Job | None = job
@@ -200,18 +200,18 @@ class _Slot:
             self.ended.set_result(None)
 
     def _finish(self, job: _Job, outcome: _Returned | BaseException) -> _Job | None:
-        """Take what waits, else be free; then hand out the outcome, so that who gets it finds the process free."""
+        """Take the next job or become free; then return the outcome, so that the caller finds the process free."""
         pool = self.pool
         with pool._lock:
             following = self.job = pool._waiting.popleft() if pool._waiting else None
             if following is None:
-                # The next function goes to the slot that was last used and has a process.
+                # The next function goes to the most recently used slot that has a process.
                 pool._idle.insert(len(pool._idle) if self.child is not None else 0, self)
         job.resolve(outcome)
         return following
 
     def _do(self, job: _Job) -> _Returned | BaseException:
-        """Run one job to its outcome. Whatever happens, the slot can do the next one."""
+        """Run one job and return its outcome. The slot can always run another job afterwards."""
         try:
             request = dumps((job.module, job.qualname, job.kwargs))
         except Exception as error:
@@ -238,7 +238,7 @@ class _Slot:
             return error
 
     def _living_child(self, job: _Job) -> Child | None:
-        """The slot's process, started where there is none; None when it is not needed any more."""
+        """Return the slot's process, started if there is none; None if it is no longer needed."""
         child = self.child
         if child is not None and not child.is_alive:
             self._bury(child)

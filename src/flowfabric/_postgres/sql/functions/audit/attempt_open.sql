@@ -1,4 +1,4 @@
--- audit_attempt_open: At most the latest attempt is open, and it is open as the state says.
+-- audit_attempt_open: At most the latest attempt is open, and it is open exactly when the state says so.
 create or replace function flowfabric.audit_attempt_open(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

@@ -1,17 +1,17 @@
--- audit: what must hold of every execution and every flow, as queries that find nothing
+-- audit: the invariants of every execution and every flow, as queries that find violations
 --
--- Each rule is a file of this folder: a sentence, and the query that finds what contradicts it. A rule that may be behind for
--- a while (cascades, cancels, summaries) is excused by the row that says what is still to be done.
--- Called by the audit duty for one partition at a time and by the tests for all (p_partition null). Repairs nothing.
--- Takes    p_events: check the event log too; counts of events hold inside its retention.
+-- Each rule is a file of this folder: a sentence, and the query that finds violations. A rule may be behind for a while
+-- (cascades, cancels, summaries) if a row says what is still to be done. Called by the audit duty for one partition at
+-- a time and by the tests for all (p_partition null). Repairs nothing.
+-- Takes    p_events: check the event log too; counts of events are valid within its retention.
 -- Locks    nothing.
--- Returns  one row per violation: the rule, and the execution, or the flow or edge where the rule is about one.
+-- Returns  one row per violation: the rule, and the execution, or the flow or edge if the rule is about one.
 create or replace function flowfabric.audit(p_partition integer, p_events boolean)
 returns table (rule text, partition integer, id uuid, detail text)
 language plpgsql stable security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
-    -- As a range both cases have one plan that follows the keys, which a session need not make again and again.
+    -- As a range, both cases share one plan that follows the keys, so that a session plans once.
     v_low integer := coalesce(p_partition, 0);
     v_high integer := coalesce(p_partition, 65535);
 begin

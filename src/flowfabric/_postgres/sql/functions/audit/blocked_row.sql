@@ -1,4 +1,4 @@
--- audit_blocked_row: An execution that is held back for a listed reason is in that list once.
+-- audit_blocked_row: An execution held back for a listed reason is in that list once.
 create or replace function flowfabric.audit_blocked_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

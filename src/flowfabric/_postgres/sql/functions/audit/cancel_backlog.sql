@@ -1,4 +1,4 @@
--- audit_cancel_backlog: A flow that is being cancelled is cancelled, and members are owed a cancel.
+-- audit_cancel_backlog: A flow with a backlog is cancelled, and some of its members still have to be cancelled.
 create or replace function flowfabric.audit_cancel_backlog(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'cancel_backlog', b.partition, b.flow_id, b.cancellation_policy from flowfabric.cancel_backlog b

@@ -1,4 +1,4 @@
--- audit_cancel_forgotten: Every live member of a cancelled flow is owed a cancel.
+-- audit_cancel_forgotten: Every live member of a cancelled flow is marked to be cancelled.
 create or replace function flowfabric.audit_cancel_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (
@@ -8,5 +8,4 @@ language sql stable as $$
     join flowfabric.execution e on e.flow_id = f.flow_id and e.partition = f.partition and e.completed_at is null
     where ((f.cancellation_policy = 'cancel_all' and e.replays = 0) or e.blocking_reason = 'paused_by_flow_cancel')
       and not exists (select from flowfabric.cancel_member m where m.partition = e.partition and m.id = e.id)
-    -- the summary of a flow that is not marked for counting is what counting gives
 $$;

@@ -1,4 +1,4 @@
--- audit_cancel_owed: A member that is owed a cancel is held back, and its flow is being cancelled.
+-- audit_cancel_owed: A member marked to be cancelled is held back, and its flow is being cancelled.
 create or replace function flowfabric.audit_cancel_owed(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with c as (

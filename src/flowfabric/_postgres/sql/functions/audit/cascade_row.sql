@@ -1,4 +1,4 @@
--- audit_cascade_row: A pending cascade tells an end that happened.
+-- audit_cascade_row: A pending cascade describes an end that happened.
 create or replace function flowfabric.audit_cascade_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with owed as (
@@ -9,5 +9,4 @@ language sql stable as $$
     where e.id is null or o.outcome not in ('success', 'failed', 'cancelled', 'expired', 'skipped')
        or o.run >= e.replays + case when e.completed_at is null then 0 else 1 end
        or (o.run = e.replays and o.outcome <> flowfabric.outcome_of(e.state))
-    -- races: siblings are cancelled for a decided group that asks for it, and then all of them
 $$;

@@ -1,4 +1,5 @@
--- audit_condition_held: An open suspension is not satisfied; one that was resumed by signals was satisfied by its closer.
+-- audit_condition_held: An open suspension is not satisfied; a suspension that signals ended was satisfied by its
+-- closing signal.
 create or replace function flowfabric.audit_condition_held(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'condition_held', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s

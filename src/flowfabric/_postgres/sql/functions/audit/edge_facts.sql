@@ -1,4 +1,4 @@
--- audit_edge_facts: The stored facts of an edge fit: it is resolved at most once, and only after it was applied.
+-- audit_edge_facts: The stored facts of an edge agree: it is resolved at most once, and only after it was applied.
 create or replace function flowfabric.audit_edge_facts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

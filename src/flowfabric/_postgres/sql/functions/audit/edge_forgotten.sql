@@ -1,4 +1,4 @@
--- audit_edge_forgotten: Every end of an upstream is counted on its edges, or a row says that it will be.
+-- audit_edge_forgotten: Every end of an upstream is counted on its edges, or a pending row will count it.
 create or replace function flowfabric.audit_edge_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (

@@ -7,5 +7,4 @@ language sql stable as $$
     select 'edge_without_group', d.partition, d.edge_id, d.downstream::text from d
     where d.applied_at is not null and not exists (
         select from flowfabric.edge_group x where x.partition = d.partition and x.flow_id = d.flow_id and x.downstream = d.downstream)
-    -- groups: the counters count edges, the state is what they come to
 $$;

@@ -1,4 +1,4 @@
--- audit_facts_known: Pending attempts, lost leases and priorities are words and numbers that are known.
+-- audit_facts_known: Pending attempts, lost leases and priorities have known words and numbers.
 create or replace function flowfabric.audit_facts_known(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

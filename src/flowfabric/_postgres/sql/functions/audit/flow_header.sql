@@ -1,4 +1,4 @@
--- audit_flow_header: The stored facts of a flow fit its state.
+-- audit_flow_header: The stored facts of a flow agree with its state.
 create or replace function flowfabric.audit_flow_header(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

@@ -26,5 +26,4 @@ language sql stable as $$
           union all select x.partition, x.flow_id, x.flow_id, 'flow_summary' from flowfabric.flow_summary x
           where x.partition between p_low and p_high) o
     where not exists (select from flowfabric.flow x where x.partition = o.partition and x.flow_id = o.flow_id)
-    -- edges: between members, without a cycle, resolved at most once and only after they were applied
 $$;

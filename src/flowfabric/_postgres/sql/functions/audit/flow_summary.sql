@@ -1,4 +1,4 @@
--- audit_flow_summary: The summary of a flow that is not marked for counting is what counting gives.
+-- audit_flow_summary: The summary of a flow that is not marked for counting has the right counts.
 create or replace function flowfabric.audit_flow_summary(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with f as (

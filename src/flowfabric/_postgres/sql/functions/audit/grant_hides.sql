@@ -1,4 +1,4 @@
--- audit_grant_hides: A ready row is hidden only by a live grant.
+-- audit_grant_hides: Only a live grant hides a ready row.
 create or replace function flowfabric.audit_grant_hides(p_low integer, p_high integer, p_now timestamptz) returns setof flowfabric.violation
 language sql stable as $$
     select 'grant_hides', r.partition, r.id, null from flowfabric.ready r

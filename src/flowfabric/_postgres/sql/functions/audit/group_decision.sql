@@ -1,4 +1,4 @@
--- audit_group_decision: The state of a group is what its counters come to.
+-- audit_group_decision: The state of a group follows from its counters.
 create or replace function flowfabric.audit_group_decision(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

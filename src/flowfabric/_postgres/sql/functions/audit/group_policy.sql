@@ -1,4 +1,4 @@
--- audit_group_policy: The numbers of a group fit its policy.
+-- audit_group_policy: The numbers of a group agree with its policy.
 create or replace function flowfabric.audit_group_policy(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

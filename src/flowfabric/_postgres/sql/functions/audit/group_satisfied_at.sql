@@ -6,5 +6,4 @@ language sql stable as $$
     )
     select 'group_satisfied_at', g.partition, g.downstream, g.state from g
     where (g.satisfied_at is not null) <> (g.state = 'satisfied')
-    -- the downstream is where its group wants it
 $$;

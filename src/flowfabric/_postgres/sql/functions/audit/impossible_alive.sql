@@ -1,4 +1,4 @@
--- audit_impossible_alive: The execution of an impossible group has ended, or is owed a cancel.
+-- audit_impossible_alive: The execution of an impossible group has ended, or is marked to be cancelled.
 create or replace function flowfabric.audit_impossible_alive(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

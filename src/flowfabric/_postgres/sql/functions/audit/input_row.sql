@@ -1,4 +1,4 @@
--- audit_input_row: Passed results belong to an edge, and the execution that gets them is marked.
+-- audit_input_row: Passed results belong to an edge, and the execution that receives them is marked.
 create or replace function flowfabric.audit_input_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with d as (
@@ -13,5 +13,4 @@ language sql stable as $$
     select 'input_row', d.partition, d.edge_id, d.downstream::text from d
     join flowfabric.execution e on e.partition = d.partition and e.id = d.downstream
     where d.passes and not e.has_inputs
-    -- the cascade: an end that counts is counted, or a row says that it will be
 $$;

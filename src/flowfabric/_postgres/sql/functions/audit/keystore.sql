@@ -5,5 +5,4 @@ language sql stable as $$
     where not case k.state when 'current' then k.expires_at is null and k.inner_key is not null
                            when 'verifying' then k.expires_at is not null and k.inner_key is not null
                            else k.inner_key is null and k.outer_key is null end
-    -- grants
 $$;

@@ -6,5 +6,4 @@ language sql stable as $$
     )
     select 'lane_registered', e.partition, e.id, e.route::text from e
     where not exists (select from flowfabric.route r join flowfabric.lane l on l.name = r.lane where r.id = e.route)
-    -- a ready row exists exactly where a claim may look, in its place, not below the floor
 $$;

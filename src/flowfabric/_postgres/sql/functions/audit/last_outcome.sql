@@ -1,4 +1,4 @@
--- audit_last_outcome: The latest completion event tells the final state.
+-- audit_last_outcome: The latest completion event has the final state.
 create or replace function flowfabric.audit_last_outcome(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

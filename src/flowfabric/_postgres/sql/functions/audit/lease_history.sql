@@ -11,7 +11,7 @@ language sql stable as $$
     select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
     from lease l where not case
         when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
-             -- it was over with the execution or the attempt before it was taken back
+             -- the execution or the attempt ended before the lease was revoked
              or (l.before = 'expired' and not exists (select from flowfabric.attempts_of(l.partition, l.id) a
                      where a.lease_epoch = l.epoch_before and a.disposition = 'reclaimed'))
         when l.lease_type = 'reclaimed' then l.before in ('expired', 'revoked')

@@ -1,4 +1,4 @@
--- audit_leased_last_event: The latest lease event tells whether the execution is leased.
+-- audit_leased_last_event: The latest lease event agrees with whether the execution is leased.
 create or replace function flowfabric.audit_leased_last_event(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (

@@ -1,4 +1,4 @@
--- audit_ready_row: A ready row exists exactly where a claim may look, in its position.
+-- audit_ready_row: A ready row exists exactly for the executions that may be claimed, in its position.
 create or replace function flowfabric.audit_ready_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
@@ -12,7 +12,7 @@ language sql stable as $$
                     and (r.available_at is not null) = (e.state = 'active'))
         <> case when (e.state in ('waiting', 'resumable')
                       and e.blocking_reason in ('waiting_for_worker', 'waiting_for_capable_worker'))
-                  or (e.state = 'active' and e.lease_lost is not null   -- owed a cancel, it is not for anybody
+                  or (e.state = 'active' and e.lease_lost is not null   -- marked to be cancelled, it may not be claimed
                       and not exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id))
                 then 1 else 0 end
 $$;

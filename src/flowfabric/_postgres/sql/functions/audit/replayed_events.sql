@@ -9,5 +9,4 @@ language sql stable as $$
     select 'replayed_events', e.partition, e.id, e.replays::text from e
     where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.operator_type = 'replayed')
           <> e.replays
-    -- leases: every epoch is acquired once (or spent by a suspension), in order, and given back before the next
 $$;

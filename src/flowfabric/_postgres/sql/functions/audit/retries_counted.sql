@@ -7,5 +7,4 @@ language sql stable as $$
     select 'retries_counted', e.partition, e.id, e.retries::text from e
     where e.retries <> (select count(*) from flowfabric.attempts_of(e.partition, e.id) a
                         where a.disposition = 'retry_scheduled')
-    -- what waits for nothing but another execution is waited for by a row; no row is without an owner
 $$;

@@ -1,4 +1,4 @@
--- audit_sibling_flag: A group owes its siblings a cancel exactly when its race is decided and asks for it.
+-- audit_sibling_flag: A group has siblings to cancel exactly when its race is decided and its policy asks for it.
 create or replace function flowfabric.audit_sibling_flag(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

@@ -1,4 +1,4 @@
--- audit_sibling_forgotten: Every upstream that a decided race no longer needs has ended, or is queued to be cancelled.
+-- audit_sibling_forgotten: Every upstream that a decided race no longer needs has ended, or is queued for cancellation.
 create or replace function flowfabric.audit_sibling_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with g as (

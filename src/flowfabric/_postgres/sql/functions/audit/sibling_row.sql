@@ -1,4 +1,4 @@
--- audit_sibling_row: Siblings are queued only for a group that owes them a cancel.
+-- audit_sibling_row: Siblings are queued only for a group that has siblings to cancel.
 create or replace function flowfabric.audit_sibling_row(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'sibling_row', s.partition, s.downstream, g.state from flowfabric.sibling_cancel s

@@ -1,4 +1,4 @@
--- audit_state_facts: The stored facts fit the state: each state has the columns it needs and no others.
+-- audit_state_facts: The stored facts agree with the state: each state has the columns it needs and no others.
 create or replace function flowfabric.audit_state_facts(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with e as (

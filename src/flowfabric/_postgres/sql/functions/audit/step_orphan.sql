@@ -4,5 +4,4 @@ language sql stable as $$
     select 'step_orphan', s.partition, s.id, s.name from flowfabric.step s
     left join flowfabric.execution x on x.partition = s.partition and x.id = s.id
     where s.partition between p_low and p_high and (x.id is null or s.generation > x.generation)
-    -- suspensions: open exactly while suspended, with waitpoints that are all active and all its own
 $$;

@@ -1,7 +1,7 @@
 -- audit_tag_rows: Every tag of an execution has one row in the list of tags, and there are no others.
 create or replace function flowfabric.audit_tag_rows(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
-    with listed as (   -- no index serves this: only for all partitions at once
+    with listed as (   -- no index helps here: only for all partitions together
         select t.partition, t.id, count(*) as n from flowfabric.tag t where p_low < p_high group by t.partition, t.id
     )
     select 'tag_rows', e.partition, e.id, e.tags::text

@@ -11,5 +11,4 @@ language sql stable as $$
     left join pointed p on p.kind = 'waitpoint' and p.partition = w.partition and p.id = w.id
     where w.partition between p_low and p_high and w.state = 'pending'
       and w.expires_at < flowfabric.far_date() and (p.due_at is null or p.due_at > w.expires_at)
-    -- attempts: no gaps, the counter counts them, at most the latest is open
 $$;

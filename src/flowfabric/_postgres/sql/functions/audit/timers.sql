@@ -1,4 +1,5 @@
--- audit_timers: Every time that will come has a timer that is not later. The rules are called timer_lease, timer_attempt and so on.
+-- audit_timers: Every future time has a timer that is not later. The rules are named timer_lease, timer_attempt and so
+-- on.
 create or replace function flowfabric.audit_timers(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (
@@ -13,6 +14,6 @@ language sql stable as $$
                (values ('lease'), ('attempt'), ('deadline'), ('delay'), ('suspension'), ('retention')) as k (kind)
           where e.partition between p_low and p_high) o
     left join pointed p on p.kind = o.kind and p.partition = o.partition and p.id = o.id
-    -- A retention that was shortened since applies to what ends from then on.
+    -- A shortened retention applies to executions that end from then on.
     where o.own_at is not null and (p.due_at is null or (p.due_at > o.own_at and o.kind <> 'retention'))
 $$;

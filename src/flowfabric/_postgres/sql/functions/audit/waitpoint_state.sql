@@ -1,4 +1,4 @@
--- audit_waitpoint_state: The stored facts of a waitpoint fit its state, and its execution exists.
+-- audit_waitpoint_state: The stored facts of a waitpoint agree with its state, and its execution exists.
 create or replace function flowfabric.audit_waitpoint_state(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'waitpoint_state', w.partition, w.id, w.waitpoint_id || ' ' || w.state

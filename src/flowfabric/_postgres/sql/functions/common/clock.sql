@@ -1,4 +1,4 @@
--- now: the only clock. Real time unless a test has moved it; never the start of the transaction.
+-- now: the only clock. Real time unless a test moved it; never the start of the transaction.
 create or replace function flowfabric.now() returns timestamptz
 language sql volatile as $$
     select clock_timestamp() + shift from flowfabric.clock

@@ -1,7 +1,7 @@
--- Constants and one-line rules that several chapters share. Immutable and plain SQL: the planner puts their values in
--- place of the calls, so they cost nothing.
+-- Constants and one-line rules that several chapters share. Immutable and plain SQL: the planner inlines their values,
+-- so they cost nothing.
 
--- zero_uuid: below every id there is; where a scan begins, and the scope of a key outside flows.
+-- zero_uuid: lower than every id; where a scan begins, and the scope of a key outside flows.
 create or replace function flowfabric.zero_uuid() returns uuid
 language sql immutable as $$ select '00000000-0000-0000-0000-000000000000'::uuid $$;
 
@@ -13,10 +13,10 @@ language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
 create or replace function flowfabric.ready_lock() returns integer
 language sql immutable as $$ select 708301 $$;
 
--- priority_of: the stored priority for the one asked for: 0 to 9000.
+-- priority_of: the stored priority for the requested one: 0 to 9000.
 create or replace function flowfabric.priority_of(p_asked integer) returns integer
 language sql immutable as $$ select least(greatest(coalesce(p_asked, 0), 0), 9000) $$;
 
--- rank_of: where a priority stands in the order of ready rows, in which every column ascends.
+-- rank_of: the position of a priority in the order of ready rows, in which every column ascends.
 create or replace function flowfabric.rank_of(p_priority integer) returns integer
 language sql immutable as $$ select 9000 - p_priority $$;

@@ -1,4 +1,4 @@
--- corrupt: stop here, and undo what was done.
+-- corrupt: raise, which rolls the call back.
 create or replace function flowfabric.corrupt(p_message text) returns boolean
 language plpgsql as $$
 begin

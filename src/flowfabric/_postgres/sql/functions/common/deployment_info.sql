@@ -1,4 +1,4 @@
--- deployment_info: what a client must know before its first call.
+-- deployment_info: facts that a client needs before its first call.
 --
 -- Called by every connection, also by worker roles, which may not read the tables.
 -- Returns  the schema's version and steps (0001_name), the build of the functions, the number of partitions, the server.

@@ -1,4 +1,4 @@
--- require_read_committed: what is read after a lock must be what the lock protects; a snapshot of the whole transaction
+-- require_read_committed: a read after a lock must see what the lock protects; a snapshot of the whole transaction
 -- would be older.
 create or replace function flowfabric.require_read_committed() returns void
 language plpgsql as $$

@@ -1,8 +1,8 @@
--- Timers: "look at these executions at this time". A timer is never moved or withdrawn: when it is due the duty
--- looks at the execution itself, acts if the execution's own time is due, and sets the timer again if it is
--- still to come. So renewing a lease or ending an execution touches no timer.
+-- Timers: "check these executions at this time". A timer is never moved or removed early: when it is due, the duty
+-- checks the execution itself, acts if the execution's own time is due, and otherwise sets the timer again. This way
+-- renewing a lease or ending an execution touches no timer.
 
--- set_timers: look at these executions at these times; one row per time. Wakes duty runners that would come too late.
+-- set_timers: check these executions at these times; one row per time. Wakes duty runners that would be too late.
 create or replace function flowfabric.set_timers(
     p_kind text, p_partition integer[], p_id uuid[], p_due timestamptz[]) returns void
 language plpgsql as $$

@@ -1,4 +1,4 @@
--- sleep: announce that this process waits for a notification for at most so long.
+-- sleep: announce that this process waits for a notification, for at most this long.
 create or replace function flowfabric.sleep(p_instance uuid, p_topic text, p_ms bigint, p_wakes_at timestamptz)
 returns void
 language plpgsql security definer as $$

@@ -1,4 +1,4 @@
--- wake_duties: a timer was set; tell a sleeping duty runner if it would come too late.
+-- wake_duties: a timer was set; notify a sleeping duty runner that would be too late for it.
 create or replace function flowfabric.wake_duties(p_due timestamptz) returns void
 language plpgsql as $$
 begin

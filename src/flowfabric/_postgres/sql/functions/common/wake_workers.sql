@@ -1,6 +1,6 @@
--- Wake-ups are hints: one constant notification per call, and only when a process sleeps. Polling is the truth.
+-- Wake-ups are hints: one constant notification per call, and only if a process sleeps. Correctness rests on polling.
 
--- wake_workers: notify the workers that sleep: something may be claimed.
+-- wake_workers: notify sleeping workers that there may be work.
 create or replace function flowfabric.wake_workers() returns void
 language plpgsql as $$
 begin

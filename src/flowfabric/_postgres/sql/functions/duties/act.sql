@@ -1,4 +1,4 @@
--- act: do what a kind of timer is for, on executions that are locked and due.
+-- act: apply the action of a kind of timer to executions that are locked and due.
 create or replace function flowfabric.act(p_kind text, p_partition integer[], p_id uuid[], p_now timestamptz)
 returns void
 language plpgsql as $$

@@ -1,6 +1,6 @@
--- due_executions: take due timers, lock what they point at, give out what is really due and set the rest again.
+-- due_executions: take due timers, lock their executions, return those that are really due and set the rest again.
 --
--- Locks    timers, then executions, skipping what is locked.
+-- Locks    timers, then executions, skipping locked rows.
 create or replace function flowfabric.due_executions(
     p_kind text, p_limit integer, p_after timestamptz, p_namespace text, p_tag_key text, p_tag_value text,
     p_now timestamptz)
@@ -13,8 +13,8 @@ declare
     v_seen integer; v_chosen integer;
     v_answer flowfabric.due;
 begin
-    -- As many timers as point at p_limit executions, at least one. With a filter, only timers that concern us: what
-    -- belongs to others is neither touched nor in the way.
+    -- As many timers as cover p_limit executions, at least one. With a filter, only matching timers: others are neither
+    -- touched nor in the way.
     with head as materialized (
         select t.ctid as tid, cardinality(t.ids) as n, t.due_at from flowfabric.timer t
         where t.kind = p_kind and t.due_at <= p_now and t.due_at > coalesce(p_after, '-infinity')
@@ -69,7 +69,7 @@ begin
         except
         select l.partition, l.id, l.due from locked l
     ), later as (
-        -- Not yet due: at its own time. Not ours, or locked by another transaction: as before.
+        -- Not yet due: set for its own time. Filtered out, or locked by another transaction: unchanged.
         select l.partition, l.id, case when l.ours then l.own else l.due end as due
         from locked l where l.own > p_now or (l.own is not null and not l.ours)
         union all

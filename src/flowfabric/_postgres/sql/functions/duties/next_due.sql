@@ -1,4 +1,4 @@
--- next_due: when the duties have something to do next, or null.
+-- next_due: when the next timer is due, or null.
 create or replace function flowfabric.next_due(p_kinds text[]) returns timestamptz
 language sql stable security definer as $$
     select min(f.due_at) from unnest(p_kinds) k (kind)

@@ -1,5 +1,5 @@
--- Duties: what happens at a due time. One driver for all kinds; what differs is whose time it is (own_time)
--- and what is done (act).
+-- Duties: actions at a due time. One driver for all kinds; they differ in the time (own_time) and in the action
+-- (act).
 
 -- own_time: when this execution is really due for a kind of timer; null when it no longer is.
 create or replace function flowfabric.own_time(p_kind text, e flowfabric.execution, d flowfabric.deployment)

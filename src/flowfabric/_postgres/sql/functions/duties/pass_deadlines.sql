@@ -1,4 +1,4 @@
--- pass_deadlines: the execution took too long as a whole, whatever it is doing.
+-- pass_deadlines: expire executions that took too long in total, in any state.
 create or replace function flowfabric.pass_deadlines(p_partition integer[], p_id uuid[], p_now timestamptz)
 returns void
 language plpgsql as $$

@@ -1,12 +1,12 @@
--- purge: delete ended executions past their retention. A flow is deleted as a whole, when all its members are past theirs;
--- until then its members are looked at again.
+-- purge: delete ended executions past their retention. A flow is deleted as a whole, when all its members are past
+-- theirs; until then its members are checked again later.
 create or replace function flowfabric.purge(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
     v_partitions integer[]; v_flows uuid[]; v_due timestamptz[];
     v_kept uuid[] := '{}';
 begin
-    -- When a flow may go: null while a member has not ended or something is still to be done for it.
+    -- When a flow may be deleted: null while a member has not ended or work for the flow is pending.
     select array_agg(f.partition), array_agg(f.flow_id), array_agg(f.due) into v_partitions, v_flows, v_due
     from (select w.partition, w.flow_id,
                  case when not m.live and not exists (select from flowfabric.pending_cascade p where p.flow_id = w.flow_id)

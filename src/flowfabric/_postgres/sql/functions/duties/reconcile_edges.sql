@@ -1,7 +1,7 @@
--- reconcile_edges: look through the groups in order for what the cascade should have done, and do it.
+-- reconcile_edges: scan the groups in order for cascades that were missed, and run them.
 --
--- Finds nothing unless there is a defect. Takes a place to go on behind and returns the last one it looked at, null at
--- the end.
+-- Finds nothing unless there is a defect. Takes the position to continue after and returns the last one it checked,
+-- null at the end.
 create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (scanned integer, reconciled integer, partition integer, flow_id uuid, downstream uuid)
@@ -26,7 +26,7 @@ begin
     if scanned = p_limit then
         partition := v_partition[scanned]; flow_id := v_flow[scanned]; downstream := v_downstream[scanned];
     end if;
-    -- Applied and unresolved, though the upstream has ended in a run that counts, and no row says that it will be counted.
+    -- Applied and unresolved, though the upstream has ended in a run that counts, and no pending row will count it.
     select array_agg(d.edge_id), array_agg(d.partition), array_agg(d.flow_id), array_agg(d.downstream),
            array_agg(flowfabric.outcome_of(up.state))
     into v_edges, v_edge_partition, v_edge_flow, v_edge_downstream, v_outcome
@@ -43,7 +43,7 @@ begin
             array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
         reconciled := cardinality(v_edges) - cardinality(v_left);
     end if;
-    -- Blocked, though nothing blocks it.
+    -- In waiting_children, though nothing blocks it.
     for v_no in 1 .. scanned loop
         if v_state[v_no] = 'satisfied' and exists (
                 select from flowfabric.execution e where e.partition = v_partition[v_no] and e.id = v_downstream[v_no]

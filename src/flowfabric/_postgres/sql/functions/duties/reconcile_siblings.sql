@@ -1,6 +1,7 @@
--- reconcile_siblings: put right what a dispatcher left behind when it died
+-- reconcile_siblings: repair an entry that a crashed dispatcher left behind
 --
--- Returns  sremmed_stale (nothing was owed), completed_drain (all siblings have ended) or no_op (the dispatcher's).
+-- Returns  sremmed_stale (no cancel is needed), completed_drain (all siblings have ended) or no_op (the dispatcher's
+-- work).
 create or replace function flowfabric.reconcile_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare

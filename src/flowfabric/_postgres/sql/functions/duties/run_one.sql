@@ -1,4 +1,4 @@
--- run_one: one duty on one execution, whatever its timers say.
+-- run_one: run one duty on one execution, regardless of its timers.
 --
 -- Locks    the execution.
 -- Returns  'done', or why there was nothing to do: not_found, not_yet_due, or the state that prevents it.

@@ -1,7 +1,8 @@
--- run_timers: one round of one duty.
+-- run_timers: run one round of one duty.
 --
--- A round that fails as a whole is redone one by one; what fails alone is put off for p_backoff_ms and reported.
--- Returns  how many were handled, how many failed with the last message, whether more timers are due behind them.
+-- A round that fails as a whole is repeated one by one; an execution that fails alone is postponed by p_backoff_ms and
+-- reported.
+-- Returns  how many were handled, how many failed with the last message, whether more timers are due.
 create or replace function flowfabric.run_timers(
     p_kind text, p_limit integer, p_after timestamptz, p_namespace text, p_tag_key text, p_tag_value text,
     p_backoff_ms bigint)
@@ -12,14 +13,14 @@ declare
     v_due flowfabric.due;
 begin
     v_due := flowfabric.due_executions(p_kind, p_limit, p_after, p_namespace, p_tag_key, p_tag_value, v_now);
-    v_now := flowfabric.now();   -- not before anything that was seen under the locks
+    v_now := flowfabric.now();   -- not earlier than anything seen under the locks
     handled := cardinality(v_due.ids); failed := 0; more := v_due.more; last_due_at := v_due.last_due_at;
     if handled > 0 then
         begin
             perform flowfabric.act(p_kind, v_due.partitions, v_due.ids, v_now);
         exception
         when serialization_failure or deadlock_detected then
-            raise;   -- nobody's fault: the whole round is done again
+            raise;   -- not the fault of one execution: the whole round is repeated
         when others then
             handled := 0;
             for i in 1 .. cardinality(v_due.ids) loop

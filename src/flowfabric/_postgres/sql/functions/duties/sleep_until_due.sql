@@ -1,7 +1,7 @@
--- sleep_until_due: how long a duty runner may sleep, and the announcement that it does.
+-- sleep_until_due: announce that a duty runner sleeps; returns for how long it may.
 --
--- Called after a round. What is due already was passed over by that round, because of a filter or a
--- lock of another transaction, and can wait for the next one.
+-- Called after a round. Timers that are still due were skipped by that round, because of a filter or a lock of another
+-- transaction, and can wait for the next one.
 create or replace function flowfabric.sleep_until_due(p_kinds text[], p_instance uuid, p_at_most_ms bigint)
 returns table (pause_ms double precision)
 language plpgsql security definer as $$

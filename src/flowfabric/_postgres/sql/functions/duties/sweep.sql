@@ -25,7 +25,7 @@ begin
     where w.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_sum + v_n;
-    -- Flows that nothing was ever put into.
+    -- Flows that never had a member.
     delete from flowfabric.flow f using (
         select x.ctid as tid from flowfabric.flow x, flowfabric.deployment d
         where x.node_count = 0 and x.last_mutation_at <= v_now - d.failure_retention

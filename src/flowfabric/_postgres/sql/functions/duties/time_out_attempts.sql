@@ -1,4 +1,4 @@
--- time_out_attempts: the attempt ran too long: another attempt, or the end.
+-- time_out_attempts: end attempts that ran too long: schedule a retry, or fail.
 create or replace function flowfabric.time_out_attempts(p_partition integer[], p_id uuid[], p_now timestamptz)
 returns void
 language plpgsql as $$

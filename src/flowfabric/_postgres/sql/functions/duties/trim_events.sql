@@ -9,7 +9,7 @@ begin
     select p_now - d.event_retention into v_cutoff from flowfabric.deployment d;
     for v_slot in 0 .. 7 loop
         continue when v_slot = flowfabric.event_slot(p_now);
-        -- The last event of a segment is its youngest, give or take calls that ran side by side.
+        -- The last event of a segment is its youngest, except for concurrent calls.
         select e.occurred_at into v_last from flowfabric.event e where e.slot = v_slot
         order by e.seq desc limit 1;
         continue when v_last is null or v_last > v_cutoff;

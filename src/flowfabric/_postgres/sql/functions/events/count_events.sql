@@ -1,6 +1,6 @@
--- count_events: how many events of each sort stand behind a number; without one, where the log ends now
+-- count_events: how many events of each type follow a number; without one, only the current end of the log
 --
--- Returns  one row per sort, then one row with nothing but the number up to which was counted.
+-- Returns  one row per type, then one row with only the number up to which it counted.
 create or replace function flowfabric.count_events(p_after bigint)
 returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, n bigint)
 language plpgsql volatile security definer as $$

@@ -1,6 +1,6 @@
--- The event log as people look at it: what happened to one execution, and how much happens at all.
+-- The event log for people: the events of one execution, and how many events there are.
 
--- list_events: the events of one execution in the order of its history, as far back as the log is kept
+-- list_events: the events of one execution in the order of its history, as far back as the log goes
 create or replace function flowfabric.list_events(p_partition integer, p_id uuid)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
@@ -34,9 +34,9 @@ begin
 end;
 $$;
 
--- seek_event: a number behind which are all events younger than a moment.
+-- seek_event: a number that all events younger than a moment follow.
 --
--- Numbers grow with time, give or take calls that ran side by side, so halving finds the place with a few index probes;
+-- Numbers grow with time, except for concurrent calls, so a binary search finds the position with a few index probes;
 -- callers leave a margin.
 create or replace function flowfabric.seek_event(p_at timestamptz) returns bigint
 language plpgsql stable as $$

@@ -1,6 +1,6 @@
--- log_end: the number up to which the log is complete: nothing can appear below it any more.
+-- log_end: the number up to which the log is complete: no event can appear below it any more.
 --
--- The order of the two looks matters, and what is read with the answer must be read by a younger statement.
+-- The order of the two reads matters, and events up to this number must be read by a later statement.
 create or replace function flowfabric.log_end() returns bigint
 language plpgsql volatile as $$
 declare

@@ -1,13 +1,13 @@
 -- The event log: numbered by a sequence, and read in that order.
 --
--- A number is drawn before its transaction commits, so a reader must not pass one that may still appear. Two rules:
---   * who writes events first announces the last number given out so far, as an advisory lock held to the end of its
+-- A number is drawn before its transaction commits, so a reader must not skip one that may still appear. Two rules:
+--   * a writer first announces the last number drawn so far, as an advisory lock held to the end of its
 --     transaction: every number it draws is larger (open_log);
---   * who reads notes the last number given out, then looks at the announcements, and reads up to the smaller of them.
---     A writer that was not seen there has ended and is visible, or will draw larger numbers (read_events).
--- Numbers are drawn under the execution's lock, so the events of one execution stand in the order of its history.
+--   * a reader notes the last number drawn, then reads the announcements, and reads events up to the smallest of them.
+--     A writer that is not among them has ended and is visible, or will draw larger numbers (read_events).
+-- Numbers are drawn under the execution's lock, so the events of one execution are in the order of its history.
 
--- open_log: to be called before events are written; returns the segment they go to.
+-- open_log: called before events are written; returns the segment they go to.
 create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
 language plpgsql as $$
 begin
@@ -16,6 +16,6 @@ begin
 end;
 $$;
 
--- log_key: a number as the key of an advisory lock: 16 bits that are ours, 48 bits of number.
+-- log_key: a number as the key of an advisory lock: 16 bits of our own, 48 bits of the number.
 create or replace function flowfabric.log_key(p_number bigint) returns bigint
 language sql immutable as $$ select (7083::bigint << 48) | p_number $$;

@@ -1,8 +1,7 @@
--- read_events: committed events behind a number, in the one order, none missing
+-- read_events: committed events after a number, in order, without gaps
 --
 -- p_family is lease, completion, operator, signal or null for all.
--- Returns  the events, then one row with nothing but the number up to which the log was looked through, unless the page
---          is full.
+-- Returns  the events, then one row with only the number up to which the log was read, unless the page is full.
 create or replace function flowfabric.read_events(
     p_family text, p_after bigint, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,

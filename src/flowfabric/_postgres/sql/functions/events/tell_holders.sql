@@ -1,4 +1,4 @@
--- tell_holders: leases were taken away from their workers; one notification per worker that held any of them.
+-- tell_holders: notify the workers whose leases were revoked, once per worker.
 create or replace function flowfabric.tell_holders(p_partition integer[], p_id uuid[]) returns void
 language sql volatile as $$
     select pg_notify('flowfabric', 'lost ' || d.worker_instance_id)

@@ -1,6 +1,6 @@
--- tell_watchers: executions ended; one notification per process that watches any of them.
+-- tell_watchers: notify the processes that watch ended executions, once per process.
 --
--- Never waits: a row that its watcher is just renewing is told of and stays until it expires.
+-- Never waits: for a row that its watcher is renewing it notifies too, and the row stays until it expires.
 create or replace function flowfabric.tell_watchers(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

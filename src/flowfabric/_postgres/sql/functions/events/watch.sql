@@ -1,4 +1,4 @@
--- watch: tell this process when one of these executions ends.
+-- watch: notify this process when one of these executions ends.
 create or replace function flowfabric.watch(p_instance uuid, p_ms bigint, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer as $$
     insert into flowfabric.watch as w (partition, id, instance, until)

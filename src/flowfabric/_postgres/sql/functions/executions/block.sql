@@ -1,7 +1,7 @@
--- block: an execution that may be claimed -> held back for a reason
+-- block: claimable -> held back for a reason
 --
--- Called by the scheduler and by operators. What waits for a capable worker keeps its ready row: claims find it by
--- its route, which a capable worker serves and no other does.
+-- Called by the scheduler and by operators. An execution that waits for a capable worker keeps its ready row: claims
+-- find it by its route, which only capable workers serve.
 -- Locks    the execution.
 -- Returns  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
 create or replace function flowfabric.block(p_partition integer, p_id uuid, p_reason text, p_detail text)
@@ -27,7 +27,7 @@ begin
         if p_reason <> 'waiting_for_capable_worker' then
             perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         else
-            delete from flowfabric.claim_grant g where g.partition = p_partition and g.id = p_id;   -- it lapsed unused
+            delete from flowfabric.claim_grant g where g.partition = p_partition and g.id = p_id;   -- it expired unused
         end if;
         update flowfabric.execution x
         set state = case when p_reason in ('waiting_for_budget', 'waiting_for_quota') then 'rate_limited' else 'waiting' end,

@@ -1,7 +1,7 @@
--- cancel: anything that has not ended -> cancelled, for many at once
+-- cancel: anything that has not ended -> cancelled, for many in one call
 --
 -- Called by the lease holder (fence given) or by source operator_override, flow_cascade, system_timeout or a name of
--- the caller's own. Which source needs a fence is contract; see the branches.
+-- the caller's choice. Callers rely on which source needs a fence; see the branches.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict per item: ok (also when it was cancelled before), replayed, or the reason it was refused.
 create or replace function flowfabric.cancel(
@@ -14,7 +14,7 @@ declare
     v_holding integer[];
     v_free boolean := p_source in ('operator_override', 'flow_cascade', 'system_timeout');
     v_end integer[] := '{}';
-    v_check integer[] := '{}';   -- items whose answer is the holder's refusal
+    v_check integer[] := '{}';   -- items refused as the holder's call
     v flowfabric.verdict;
     e flowfabric.execution;
     v_ord integer;
@@ -39,7 +39,7 @@ begin
                 select from flowfabric.attempts_of(e.partition, e.id) a
                 where a.attempt_id = p_attempt[v_ord] and a.lease_id = p_lease[v_ord] and a.lease_epoch = p_epoch[v_ord]
                   and a.disposition = 'cancelled' and (p_index[v_ord] is null or a.attempt_index = p_index[v_ord])) then
-            -- Also when it was replayed meanwhile: what this lease cancelled stays answered.
+            -- Also if it was replayed meanwhile: this lease did cancel it.
             v.code := 'ok'; v.detail := 'already';
         elsif e.state in ('completed', 'failed', 'expired', 'skipped') then
             v.code := 'execution_not_active';

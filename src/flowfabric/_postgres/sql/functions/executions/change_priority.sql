@@ -1,4 +1,4 @@
--- change_priority: another rank among the executions that may be claimed now
+-- change_priority: change the rank of a claimable execution
 --
 -- Called by operators. A live grant is not touched.
 -- Locks    the execution.

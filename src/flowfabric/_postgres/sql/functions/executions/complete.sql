@@ -1,8 +1,8 @@
--- complete: active -> completed, for many at once
+-- complete: active -> completed, for many in one call
 --
 -- Called by the worker that holds the leases, or by an operator (p_operator, no fence).
 -- Locks    the executions, by partition and id.
--- Returns  one verdict with ordinal 0 for all items that went well, and one for every other: replayed, or why it was
+-- Returns  one verdict with ordinal 0 for all items that succeeded, and one for every other: replayed, or why it was
 --          refused.
 create or replace function flowfabric.complete(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],

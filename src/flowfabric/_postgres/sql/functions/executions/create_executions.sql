@@ -1,11 +1,11 @@
--- create_executions: nothing -> waiting or delayed, for many at once
+-- create_executions: nothing -> waiting or delayed, for many in one call
 --
 -- Called by submitters, also inside their own transaction.
--- Takes    the distinct routes of the call and, per item, the number of its route (null: all go the first); an array
---          is null where every item has the default, and p_policy may be one for all.
+-- Takes    the distinct routes of the call and, per item, the number of its route (null: all use the first); an array
+--          is null if every item has the default, and p_policy may be one for all.
 -- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
 --          ids that the caller gave, in the order of the items.
--- Returns  one row with ordinal 0 when all were created and wait (partition: how many partitions there are); else
+-- Returns  one row with ordinal 0 if all were created and wait (partition: how many partitions there are); else
 --          one row per item: created, duplicate (with the id that exists), or lane_closed.
 create or replace function flowfabric.create_executions(
     p_lanes text[], p_kinds text[], p_capabilities text[],
@@ -20,8 +20,8 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_code text[];            -- null while the item may still be created
-    v_unfit text[];           -- per item: why it would not be made even if its key were free
-    v_standing uuid[];        -- per item: the id a duplicate is answered with
+    v_unfit text[];           -- per item: why it would not be created even if its key were free
+    v_standing uuid[];        -- per item: the existing id of a duplicate
     v_routes integer[];
     v_made integer;
 begin

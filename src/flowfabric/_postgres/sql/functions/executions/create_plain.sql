@@ -1,7 +1,7 @@
--- create_plain: executions of one route with nothing but a payload and one policy
+-- create_plain: executions of one route with only a payload and one policy
 --
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
--- Returns  how many partitions there are; null when the route is new or closed, and then nothing was made.
+-- Returns  how many partitions there are; null if the route is new or closed, and then nothing was created.
 create or replace function flowfabric.create_plain(
     p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
 returns integer

@@ -1,6 +1,6 @@
--- Forgetting one execution, or what it carried.
+-- Deleting one execution, or its data.
 
--- delete_execution: forget an ended execution and everything it owns, now.
+-- delete_execution: delete an ended execution and everything it owns, now.
 --
 -- Locks    the execution.
 -- Returns  ok, not_found, or execution_not_terminal.

@@ -1,8 +1,8 @@
--- end_executions: anything -> terminal, for many at once. The only way an execution ends.
+-- end_executions: anything -> terminal, for many in one call. Every execution ends here.
 --
 -- Called by complete, fail, cancel, the timeouts and the reclaim cap, under the locks they took.
--- Takes    p_tids: the places of the rows, when every item is known to be active and leased, so that there is no ready
---          row, grant, block or wait to remove; null otherwise.
+-- Takes    p_tids: the tids of the rows if every item is known to be active and leased, so that there is no ready row,
+--          grant, block or wait to remove; null otherwise.
 --          p_lease_event: emit the lease part of the event even if the lease was lost before.
 -- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
 create or replace function flowfabric.end_executions(
@@ -95,8 +95,8 @@ begin
     if v_flows is not null then
         perform flowfabric.cascade_ended(v_partitions, v_ids, v_flows, v_runs, v_events, p_state, p_now);
     end if;
-    -- Asked by id: the tables as a whole may be full of rows, dead or alive, of others. The fence (offset 0) keeps a
-    -- plan that was made while they were empty from reading them through when they are not.
+    -- By id: the tables may be full of other rows, dead or alive. The fence (offset 0) keeps a plan that was made while
+    -- they were empty from scanning them later.
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
                cross join lateral (select from flowfabric.waiter w
                                    where w.awaited_partition = u.partition and w.awaited_id = u.id offset 0) w) then

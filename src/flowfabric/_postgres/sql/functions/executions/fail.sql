@@ -1,4 +1,4 @@
--- fail: active -> delayed (another attempt will come) or failed, for many at once
+-- fail: active -> delayed (another attempt follows) or failed, for many in one call
 --
 -- Called by the worker that holds the leases, or by an operator (p_operator, no fence).
 -- Takes    per item the reason, its class and category, and optionally a retry policy instead of the frozen one.
@@ -20,7 +20,7 @@ begin
     if p_operator then
         perform flowfabric.tell_holders(p_partition, p_id);
     end if;
-    -- An item given twice is decided once.
+    -- An item given twice is handled once.
     select coalesce(array_agg(d.o), '{}'), coalesce(array_agg(d.t), '{}') into v_ok, v_tids
     from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
 

@@ -1,7 +1,7 @@
--- free_key: let the idempotency key of an execution that ended without success be used again.
+-- free_key: free the idempotency key of an execution that ended without success.
 --
 -- Locks    the execution.
--- Returns  whether the key is free now, also when another call freed it.
+-- Returns  whether the key is free now, also if another call freed it.
 create or replace function flowfabric.free_key(p_partition integer, p_id uuid) returns boolean
 language plpgsql security definer as $$
 declare

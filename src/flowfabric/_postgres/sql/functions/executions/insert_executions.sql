@@ -1,6 +1,7 @@
--- insert_executions: the rows of new executions and their ready rows; returns how many may be claimed at once.
+-- insert_executions: the rows of new executions and their ready rows; returns how many are claimable immediately.
 --
--- Unnests only what every item has: each further array would cost every row. p_deps: how many edges lead to each.
+-- Unnests only arrays that every item uses: each further array would cost every row. p_deps: how many edges lead to
+-- each.
 create or replace function flowfabric.insert_executions(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_flow uuid[], p_key text[],

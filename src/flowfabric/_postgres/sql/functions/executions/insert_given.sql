@@ -1,8 +1,8 @@
 -- insert_given: insert_executions for ids that the caller gave, which another call may take meanwhile
 --
--- Called by create_executions, with p_code: why an item is not made (null: it may be).
+-- Called by create_executions, with p_code: why an item is not created (null: it may be).
 -- Locks    the ids, in the order of the items.
--- Returns  how many may be claimed at once, and the codes, with 'exists' for ids that were taken.
+-- Returns  how many are claimable immediately, and the codes, with 'exists' for ids that were taken.
 create or replace function flowfabric.insert_given(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_key text[], p_tags text[],

@@ -1,4 +1,4 @@
--- purge_rows: forget ended executions and everything they own. Events and idempotency records live out their own time.
+-- purge_rows: delete ended executions and everything they own. Events and idempotency records have their own retention.
 create or replace function flowfabric.purge_rows(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

@@ -1,6 +1,6 @@
--- redact_execution: keep an ended execution and its history, without what the user put into it.
+-- redact_execution: remove the user's data from an ended execution, and keep its history.
 --
--- Payload, result, step results, failure texts, messages and reasons go; names, states and times stay.
+-- Payload, result, step results, failure texts, messages and reasons are removed; names, states and times stay.
 -- Locks    the execution.
 -- Returns  ok, not_found, or execution_not_terminal.
 create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
@@ -19,7 +19,7 @@ begin
             attempt_failure_reason = case when x.attempt_failure_reason is null then null else '[redacted]' end,
             retry_reason = case when x.retry_reason is null then null else '[redacted]' end,
             replay_reason = case when x.replay_reason is null then null else '[redacted]' end,
-            -- That it lost a race is no user's word, and decides what its flow came to.
+            -- That it lost a race is not the user's text, and decides the state of its flow.
             cancellation_reason = case when x.cancellation_reason in ('sibling_quorum_satisfied', 'sibling_quorum_impossible')
                 then x.cancellation_reason when x.cancellation_reason is not null then '[redacted]' end,
             progress_message = null, mutated_at = flowfabric.now()
@@ -35,7 +35,7 @@ begin
             outcome = case when s.kind = 'wait' and s.result is not null then 'redacted' else s.outcome end,
             error = case when s.error is null then null else '{"type": "redacted", "message": "[redacted]"}'::jsonb end
         where s.partition = p_partition and s.id = p_id;
-        -- The sender of a signal is forgotten; which signals came from the same sender is not.
+        -- The sender of a signal is removed, but not which signals have the same sender.
         update flowfabric.signal g
         set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
             idempotency_key = null,

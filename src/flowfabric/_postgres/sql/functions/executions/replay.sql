@@ -1,8 +1,8 @@
--- replay: terminal -> waiting for a new attempt, or for dependencies again, for many at once
+-- replay: terminal -> waiting for a new attempt, or for dependencies again, for many in one call
 --
 -- Called by operators.
 -- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
---          the backlogs of their flows, where one is owed a cancel.
+--          the backlogs of their flows, if one is marked to be cancelled.
 -- Returns  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
@@ -63,7 +63,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
         perform flowfabric.forget_signals(v_partitions, v_ids);
-        -- An execution that ended while it was owed a cancel is owed none any more; its next run is not what was cancelled.
+        -- An execution that ended while marked to be cancelled loses the mark; its next run was not cancelled.
         perform flowfabric.ack_cancel_member(c.partition, c.flow_id, c.id)
         from (select m.* from unnest(v_partitions, v_ids) as u (partition, id)
               join flowfabric.cancel_member m on m.partition = u.partition and m.id = u.id
@@ -75,12 +75,12 @@ begin
             join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
             where g.n > 0 and g.state <> 'satisfied';
         end if;
-        -- A new run is given the newest results there are.
+        -- A new run receives the newest results.
         update flowfabric.edge d set is_kept = false, kept_result = null, kept_encoding = null
         from unnest(v_partitions, v_ids) as u (partition, id), flowfabric.execution up
         where d.partition = u.partition and d.downstream = u.id and d.is_kept
           and up.partition = d.partition and up.id = d.upstream and up.state = 'completed';
-        -- What it has passed on stays what it was for those who were given it.
+        -- Executions that already received its result keep that result.
         update flowfabric.edge d set is_kept = true, kept_result = e.result, kept_encoding = e.result_encoding
         from unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'completed'
@@ -110,7 +110,7 @@ begin
         if v_gated_ids is not null then
             perform flowfabric.reset_groups(v_gated_partitions, v_gated_ids, v_now);
         end if;
-        -- Those that have something to wait for are held back there.
+        -- Executions with open dependencies are held back there.
         perform flowfabric.make_ready(v_partitions, v_ids, null);
         if v_gated_ids is not null then
             update flowfabric.execution e

@@ -1,6 +1,6 @@
--- settle_new: what belongs to new executions beside their rows: floors, a wake-up, timers, tags.
+-- settle_new: the rest for new executions beside their rows: floors, a wake-up, timers, tags.
 --
--- p_code: items with one were not made. p_ready: how many may be claimed at once.
+-- p_code: items with one were not created. p_ready: how many are claimable immediately.
 create or replace function flowfabric.settle_new(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_priority integer[],
     p_tags text[], p_delays boolean, p_deadlines boolean, p_ready integer, p_now timestamptz)
@@ -10,7 +10,7 @@ declare
     v_rank integer := flowfabric.rank_of(0);
 begin
     if p_ready > 0 then
-        -- Rows created now lie behind every floor, unless they outrank it.
+        -- Rows created now are after every floor, unless they outrank it.
         if p_priority is not null then
             select flowfabric.rank_of(flowfabric.priority_of(max(p))) into v_rank from unnest(p_priority) p;
         end if;

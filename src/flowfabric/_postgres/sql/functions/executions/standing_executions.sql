@@ -1,4 +1,4 @@
--- standing_executions: what an item that may not be created would be answered before its policy is judged
+-- standing_executions: the verdict of an item with a bad policy, from the checks that come before the policy
 --
 -- Returns  one row per item: duplicate (with the id that exists), lane_closed, or free.
 create or replace function flowfabric.standing_executions(

@@ -1,8 +1,8 @@
--- take_keys: take the idempotency keys of new executions, or find out which are taken
+-- take_keys: take the idempotency keys of new executions, or find those that are taken
 --
--- Called by create_executions. Of equal keys inside the call the first with a window wins and those behind it are its
--- duplicates; a key without a window never matches, so that all before the winner are made too. An item that would not be
--- made anyway (p_unfit) takes no key from those behind it.
+-- Called by create_executions. Of equal keys inside the call the first with a window wins and later ones are its
+-- duplicates; a key without a window never matches, so that all before the winner are created too. An item that would
+-- not be created anyway (p_unfit) takes no key from later ones.
 -- Locks    the keys, in order.
 -- Returns  per item 'duplicate' or null, and the id that has the key of a duplicate.
 create or replace function flowfabric.take_keys(
@@ -24,7 +24,7 @@ begin
                      rows between unbounded preceding and unbounded following)
     ), won as (
         insert into flowfabric.idempotency as i (partition, scope, namespace, key, id, expires_at)
-        -- Without a window it has expired for every call, also for one that began earlier and waited.
+        -- Without a window it has expired for every call, also for a call that started earlier and waited.
         select t.partition, t.scope, t.namespace, t.key, t.id,
                case when t.dedup > 0 then p_now + flowfabric.ms(t.dedup) else '-infinity' end
         from item t where t.ord = t.first_ord
@@ -44,7 +44,7 @@ begin
     left join won w on w.partition = t.partition and w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
     left join flowfabric.idempotency i on t.first_ord is null and i.partition = t.partition and i.scope = t.scope
          and i.namespace = t.namespace and i.key = t.key and i.expires_at > p_now;
-    -- A new statement sees what the winner of a race has committed meanwhile.
+    -- A new statement sees what the winner of the race committed meanwhile.
     if array_position(take_keys.code, 'duplicate') is not null then
         select array_agg(case when take_keys.code[u.ord] is not null then i.id end order by u.ord) into standing
         from unnest(p_partition, p_flow, p_namespace, p_key)
@@ -56,7 +56,7 @@ begin
 end;
 $$;
 
--- give_back_keys: the keys of items that were not made after all.
+-- give_back_keys: release the keys of items that were not created after all.
 create or replace function flowfabric.give_back_keys(
     p_partition integer[], p_flow uuid[], p_namespace text[], p_key text[], p_id uuid[], p_code text[], p_now timestamptz)
 returns void

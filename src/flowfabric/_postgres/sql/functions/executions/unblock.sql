@@ -1,4 +1,4 @@
--- unblock: held back for the expected reason -> may be claimed, in its old place
+-- unblock: held back for the expected reason -> claimable, in its old position
 --
 -- Locks    the execution.
 -- Returns  ok, not_found or execution_not_eligible.
@@ -21,7 +21,7 @@ begin
              or (p_expected is not null and p_expected <> e.blocking_reason) then 'execution_not_eligible'
         else 'ok' end;
     if v_code = 'held' then
-        -- It waits for its dependencies; once they are satisfied nothing holds it back any more.
+        -- It waits for its dependencies; once they are satisfied, it is no longer held back.
         update flowfabric.execution x set held_back = null, mutated_at = v_now where x.partition = p_partition and x.id = p_id;
         v_code := 'ok';
     elsif v_code = 'ok' then

@@ -1,4 +1,4 @@
--- ack_cancel_member: a member owes nothing any more; the last one takes the backlog with it.
+-- ack_cancel_member: a member no longer has to be cancelled; the last one removes the backlog.
 create or replace function flowfabric.ack_cancel_member(p_partition integer, p_flow uuid, p_id uuid) returns void
 language plpgsql security definer as $$
 begin

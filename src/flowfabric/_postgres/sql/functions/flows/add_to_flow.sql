@@ -1,8 +1,8 @@
 -- add_to_flow: make executions members, all or none
 --
 -- Locks    the flow, then the executions, by id.
--- Returns  one row: ok, already_member (all of them were; number: the members now) or why not, with the place of the
---          first execution in the way and, for execution_already_in_flow, the other flow.
+-- Returns  one row: ok, already_member (all of them were; number: the members now) or why not, with the index of the
+--          first refused execution and, for execution_already_in_flow, the other flow.
 create or replace function flowfabric.add_to_flow(p_partition integer, p_flow uuid, p_id uuid[])
 returns table (code text, place integer, other uuid, members integer)
 language plpgsql security definer as $$
@@ -35,8 +35,8 @@ begin
             update flowfabric.flow f set node_count = f.node_count + v_new, last_mutation_at = v_now
             where f.partition = p_partition and f.flow_id = p_flow;
             insert into flowfabric.flow_touched values (p_partition, p_flow);
-            -- What ended before it became a member had no one to tell; it has no edges yet either.
-            perform flowfabric.wake_workers();   -- a claim that came meanwhile passed them over
+            -- An execution that ended before it became a member needs no cascade: it has no edges yet.
+            perform flowfabric.wake_workers();   -- a concurrent claim skipped them
         end if;
         select f.node_count into members from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow;
     end if;

@@ -1,4 +1,4 @@
--- apply_edge: a staged edge gates its downstream from now on
+-- apply_edge: a staged edge blocks its downstream from now on
 --
 -- Returns  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
 create or replace function flowfabric.apply_edge(

@@ -1,8 +1,8 @@
--- apply_edges: staged edges gate their downstreams from now on
+-- apply_edges: staged edges block their downstreams from now on
 --
 -- Called under the lock of the flow, with staged edges of it.
--- Locks    the groups by downstream, then upstreams and downstreams, by id: whatever ends one of them comes before (and
---          is seen here) or after (and sees the edge).
+-- Locks    the groups by downstream, then upstreams and downstreams, by id: a call that ends one comes before (and is
+--          seen here) or after (and sees the edge).
 create or replace function flowfabric.apply_edges(p_partition integer, p_flow uuid, p_edge uuid[]) returns void
 language plpgsql as $$
 declare
@@ -38,12 +38,11 @@ begin
     from unnest(v_up) with ordinality as u (id, ord)
     cross join lateral (select x.replays, x.state, x.completed_at from flowfabric.execution x
                         where x.partition = p_partition and x.id = u.id offset 0) up;
-    -- How a run before the present one ended does not count.
+    -- The ends of earlier runs do not count.
     update flowfabric.edge d set applied_at = v_now, from_run = u.run
     from unnest(v_tids, v_runs) as u (tid, run) where d.ctid = u.tid;
-    -- A new edge opens a satisfied all_of again, and may be the one that shows that too many of a quorum were lost; other
-    -- decisions stand. An execution that waits for something still open is blocked before anything is resolved, so that it may
-    -- be released.
+    -- A new edge reopens a satisfied all_of, and may be the one that makes a quorum impossible; other decisions are
+    -- final. An execution with an open edge is blocked before anything is resolved, so that it can be released.
     with counted as (
         select c.id, u.tid, u.pending, c.n, c.live, c.last
         from (select e.down as id, count(*)::integer as n, count(*) filter (where e.outcome is null) as live,
@@ -70,7 +69,7 @@ begin
     if v_edges is not null then
         perform flowfabric.block_members(array_fill(p_partition, array[cardinality(v_edges)]), v_edges, v_ends, v_now);
     end if;
-    -- Upstreams that have ended count at once.
+    -- Upstreams that have ended count immediately.
     select array_agg(e.edge order by e.ended, e.ord), array_agg(e.down order by e.ended, e.ord),
            array_agg(e.outcome order by e.ended, e.ord)
     into v_edges, v_downstreams, v_ends
@@ -107,6 +106,6 @@ begin
             p_edge, v_now);
     end if;
     insert into flowfabric.flow_touched values (p_partition, p_flow);
-    perform flowfabric.wake_workers();   -- a claim that came meanwhile passed them over
+    perform flowfabric.wake_workers();   -- a concurrent claim skipped them
 end;
 $$;

@@ -1,7 +1,7 @@
 -- block_members: runnable -> waiting_children, because a dependency is not satisfied.
 --
--- Called under the locks of the executions. Active, suspended and ended ones are left alone. A delay is
--- kept, and so is that it was held back before; a parked execution continues when it is released, and parks again if it still has to.
+-- Called under the locks of the executions. Active, suspended and ended ones are left alone. A delay is kept, and so is
+-- an earlier blocking reason; a parked execution continues when it is released, and parks again if needed.
 create or replace function flowfabric.block_members(
     p_partition integer[], p_id uuid[], p_detail text[], p_now timestamptz) returns void
 language plpgsql as $$

@@ -1,8 +1,8 @@
--- Cancelling a whole flow: its header, the members that are owed a cancel, and what is done about them.
+-- Cancelling a whole flow: its header, and the members that have to be cancelled.
 
--- cancel_flow_header: close a flow, and note which members are owed a cancel
+-- cancel_flow_header: close a flow, and record which members have to be cancelled
 --
--- The targets that could be claimed are frozen here, those that come back later by make_ready: from now on none is claimed.
+-- Claimable targets are frozen here, later ones by make_ready: from now on none is claimed.
 -- Locks    the flow, then its members that have not ended, by id.
 -- Returns  one row: ok, already_terminal or flow_not_found; what is stored; all members; how many are targets.
 create or replace function flowfabric.cancel_flow_header(

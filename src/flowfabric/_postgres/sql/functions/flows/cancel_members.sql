@@ -1,10 +1,10 @@
--- cancel_members: cancel members of a cancelled flow that are owed it, and acknowledge those that have ended
+-- cancel_members: cancel members of a cancelled flow that have to be, and acknowledge those that have ended
 --
--- One chunk. A chunk that fails as a whole is redone one by one; what fails alone stays owed.
--- Takes    p_after: go on behind this member.
--- Locks    the backlog of the flow, then the executions, by id; skips what another transaction has locked.
--- Returns  how many were acknowledged, which could not be, how many are left, the last member looked at; busy: another
---          call is at it.
+-- One chunk. A chunk that fails as a whole is repeated one by one; a member that fails alone stays in the backlog.
+-- Takes    p_after: continue after this member.
+-- Locks    the backlog of the flow, then the executions, by id; skips locked rows.
+-- Returns  how many were acknowledged, which could not be, how many are left, the last member checked; busy: another
+--          call is working on it.
 create or replace function flowfabric.cancel_members(
     p_partition integer, p_flow uuid, p_limit integer, p_after uuid)
 returns table (handled integer, failed uuid[], message text, remaining integer, last uuid, busy boolean)

@@ -1,12 +1,12 @@
--- Siblings: upstreams that a decided join no longer needs, and what is owed to them.
+-- Siblings: upstreams that a decided join no longer needs, and their cancellation.
 
--- cancel_siblings: one chunk of the upstreams that a decided group no longer needs
+-- cancel_siblings: cancel one chunk of upstreams that a decided group no longer needs
 --
 -- Takes    p_limit: executions; null p_flow: the first entry in the queue that is not locked; else that group's.
--- A chunk that fails as a whole is redone one by one. What fails alone, or is locked, stays; an entry that
--- did not move goes to the end of the queue.
--- Locks    the entry, then the group, then the executions, by id; skips what another transaction has locked.
--- Returns  what became of the entry (none, orphan, not_owed, busy, more, drained), and how the siblings were found.
+-- A chunk that fails as a whole is repeated one by one. A sibling that fails alone, or is locked, stays; an entry
+-- without progress goes to the end of the queue.
+-- Locks    the entry, then the group, then the executions, by id; skips locked rows.
+-- Returns  the action (none, orphan, not_owed, busy, more, drained), and the states of the siblings.
 create or replace function flowfabric.cancel_siblings(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer)
 returns table (action text, partition integer, flow_id uuid, downstream uuid, reason text, cancelled integer,
@@ -81,7 +81,7 @@ begin
            or not exists (select from flowfabric.execution e where e.partition = s.partition and e.id = u.id);
         missing := coalesce(cardinality(v_done), 0) - cancelled - already_terminal;
         if coalesce(cardinality(v_done), 0) < cardinality(s.siblings) then
-            -- What is locked goes to the end of the list.
+            -- Locked siblings go to the end of the list.
             update flowfabric.sibling_cancel x
             set siblings = s.siblings[p_limit + 1:]
                 || (select coalesce(array_agg(u.id), '{}') from unnest(v_chunk) u (id) where u.id <> all (coalesce(v_done, '{}'))),

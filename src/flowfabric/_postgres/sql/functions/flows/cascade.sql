@@ -2,9 +2,9 @@
 
 -- cascade: resolve the outgoing edges of ended executions, at most p_limit of them.
 --
--- Takes    per end: the execution, which run of it ended, how, the event, and where to go on (null: from the start).
+-- Takes    per end: the execution, which run of it ended, how, the event, and where to continue (null: from the start).
 -- Returns  per end, in order: how many edges were seen, whether all of them were resolved, and if not, the first
---          downstream that is still to be done.
+--          downstream that remains.
 create or replace function flowfabric.cascade(
     p_partition integer[], p_id uuid[], p_run integer[], p_outcome text[], p_event bigint[], p_after uuid[],
     p_limit integer, p_now timestamptz, out resolved integer[], out done boolean[], out next uuid[])
@@ -13,7 +13,7 @@ declare
     v_ord integer[]; v_partition integer[]; v_flow uuid[]; v_edge uuid[]; v_downstream uuid[]; v_outcome text[];
     v_event bigint[];
     v_left integer[] := '{}';
-    v_last integer;          -- the last end whose edges were looked at, when the limit was reached
+    v_last integer;          -- the last end whose edges were read, if the limit was reached
     v_next uuid;
     v_no integer; v_place integer;
 begin
@@ -35,7 +35,7 @@ begin
         return;
     end if;
     if cardinality(v_ord) > p_limit then
-        -- One more than may be done: it tells where the next call continues.
+        -- One more than allowed: it is where the next call continues.
         v_last := v_ord[p_limit + 1];
         v_next := v_downstream[p_limit + 1];
         v_ord := v_ord[:p_limit]; v_partition := v_partition[:p_limit]; v_flow := v_flow[:p_limit];

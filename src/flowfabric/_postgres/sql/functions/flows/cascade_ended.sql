@@ -1,7 +1,7 @@
--- cascade_ended: what an end means for others, as far as it can be done at once.
+-- cascade_ended: resolve the edges of ended executions, as far as possible without waiting.
 --
--- Called by end_executions for members of flows. Resolves one hop, and never waits; the rest, and everything behind
--- what was skipped, is left to the dispatcher.
+-- Called by end_executions for members of flows. Resolves one hop, and never waits; the rest, and everything after
+-- skipped edges, is left to the dispatcher.
 create or replace function flowfabric.cascade_ended(
     p_partition integer[], p_id uuid[], p_flow uuid[], p_run integer[], p_event bigint[], p_state text, p_now timestamptz)
 returns void
@@ -11,7 +11,7 @@ declare
 begin
     insert into flowfabric.flow_touched
     select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow);
-    -- A snapshot older than the locks may not show an edge that was applied: then the dispatcher looks.
+    -- A snapshot older than the locks may miss an applied edge: then the dispatcher resolves it.
     if p_state <> 'skipped' and current_setting('transaction_isolation') = 'read committed' then
         select c.done into v_done
         from flowfabric.cascade(

@@ -1,4 +1,4 @@
--- closes_cycle: the place of the first of some new edges that closes a cycle with the stored ones and those before it.
+-- closes_cycle: the index of the first new edge that closes a cycle with the stored ones and those before it.
 create or replace function flowfabric.closes_cycle(
     p_partition integer, p_flow uuid, p_upstream uuid[], p_downstream uuid[]) returns integer
 language plpgsql as $$
@@ -6,7 +6,7 @@ declare
     v_from integer[]; v_to integer[]; v_old integer; v_nodes integer;
     v_low integer := 1; v_high integer := cardinality(p_upstream); v_middle integer;
 begin
-    -- Every new cycle lies in what can be reached from the ends of the new edges.
+    -- Every new cycle is within the nodes reachable from the ends of the new edges.
     with recursive reached (id) as (
         select u.id from unnest(p_downstream) u (id)
         union

@@ -1,4 +1,4 @@
--- count_members: the summary of a flow as its members are now; no row when it has none.
+-- count_members: the summary of a flow as its members are now; no row if it has none.
 create or replace function flowfabric.count_members(f flowfabric.flow) returns setof flowfabric.flow_summary
 language sql volatile as $$
     select f.partition, f.flow_id,

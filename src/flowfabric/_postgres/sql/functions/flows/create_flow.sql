@@ -1,8 +1,8 @@
--- Flows: making them, adding members and edges, and the policies of their joins.
+-- Flows: creating them, adding members and edges, and the policies of their joins.
 --
 -- Lock order: the flow (for update where the graph grows, else shared), groups by downstream, executions by id.
 
--- create_flow: Created, or exists when the id was used before.
+-- create_flow: returns created, or exists if the id was used before.
 create or replace function flowfabric.create_flow(p_partition integer, p_flow uuid, p_kind text, p_namespace text)
 returns boolean
 language plpgsql security definer as $$

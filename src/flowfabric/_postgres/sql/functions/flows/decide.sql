@@ -1,4 +1,4 @@
--- Edge groups: what the ends of upstreams come to. The only place where edges are resolved.
+-- Edge groups: counting the ends of upstreams. Only resolve_edges resolves edges.
 
 -- decide: the state of a group by its policy. A decided any_of or quorum keeps its first decision; impossible is final.
 create or replace function flowfabric.decide(

@@ -1,4 +1,4 @@
--- delete_flow: forget a flow and its members, when all of them have ended
+-- delete_flow: delete a flow and its members, if all of them have ended
 --
 -- Locks    the flow, then its groups and its members, by id.
 -- Returns  ok, flow_not_found, or flow_not_terminal.

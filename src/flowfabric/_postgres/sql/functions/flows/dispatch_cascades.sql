@@ -1,9 +1,9 @@
--- dispatch_cascades: one chunk of what ends have left to do.
+-- dispatch_cascades: resolve one chunk of edges that ended executions left.
 --
--- A chunk that fails as a whole is redone one by one; what fails alone stays, and is passed over with p_after.
--- Takes    how many events and edges; the event to go on behind; whose executions; p_event: this event alone.
+-- A chunk that fails as a whole is repeated one by one; an end that fails alone stays, and p_after skips it.
+-- Takes    how many events and edges; the event to continue after; whose executions; p_event: only this event.
 -- Locks    pending rows, groups, downstreams; never waits.
--- Returns  how many ends were looked at and finished, how many edges resolved, what failed, whether there may be more.
+-- Returns  how many ends were read and finished, how many edges resolved, what failed, whether there may be more.
 create or replace function flowfabric.dispatch_cascades(
     p_limit integer, p_edges integer, p_after bigint, p_event bigint, p_stale_ms bigint,
     p_namespace text, p_tag_key text, p_tag_value text)
@@ -17,7 +17,7 @@ declare
     v_one_done boolean; v_one_next uuid; v_one_resolved integer;
 begin
     perform flowfabric.require_read_committed();
-    -- Nothing is lost: what was not written is found pending again.
+    -- Nothing is lost: after a crash the row is still pending.
     perform set_config('synchronous_commit', 'off', true);
     with taken as materialized (
         select p.* from flowfabric.pending_cascade p
@@ -71,7 +71,7 @@ begin
         where p.seq = u.seq and not u.done and p.after is distinct from u.next;
     end if;
     select coalesce(sum(r), 0) into resolved from unnest(v_resolved) r;
-    -- Something moved, or there may be something behind what could not be moved.
+    -- There was progress, or there may be more after the ends that could not be resolved.
     more := finished + resolved > 0 or seen = p_limit;
     return next;
 end;

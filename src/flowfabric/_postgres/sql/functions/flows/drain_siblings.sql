@@ -1,6 +1,6 @@
--- drain_siblings: forget what a group owes its siblings
+-- drain_siblings: drop the sibling cancels of a group
 --
--- Returns  drained, already_drained, or drained_sans_group when the group itself is gone.
+-- Returns  drained, already_drained, or drained_sans_group if the group itself is deleted.
 create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare

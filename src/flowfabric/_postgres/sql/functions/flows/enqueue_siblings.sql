@@ -1,4 +1,4 @@
--- enqueue_siblings: upstreams of decided groups that have not ended are to be cancelled.
+-- enqueue_siblings: queue unfinished upstreams of decided groups for cancellation.
 --
 -- Called under the locks of the groups. p_edge: only upstreams of these edges; null: all.
 create or replace function flowfabric.enqueue_siblings(

@@ -1,4 +1,4 @@
--- flow_eligibility: what the dependencies of an execution say about it.
+-- flow_eligibility: whether the dependencies of an execution are satisfied.
 create or replace function flowfabric.flow_eligibility(p_partition integer, p_id uuid) returns text
 language sql stable security definer as $$
     select coalesce((

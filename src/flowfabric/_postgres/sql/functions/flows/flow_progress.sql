@@ -1,4 +1,4 @@
--- flow_progress: whether every member of a flow has ended, and the state of the flow; no row without such a flow.
+-- flow_progress: whether every member of a flow has ended, and the state of the flow; no row for an unknown flow.
 create or replace function flowfabric.flow_progress(p_partition integer, p_flow uuid)
 returns table (members integer, live integer, state text)
 language sql stable security definer as $$

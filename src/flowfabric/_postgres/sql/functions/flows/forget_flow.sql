@@ -1,4 +1,4 @@
--- forget_flow: what delete_flow does, without waiting: busy when another transaction has locked the flow, a group or a member.
+-- forget_flow: like delete_flow, without waiting: busy if another transaction has locked the flow, a group or a member.
 create or replace function flowfabric.forget_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql as $$
 declare

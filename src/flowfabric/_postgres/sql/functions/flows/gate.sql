@@ -1,7 +1,7 @@
--- gate: executions have become runnable; members of flows may have to be held back
+-- gate: hold back runnable executions whose flow does not let them run
 --
--- Called under the locks of the executions. An execution that its flow owes a cancel is frozen, one that has a dependency that is not
--- satisfied is blocked. The summaries of their flows are to be counted again.
+-- Called under the locks of the executions. An execution marked to be cancelled is frozen, one with an unsatisfied
+-- dependency is blocked. Their flows are marked to be counted again.
 -- Returns  the others.
 create or replace function flowfabric.gate(
     p_partition integer[], p_id uuid[], out partitions integer[], out ids uuid[])

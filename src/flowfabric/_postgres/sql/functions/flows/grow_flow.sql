@@ -1,10 +1,10 @@
--- grow_flow: a whole graph, or a part that is added to one: executions, edges into them, and how they join
+-- grow_flow: create a whole graph, or add to one: executions, edges into them, and how they join
 --
--- Called with a graph that was checked: edges point at new executions only, and contain no cycle.
--- Takes    p_new: the flow is made here. p_from: per edge the number of a new execution, or minus the number of an
+-- Called with a checked graph: edges point only at new executions, and contain no cycle.
+-- Takes    p_new: the flow is created here. p_from: per edge the number of a new execution, or minus the number of an
 --          existing one in p_old; p_to: the number of a new one. p_deps: per new execution its edges (null: none has any).
 -- Locks    the flow, then the existing executions, by id.
--- Returns  one row: ok, exists (the flow, or these executions, were made before) or why not, with a place.
+-- Returns  one row: ok, exists (the flow, or these executions, were created before) or why not, with an index.
 create or replace function flowfabric.grow_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],
@@ -40,7 +40,7 @@ begin
         code := flowfabric.open_flow(p_partition, p_flow, true);
     end if;
     if code is null and not p_new then
-        -- All of them made here before: a repeated call. Some, or elsewhere: something else.
+        -- All of them exist here: a repeated call. Only some, or elsewhere: a conflict.
         select case when count(*) = cardinality(p_id) and bool_and(e.flow_id = p_flow) then 'exists'
                     when count(*) > 0 then 'execution_already_in_flow' end, min(u.ord)::integer into code, place
         from unnest(p_id) with ordinality as u (id, ord)
@@ -110,7 +110,7 @@ begin
                 p_delay_until is not null or p_delay_ms is not null,
                 p_deadline_at is not null or p_deadline_ms is not null, v_made, v_now);
             if cardinality(p_old) > 0 then
-                -- Upstreams that have ended count at once.
+                -- Upstreams that have ended count immediately.
                 select array_agg(u.edge order by up.completed_at, u.ord), array_agg(p_id[u.t] order by up.completed_at, u.ord),
                        array_agg(flowfabric.outcome_of(up.state) order by up.completed_at, u.ord)
                 into v_edges, v_downstreams, v_outcomes
@@ -127,7 +127,7 @@ begin
             end if;
             code := 'ok';
         exception when unique_violation then
-            -- An id that was given is in use.
+            -- A given id is in use.
             select 'execution_already_in_flow', u.ord::integer into code, place
             from unnest(p_id) with ordinality as u (id, ord)
             join flowfabric.execution e on e.partition = p_partition and e.id = u.id order by u.ord limit 1;

@@ -1,8 +1,8 @@
 -- has_cycle: whether edges, as pairs of node numbers from 1 to p_nodes, contain a cycle
 --
--- Called by closes_cycle when many edges are staged at once, and by the audit.
--- Kahn's algorithm with linked lists in arrays, so that each edge is visited once: a recursive query visits an edge once
--- per path that leads to it, and a graph of a few layers has more paths than fit into memory.
+-- Called by closes_cycle when many edges are staged together, and by the audit. Kahn's algorithm with linked lists in
+-- arrays, so that each edge is visited once: a recursive query visits an edge once per path that leads to it, and a
+-- graph of a few layers has more paths than fit into memory.
 create or replace function flowfabric.has_cycle(p_from integer[], p_to integer[], p_nodes integer) returns boolean
 language plpgsql immutable as $$
 declare

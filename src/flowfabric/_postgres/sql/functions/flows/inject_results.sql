@@ -1,4 +1,4 @@
--- inject_results: results of upstreams become the input of their downstreams, where an edge asks for it.
+-- inject_results: results of upstreams become the input of their downstreams, if an edge asks for it.
 --
 -- Called under the locks of the groups, after these edges were resolved. all_of: the last success that counts; any_of
 -- and quorum: the one that decided the group.

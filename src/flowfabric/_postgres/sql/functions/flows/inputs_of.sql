@@ -1,4 +1,4 @@
--- inputs_of: what upstreams pass to an execution: a result in place of its input, and results beside it.
+-- inputs_of: the results that upstreams pass to an execution: one instead of its input, and others beside it.
 create or replace function flowfabric.inputs_of(p_partition integer, p_id uuid) returns flowfabric.inputs
 language plpgsql stable as $$
 declare
@@ -6,8 +6,8 @@ declare
 begin
     select i.payload, i.encoding into v.payload, v.encoding from flowfabric.injected_input i
     where i.partition = p_partition and i.id = p_id;
-    -- Successes, but not those after the group was decided: every attempt is given the same, also while an upstream is
-    -- being replayed.
+    -- Successes, but not those after the group was decided: every attempt receives the same results, also while an
+    -- upstream is being replayed.
     select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
            array_agg(case when d.is_kept then 'completed' else up.state end) filter (where d.counts),
            array_agg(case when d.is_kept then d.result else up.result end) filter (where d.counts),

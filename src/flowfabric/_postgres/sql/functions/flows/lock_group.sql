@@ -1,4 +1,4 @@
--- lock_group: a group and then its downstream, waiting for both; false when there is no such group.
+-- lock_group: lock a group and then its downstream, waiting for both; false for an unknown group.
 create or replace function flowfabric.lock_group(p_partition integer, p_flow uuid, p_downstream uuid) returns boolean
 language plpgsql as $$
 declare

@@ -1,4 +1,4 @@
--- open_flow: lock a flow that may still change; returns why it may not.
+-- open_flow: lock a flow for a change; returns why it may not change, or null.
 create or replace function flowfabric.open_flow(p_partition integer, p_flow uuid, p_grows boolean) returns text
 language plpgsql as $$
 declare

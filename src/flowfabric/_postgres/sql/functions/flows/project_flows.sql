@@ -1,4 +1,4 @@
--- project_flows: count the members of flows anew; returns how many summaries were written.
+-- project_flows: count the members of flows again; returns how many summaries were written.
 --
 -- One at a time: of two counts the older must not be written last.
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
@@ -6,7 +6,7 @@ language plpgsql security definer as $$
 declare
     v_n integer;
 begin
-    -- Against being forgotten meanwhile, which would leave the summary behind.
+    -- The lock keeps the flow from being deleted meanwhile, which would leave the summary behind.
     perform 1 from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
     join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow
     order by f.partition, f.flow_id for key share of f;

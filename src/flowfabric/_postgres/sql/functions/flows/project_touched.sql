@@ -1,4 +1,4 @@
--- project_touched: count the flows that changed since they were last counted; a bounded number of marks at a time
+-- project_touched: count the flows that changed since they were last counted; a bounded number of marks per call
 --
 -- Returns  how many flows were counted, and whether there are more marks.
 create or replace function flowfabric.project_touched(p_limit integer) returns table (counted integer, more boolean)
@@ -9,11 +9,11 @@ declare
 begin
     perform flowfabric.require_read_committed();
     if not pg_try_advisory_xact_lock(708304, 0) then
-        counted := 0; more := false;   -- somebody is at it
+        counted := 0; more := false;   -- another call is counting
         return next;
         return;
     end if;
-    -- The marks go in a statement before the count: what changes later leaves a new one.
+    -- The marks are deleted in a statement before the count: a later change leaves a new mark.
     with taken as (
         delete from flowfabric.flow_touched t using (
             select x.ctid as tid from flowfabric.flow_touched x limit p_limit for update skip locked) old

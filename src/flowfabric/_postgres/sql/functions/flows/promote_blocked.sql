@@ -1,4 +1,4 @@
--- promote_blocked: release an execution whose group is satisfied and that is blocked all the same. A repair.
+-- promote_blocked: release an execution that is blocked although its group is satisfied. A repair.
 --
 -- Locks    the group, then the execution.
 -- Returns  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.

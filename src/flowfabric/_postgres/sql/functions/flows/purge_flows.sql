@@ -1,4 +1,4 @@
--- purge_flows: forget flows whose members are gone.
+-- purge_flows: delete flows whose members are deleted.
 create or replace function flowfabric.purge_flows(p_partition integer[], p_flow uuid[]) returns void
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- queued_siblings: the groups that owe their siblings a cancel, oldest first.
+-- queued_siblings: the groups with siblings to cancel, oldest first.
 create or replace function flowfabric.queued_siblings(p_limit integer)
 returns table (partition integer, flow_id uuid, downstream uuid, siblings uuid[], enqueued_at timestamptz)
 language sql stable security definer as $$

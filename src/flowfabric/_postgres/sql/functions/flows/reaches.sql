@@ -1,8 +1,8 @@
--- reaches: whether there is a way from one member to another over the edges of its flow.
+-- reaches: whether a path of edges leads from one member of a flow to another.
 create or replace function flowfabric.reaches(p_partition integer, p_flow uuid, p_from uuid, p_to uuid) returns boolean
 language plpgsql as $$
 begin
-    -- The two cases in which there is nothing to walk: a node at the end of the graph, or one at its beginning.
+    -- Two cases need no walk: a node at the end of the graph, or one at its beginning.
     if not exists (select from flowfabric.edge d where d.partition = p_partition and d.upstream = p_from and d.flow_id = p_flow)
        or not exists (select from flowfabric.edge d where d.partition = p_partition and d.downstream = p_to and d.flow_id = p_flow) then
         return false;

@@ -1,7 +1,7 @@
 -- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts, held back
 -- again if it was held back before).
 --
--- Called under the locks of the executions and of their routes. What is in another state is left alone.
+-- Called under the locks of the executions and of their routes. Executions in another state are left alone.
 create or replace function flowfabric.release_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -44,7 +44,7 @@ begin
         perform flowfabric.wake_workers();
     end if;
     perform flowfabric.set_timers('delay', v_late_partitions, v_late_ids, v_late_due);
-    -- What held one of them back before still does.
+    -- An earlier blocking reason applies again.
     for i in 1 .. coalesce(cardinality(v_held_ids), 0) loop
         perform flowfabric.block(v_held_partitions[i], v_held_ids[i], v_reasons[i], null);
         update flowfabric.execution e set held_back = null where e.partition = v_held_partitions[i] and e.id = v_held_ids[i];

@@ -1,4 +1,4 @@
--- reset_groups: the groups of replayed executions begin anew: what upstreams failed at before is forgiven
+-- reset_groups: reset the groups of replayed executions: earlier failures of upstreams no longer count
 --
 -- Called under the locks of the groups, the executions and their upstreams.
 create or replace function flowfabric.reset_groups(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
@@ -7,7 +7,7 @@ declare
     v_partitions integer[]; v_flows uuid[]; v_edges uuid[];
     v_refs boolean;
 begin
-    -- An upstream that was replayed first and succeeded counts; of the others only the next end does.
+    -- An upstream that was replayed first and succeeded counts; for the others only the next end does.
     with turned as (
         update flowfabric.edge d
         set outcome = case when up.state = 'completed' then 'success' end,
@@ -45,7 +45,7 @@ begin
     if v_refs then
         perform flowfabric.inject_results(v_partitions, v_flows, v_edges, p_now);
     end if;
-    -- A race that is won already has losers too.
+    -- A race that is already won has losers too.
     perform flowfabric.enqueue_siblings(array_agg(g.partition), array_agg(g.flow_id), array_agg(g.downstream), null, p_now)
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id

@@ -1,4 +1,4 @@
--- resolve_dependency: count one edge as if its upstream had ended so
+-- resolve_dependency: resolve one edge as if its upstream had this outcome
 --
 -- Locks    the group, then the downstream.
 -- Returns  satisfied, impossible, already_resolved, edge_not_found, not_applied.

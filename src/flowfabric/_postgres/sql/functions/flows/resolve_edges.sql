@@ -1,8 +1,8 @@
--- resolve_edges: count the ends of upstreams, decide their groups, and do what that means for the downstreams.
+-- resolve_edges: count the ends of upstreams, decide their groups, and release or skip the downstreams.
 --
 -- Takes    edges, with the end of each one's upstream and its completion event, in the order in which they count.
--- Locks    the groups, then their downstreams, by id; never waits. Groups that cannot be had whole are left alone.
--- Returns  the places of the edges left alone.
+-- Locks    the groups, then their downstreams, by id; never waits. Groups that cannot be fully locked are left alone.
+-- Returns  the indexes of the edges left alone.
 create or replace function flowfabric.resolve_edges(
     p_partition integer[], p_flow uuid[], p_edge uuid[], p_downstream uuid[], p_outcome text[], p_event bigint[],
     p_now timestamptz)
@@ -11,9 +11,9 @@ language plpgsql as $$
 declare
     v_g integer[];                 -- per edge: the number of its group
     v_n integer;                   -- how many groups
-    v_held boolean[];              -- per group: ours, and to be worked on
+    v_held boolean[];              -- per group: locked, and to be handled
     v_pending boolean[]; v_group_tids tid[]; v_partitions integer[]; v_flows uuid[]; v_ids uuid[];
-    -- What was locked, in the order it was found.
+    -- The locked rows, in the order found.
     v_found integer[]; v_found_tids tid[]; v_found_routes integer[]; v_found_pending boolean[]; v_found_waits boolean[];
     v_found_partitions integer[]; v_found_flows uuid[]; v_found_ids uuid[];
     v_closed integer[];
@@ -46,12 +46,12 @@ begin
            array_agg(h.partition), array_agg(h.flow), array_agg(h.downstream)
     into v_found, v_found_tids, v_found_routes, v_found_pending, v_found_waits, v_found_partitions, v_found_flows, v_found_ids
     from held h;
-    -- A released execution gets a ready row of its route; that must not wait either.
+    -- A released execution gets a ready row of its route; that lock must not wait either.
     select array_agg(r.route) into v_closed
     from (select distinct u.route from unnest(v_found_routes, v_found_waits) as u (route, waits) where u.waits) r
     where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route);
-    -- From the order found to the numbers of the groups. A loop: a join with the numbers would be nested (the settings of
-    -- complete allow no other), and takes the square of their count.
+    -- Map the order found to the numbers of the groups. A loop: a join would be nested (the settings of complete allow
+    -- no other) and quadratic.
     for i in 1 .. coalesce(cardinality(v_found), 0) loop
         v_no := v_found[i];
         v_held[v_no] := v_closed is null or not v_found_waits[i] or v_found_routes[i] <> all (v_closed);

@@ -1,4 +1,4 @@
--- set_flow_tags: add tags to a flow or replace their values; returns whether there is such a flow.
+-- set_flow_tags: add tags to a flow or replace their values; returns whether the flow exists.
 create or replace function flowfabric.set_flow_tags(p_partition integer, p_flow uuid, p_tags text) returns boolean
 language plpgsql security definer as $$
 begin

@@ -1,4 +1,4 @@
--- set_group_policy: how the edges into an execution join; before the first of them is staged
+-- set_group_policy: set how the edges into an execution join, before the first one is staged
 --
 -- Returns  set, already_set, or why not.
 create or replace function flowfabric.set_group_policy(

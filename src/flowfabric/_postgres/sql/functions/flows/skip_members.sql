@@ -1,6 +1,6 @@
 -- skip_members: anything that has not ended -> skipped, because a dependency cannot be satisfied any more.
 --
--- Called under the locks of the executions. Those that their flow owes a cancel will be cancelled instead.
+-- Called under the locks of the executions. Those marked to be cancelled are cancelled instead.
 create or replace function flowfabric.skip_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin

@@ -1,8 +1,8 @@
--- stage_edges: put edges into the graph of a flow; they gate nothing until they are applied
+-- stage_edges: add edges to the graph of a flow; they block nothing until they are applied
 --
 -- Called with one edge, or with many and p_apply: then all or none are staged and applied.
 -- Locks    the flow; with p_apply also the groups, then all executions concerned, by id.
--- Returns  one row: ok with the revision now; or why not, with the place of the first edge in the way.
+-- Returns  one row: ok with the revision now; or why not, with the index of the first refused edge.
 create or replace function flowfabric.stage_edges(
     p_partition integer, p_flow uuid, p_edge uuid[], p_upstream uuid[], p_downstream uuid[], p_ref text[],
     p_revision bigint, p_apply boolean)

@@ -30,7 +30,7 @@ begin
         v_code := 'invalid_input'; v_detail := 'lane_id';
     elsif p_call <> 'operator' and e.state = 'active' and e.lease_lost is null and e.lease_expires_at > v_now
           and e.lease_id = p_lease and (p_attempt is null or e.attempt_id = p_attempt) then
-        -- The answer to the first call was lost: give it again.
+        -- The response to the first call was lost: return it again.
         return query
         select 'ok'::text, 'again'::text, e.partition, e.id,
                case when e.attempt_resumed_at is null then 'fresh' else 'resumed' end, e.attempt_index, e.attempt_id,

@@ -1,4 +1,4 @@
--- is_used: whether an attempt of this execution already bears an id that its caller minted.
+-- is_used: whether an attempt of this execution already has an id that its caller minted.
 create or replace function flowfabric.is_used(p_partition integer, p_id uuid, p_lease uuid, p_attempt uuid)
 returns boolean
 language sql stable as $$

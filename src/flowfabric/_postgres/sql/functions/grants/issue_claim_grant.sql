@@ -1,4 +1,4 @@
--- issue_claim_grant: for a scheduler; no budget or quota is asked here.
+-- issue_claim_grant: for a scheduler; budgets and quotas are not checked here.
 --
 -- Locks    the execution.
 -- Returns  ok with the key in detail and its expiry, or the refusal.

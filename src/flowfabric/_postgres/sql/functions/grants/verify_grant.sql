@@ -1,4 +1,4 @@
--- verify_grant: ok, or exactly one reason why a grant key is worth nothing.
+-- verify_grant: ok, or exactly one reason why a grant key is invalid.
 create or replace function flowfabric.verify_grant(p_partition integer, p_id uuid, p_key text) returns text
 language plpgsql security definer as $$
 declare

@@ -1,8 +1,8 @@
 -- Grants: the right to claim one execution, given to one worker for a short time. A grant changes no state; while it
--- lives the ready row is hidden from other claims. See start_attempts.sql for what consuming one does.
+-- is valid, the ready row is hidden from other claims. Consuming one calls start_attempts.
 
--- write_grant: sign and store a grant, and hide the ready row. Returns the key and the expiry, or no row when no
--- signing key exists.
+-- write_grant: sign and store a grant, and hide the ready row. Returns the key and the expiry, or no row if there is no
+-- signing key.
 create or replace function flowfabric.write_grant(
     e flowfabric.execution, p_kind text, p_worker text, p_instance text, p_lane text, p_hash text,
     p_capabilities text[], p_snapshot text, p_summary text, p_ttl_ms bigint, p_now timestamptz)
@@ -41,7 +41,7 @@ begin
 end;
 $$;
 
--- grant_message: what a grant key signs.
+-- grant_message: the message that a grant key signs.
 create or replace function flowfabric.grant_message(
     p_partition integer, p_id uuid, p_worker text, p_instance text, p_expires_ms bigint, p_kind text) returns text
 language sql immutable as $$
@@ -49,7 +49,7 @@ language sql immutable as $$
            || case when p_kind = 'reclaim' then '|reclaim' else '' end
 $$;
 
--- missing_capabilities: what the worker lacks, sorted and joined; null when it lacks nothing.
+-- missing_capabilities: the capabilities the worker lacks, sorted and joined; null if it lacks none.
 create or replace function flowfabric.missing_capabilities(p_route integer, p_capabilities text[]) returns text
 language sql stable as $$
     select string_agg(c, ',' order by c collate "C")

@@ -1,7 +1,7 @@
 -- check_token: what is wrong with a token, or null.
 --
--- Takes no lock and reads what never changes. Whatever is unknown gets one answer after the same work: a digest is
--- computed and compared in any case, with a random key if there is none.
+-- Takes no lock and reads only rows that never change. Every unknown token gets the same result after the same work: a
+-- digest is always computed and compared, with a random key if there is none.
 create or replace function flowfabric.check_token(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text)
 returns text
 language plpgsql stable as $$
@@ -25,6 +25,6 @@ begin
                              'hex'), 'UTF8')) as is_same
               from (select split_part(p_token, ':', 1) as kid, substr(p_token, strpos(p_token, ':') + 1) as digest) g
               left join flowfabric.keystore k on k.kid = g.kid
-              offset 0) t);   -- the fence: both are computed, whichever of them decides
+              offset 0) t);   -- the fence: both are always computed
 end;
 $$;

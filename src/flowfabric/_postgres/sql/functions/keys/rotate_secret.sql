@@ -1,6 +1,6 @@
--- rotate_secret: sign with another key from now on; the one before verifies for p_grace_ms more
+-- rotate_secret: sign with a new key from now on; the old one verifies for another p_grace_ms
 --
--- Returns  rotated (detail: the key before, count: how many were purged), noop, or rotation_conflict.
+-- Returns  rotated (detail: the old key, count: how many were purged), noop, or rotation_conflict.
 create or replace function flowfabric.rotate_secret(p_kid text, p_secret bytea, p_grace_ms bigint)
 returns table (code text, detail text, purged integer)
 language plpgsql security definer as $$

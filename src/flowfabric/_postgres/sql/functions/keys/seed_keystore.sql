@@ -1,4 +1,4 @@
--- seed_keystore: a first key, so that nothing needs an operator. Called by migrate; does nothing when one exists.
+-- seed_keystore: create the first key, so that no operator has to. Called by migrate; does nothing if one exists.
 create or replace function flowfabric.seed_keystore() returns void
 language plpgsql as $$
 declare

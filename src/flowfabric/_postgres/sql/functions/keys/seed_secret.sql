@@ -1,4 +1,4 @@
--- seed_secret: install a first key; never replaces one
+-- seed_secret: install the first key; never replaces one
 --
 -- Returns  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
 create or replace function flowfabric.seed_secret(p_kid text, p_secret bytea)

@@ -4,7 +4,7 @@ language sql stable as $$
     select p_kid || ':' || flowfabric.token_digest(p_kid, p_partition, p_id, p_waitpoint)
 $$;
 
--- token_digest: what a token says behind its kid; null when the key is unknown or erased.
+-- token_digest: the part of a token after its kid; null if the key is unknown or erased.
 create or replace function flowfabric.token_digest(p_kid text, p_partition integer, p_id uuid, p_waitpoint uuid) returns text
 language sql stable as $$
     select encode(flowfabric.hmac(k.inner_key, k.outer_key, convert_to(

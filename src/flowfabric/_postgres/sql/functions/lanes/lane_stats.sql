@@ -1,4 +1,4 @@
--- lane_stats: what waits, since when, and what runs.
+-- lane_stats: how many executions wait, since when, and how many run.
 create or replace function flowfabric.lane_stats(p_names text[])
 returns table (name text, state text, depth bigint, oldest_at timestamptz, delayed bigint, running bigint, at timestamptz)
 language sql volatile security definer as $$

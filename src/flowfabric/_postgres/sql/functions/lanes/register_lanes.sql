@@ -1,4 +1,4 @@
--- Lanes: named queues with a state: active; paused (takes work, gives none out); draining (gives out, takes none);
+-- Lanes: named queues with a state: active; paused (accepts work, hands none out); draining (hands out, accepts none);
 -- disabled (neither).
 
 -- register_lanes: returns how many were new.

@@ -1,7 +1,7 @@
--- resolve_routes: the numbers of (lane, kind, capabilities), interning what is new.
+-- resolve_routes: the numbers of (lane, kind, capabilities), creating new ones.
 --
 -- Called by create_executions. Registers an unknown lane in the same transaction.
--- Returns  one number per route given, in order; null for a route on a lane that takes no new work, or on no lane.
+-- Returns  one number per route given, in order; null for a route on a closed lane, or on no lane.
 create or replace function flowfabric.resolve_routes(
     p_lanes text[], p_kinds text[], p_capabilities text[], p_now timestamptz) returns integer[]
 language plpgsql as $$

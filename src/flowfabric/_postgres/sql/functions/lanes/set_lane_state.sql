@@ -1,4 +1,4 @@
--- set_lane_state: returns the state before; registers an unknown lane.
+-- set_lane_state: returns the previous state; registers an unknown lane.
 create or replace function flowfabric.set_lane_state(p_name text, p_state text) returns text
 language plpgsql security definer as $$
 declare

@@ -1,9 +1,9 @@
 -- claim: take up to p_limit executions of a lane, best rank first
 --
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
--- Locks    ready rows and their executions, skipping what is locked; it never waits.
--- Returns  one row per lease taken, best first. Nothing to do is no row.
--- Plans    a freshly filled table has no statistics: the settings keep the scan in index order, whatever is guessed.
+-- Locks    ready rows and their executions, skipping locked rows; it never waits.
+-- Returns  one row per lease, best first; no row without work.
+-- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
 returns setof flowfabric.claimed
@@ -35,7 +35,7 @@ begin
 
     if cardinality(v_routes) > 1 then
         loop
-            -- Ask first which routes hold the best ranks, without locks; then take as many from each.
+            -- First read which routes have the best ranks, without locks; then take that many from each.
             select array_agg(n.share order by n.route), bool_or(n.lost) into v_share, v_lost
             from (select q.route, count(b.route)::integer as share, bool_or(b.available_at is not null) as lost
                   from unnest(v_routes) as q (route)
@@ -44,7 +44,8 @@ begin
                              order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
                   group by q.route) n;
             exit when not coalesce(v_lost, false);
-            -- What reached its reclaim cap ends here: otherwise it would count towards this route and a lower-ranked row would be taken.
+            -- An execution at its reclaim cap ends here: otherwise it would count towards this route and a lower-ranked
+            -- row would be taken.
             select array_agg(x.partition), array_agg(x.id) into v_partitions, v_ids
             from (select e.partition, e.id
                   from (select c.* from unnest(v_routes) as w (route)
@@ -64,7 +65,7 @@ begin
         v_share := array[p_limit];
     end if;
 
-    -- The second pass fills up from any route what the first did not get, because others were quicker.
+    -- The second pass fills up from any route if concurrent claims were faster in the first.
     while v_pass < 2 and cardinality(v_ids) < p_limit loop
         for i in 1 .. cardinality(v_routes) loop
             v_more := least(p_limit - cardinality(v_ids),
@@ -81,18 +82,18 @@ begin
     end loop;
 
     if cardinality(v_ids) > 0 then
-        v_now := flowfabric.now();   -- not before anything that was seen on the way here
+        v_now := flowfabric.now();   -- not earlier than anything seen before
         if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
                 v_again, v_now);
         else
-            -- Taken route by route, given out in claim order.
+            -- Taken route by route, returned in claim order.
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
                 v_again, v_now) s order by s.priority desc, s.created_at, s.id;
         end if;
-        -- Now and then the floor follows the claims; a chance per row makes it independent of the batch size.
+        -- Occasionally the floor follows the claims; a chance per row makes this independent of the batch size.
         if random() < cardinality(v_ids) / 2000.0 then
             for i in 1 .. cardinality(v_routes) loop
                 perform flowfabric.raise_floor(v_routes[i]);

@@ -1,7 +1,7 @@
 -- claim_lanes: take up to p_limit executions of several lanes in one call
 --
--- Called by workers that serve more than one lane. Every lane first gives up to its share; what is still free after
--- that is filled from the lanes in the order given.
+-- Called by workers that serve more than one lane. Takes up to its share from every lane first, then fills up to
+-- p_limit from the lanes in the order given.
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text[], p_capabilities text[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_limit integer)

@@ -1,4 +1,4 @@
--- end_capped: the lease was lost once too often.
+-- end_capped: fail executions whose lease was lost too often.
 create or replace function flowfabric.end_capped(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
@@ -10,7 +10,7 @@ begin
 end;
 $$;
 
--- reclaim_cap: how many reclaims an execution may see: its policy's, else the caller's, else 1000.
+-- reclaim_cap: how many reclaims an execution may have: its policy's, else the caller's, else 1000.
 create or replace function flowfabric.reclaim_cap(p_policy jsonb, p_default bigint) returns bigint
 language sql immutable as $$
     select case when p_policy is not null then coalesce((p_policy ->> 'max_reclaim_count')::bigint, 100)

@@ -2,7 +2,7 @@
 --
 -- Called by the calls of a lease holder that take one execution.
 -- Locks    the execution.
--- Returns  the refusal; or, when the lease is held, a verdict without a code, whose `at` is the time under the lock.
+-- Returns  the refusal; or, if the lease is held, a verdict without a code, whose `at` is the time under the lock.
 create or replace function flowfabric.hold_one(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_operator boolean)
 returns flowfabric.verdict

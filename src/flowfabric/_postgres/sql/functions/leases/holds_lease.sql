@@ -1,4 +1,4 @@
--- holds_lease: one row if the fence holds, none if not; the lease stays held until the transaction ends.
+-- holds_lease: one row if the fence matches, none if not; the row stays locked until the transaction ends.
 create or replace function flowfabric.holds_lease(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer)
 returns table (holds boolean)

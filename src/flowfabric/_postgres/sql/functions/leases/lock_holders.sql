@@ -1,12 +1,12 @@
 -- The ordered lease check that every call of a lease holder passes, and the marks of a lost lease.
 
--- lock_holders: lock the executions of a call and tell which items hold a live lease.
+-- lock_holders: lock the executions of a call and return which items hold a live lease.
 --
 -- Takes    per item the fence (lease, epoch, attempt) and optionally the attempt index; a null lease is an operator's
---          call, which skips the comparison of the fence and nothing else.
+--          call, which skips only the comparison of the fence.
 -- Locks    the executions, by partition and id.
--- Returns  the time, read once all locks are held, and the ordinals that pass with the places of their rows, in the
---          order of the ordinals. The others go to refuse_holders.
+-- Returns  the time, read once all locks are held, and the ordinals that pass with the tids of their rows, in the
+--          order of the ordinals. refuse_holders handles the others.
 create or replace function flowfabric.lock_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_operator boolean, out at timestamptz, out ok integer[], out tids tid[])
@@ -14,7 +14,7 @@ language plpgsql as $$
 declare
     v_first timestamptz;
 begin
-    -- Every row is locked, also those that do not hold: materialized, so that the filter stays above the locks.
+    -- Every row is locked, also those that do not pass: materialized, so that the filter stays above the locks.
     with q as materialized (
         select u.ord::integer as ord, e.ctid as tid, e.lease_expires_at,
                e.state = 'active' and e.lease_lost is null

@@ -1,6 +1,6 @@
--- mark_expired: active and leased -> active with a lapsed lease, which any worker may reclaim.
+-- mark_expired: active and leased -> active with an expired lease, which any worker may reclaim.
 --
--- The caller holds the locks and has checked that the leases lapsed.
+-- The caller holds the locks and has checked that the leases expired.
 create or replace function flowfabric.mark_expired(p_partition integer[], p_id uuid[], p_now timestamptz)
 returns void
 language plpgsql as $$

@@ -1,4 +1,4 @@
--- offer_lost: put executions whose lease was lost where claims find them.
+-- offer_lost: make executions whose lease was lost claimable.
 create or replace function flowfabric.offer_lost(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 declare

@@ -1,4 +1,4 @@
--- progress: note how far the attempt is; what is not given stays as it was
+-- progress: record how far the attempt is; a null argument keeps the stored value
 --
 -- Called by the worker that holds the lease.
 -- Locks    the execution.

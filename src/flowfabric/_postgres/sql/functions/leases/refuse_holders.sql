@@ -1,7 +1,7 @@
--- refuse_holders: why the other items of a holder's call were refused, in the order of checks that is contract.
+-- refuse_holders: why the other items of a holder's call were refused, in the order of checks that callers rely on.
 --
--- Called under the locks of lock_holders. A lapsed lease that it meets is marked expired, and that stays.
--- Returns  one verdict per refused item; a repeated terminal call is answered 'replayed' (p_replays names the call).
+-- Called under the locks of lock_holders. It marks an expired lease, and the mark stays.
+-- Returns  one verdict per refused item; a repeated terminal call gets 'replayed' (p_replays names the call).
 create or replace function flowfabric.refuse_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_operator boolean, p_replays text, p_ok integer[], p_now timestamptz)

@@ -1,6 +1,6 @@
--- renew: the lease lives on, for many at once
+-- renew: extend leases, many in one call
 --
--- Called by the worker that holds the leases; there is no operator's way.
+-- Called by the worker that holds the leases; operators cannot.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict per item: ok with the new expiry, or the reason it was refused.
 create or replace function flowfabric.renew(
@@ -16,14 +16,14 @@ begin
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     v_slot := flowfabric.open_log(v_now);
-    -- A lease cut shorter than before may lapse before the timer that watches it.
+    -- A shortened lease may expire before its timer.
     perform flowfabric.set_timers('lease', array_agg(e.partition), array_agg(e.id),
                                   array_agg(v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))))
     from unnest(v_ok) o
     join flowfabric.execution e on e.partition = p_partition[o] and e.id = p_id[o]
     where v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms)) < e.lease_expires_at
     having count(*) > 0;
-    -- The lease timer has an earlier expiry; when it is due it finds the new one and is set again.
+    -- The lease timer has the earlier expiry; when it is due, it finds the new one and is set again.
     return query
     with renewed as (
         update flowfabric.execution e

@@ -1,7 +1,7 @@
 -- start_attempts: waiting, resumable or active with a lost lease -> active under a new lease
 --
--- Called by every way of claiming, under the locks it took; the ready rows are already gone.
--- A pending attempt is created, an interrupted one continues, a lost lease is replaced by a new attempt.
+-- Called by every kind of claim, under its locks; the ready rows are already deleted. A pending attempt is created, an
+-- interrupted one continues, a lost lease is replaced by a new attempt.
 -- Takes    p_tids: the positions of the locked rows. p_lease, p_attempt: ids that the caller minted; a null array lets the
 --          database mint them. p_again: some of the executions are not at their first attempt.
 -- Returns  one row per lease, in the order of p_tids.
@@ -15,11 +15,12 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
-    -- Unique, and no secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a device.)
+    -- Unique, but not secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a
+    -- device.)
     v_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || pg_backend_pid()), 1, 23);
 begin
     if not p_again and p_deadline_at is null then
-        -- What most claims find, in a statement that knows it: the general one costs a claim a twentieth more.
+        -- The common case has its own statement: the general one makes a claim 5 % slower.
         return query
         with started as (
             update flowfabric.execution e
@@ -73,7 +74,7 @@ begin
 end;
 $$;
 
--- start_later_attempts: what start_attempts does for executions at any attempt, or with a new deadline.
+-- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
@@ -172,11 +173,11 @@ begin
 end;
 $$;
 
--- continues: whether a claim continues the attempt that was interrupted instead of beginning another.
+-- continues: whether a claim continues the attempt that was interrupted instead of starting another.
 create or replace function flowfabric.continues(p_pending text, p_lease_lost text) returns boolean
 language sql immutable as $$ select p_pending = 'interrupted' and p_lease_lost is null $$;
 
--- keep_attempts: the attempts that new ones replace become history; of a lost lease as interrupted.
+-- keep_attempts: move replaced attempts to the history; those of a lost lease as interrupted.
 create or replace function flowfabric.keep_attempts(p_tids tid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- drop_ready: remove the ready rows of executions, if they have one, and any grant with them.
+-- drop_ready: remove the ready rows of executions, if they have one, and their grants.
 create or replace function flowfabric.drop_ready(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

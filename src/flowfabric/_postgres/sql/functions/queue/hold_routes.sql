@@ -1,4 +1,4 @@
--- hold_routes: to be called before ready rows of these routes are inserted.
+-- hold_routes: called before ready rows of these routes are inserted.
 create or replace function flowfabric.hold_routes(p_routes integer[]) returns void
 language plpgsql as $$
 declare

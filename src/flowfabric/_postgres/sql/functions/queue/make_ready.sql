@@ -1,4 +1,4 @@
--- make_ready: insert the ready rows of executions that may be claimed again, in their old place.
+-- make_ready: insert the ready rows of executions that may be claimed again, in their old position.
 --
 -- Members of flows that may not be claimed are held back instead (see gate).
 create or replace function flowfabric.make_ready(p_partition integer[], p_id uuid[], p_available_at timestamptz)

@@ -1,6 +1,6 @@
 -- take_ready: lock and remove the first ready rows of a route, with their executions locked.
 --
--- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues behind it.
+-- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues after it.
 create or replace function flowfabric.take_ready(
     p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
 returns flowfabric.taken
@@ -20,7 +20,7 @@ begin
         v_rank := -1; v_created := '-infinity'; v_id := flowfabric.zero_uuid();
     end if;
     loop
-        -- Skip rows whose execution is locked; the scan continues behind them.
+        -- Skip rows whose execution is locked; the scan continues after them.
         with locked as (
             select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
                    e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
@@ -43,7 +43,7 @@ begin
         exit when v_tids is null;
         delete from flowfabric.ready r where r.ctid = any (v_tids);
         if v_granted then
-            -- Grants that lapsed unused.
+            -- Grants that expired unused.
             delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
             where g.partition = u.partition and g.id = u.id;
         end if;

@@ -1,9 +1,9 @@
 -- find: executions by any combination of filters, newest first
 --
--- Every filter that could be rare has a narrow source in that order; the rest is tested on the rows found. A call
--- looks at no more than p_budget rows and then returns where it stopped, so its cost has a bound.
--- Returns  the matches, then one row without state that carries the position to go on from, if there is more or the
---          budget ran out before that was known.
+-- Every filter that could be rare has a narrow source in that order; the others are tested on the rows found. A call
+-- reads at most p_budget rows and then returns where it stopped, so its cost is bounded.
+-- Returns  the matches, then one row without state that has the position to continue from, if there is more or the
+--          budget ran out.
 create or replace function flowfabric.find(
     p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,
     p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
@@ -23,7 +23,7 @@ declare
     v_rank_routes integer[]; v_ranks integer[];
     v_times timestamptz[]; v_ids uuid[]; v_partitions integer[];
     v_row flowfabric.execution_view;
-    v_last flowfabric.execution_view;   -- the last row looked at: a page may end there
+    v_last flowfabric.execution_view;   -- the last row read: a page may end there
     v_source text;
 begin
     if p_to is not null and p_to <= v_at then
@@ -41,7 +41,7 @@ begin
     if v_source = 'state' then
         select o.routes, o.ranks into v_rank_routes, v_ranks
         from flowfabric.ready_orders(case when p_states && array['waiting', 'resumable'] then v_routes end, 500) o;
-        -- A state that very many are in is not rare: the order of creation finds it as soon.
+        -- A very common state is not rare: a scan in order of creation finds it as fast.
         if v_ranks is null or not flowfabric.has_few_timers(
                 array_remove(array[case when 'active' = any (p_states) then 'lease' end,
                                    case when 'delayed' = any (p_states) then 'delay' end], null), p_budget)
@@ -162,7 +162,7 @@ language sql stable as $$
          where 'delayed' = any (p_states) and e.state = 'delayed'
            and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition) and e.created_at >= p_from)
         union
-        -- ended otherwise than by success
+        -- ended without success
         (select w.created_at, w.id, w.partition from unnest(p_states) s (state)
          cross join lateral (select x.created_at, x.id, x.partition from flowfabric.unsuccessful x
                              where x.state = s.state and (x.created_at, x.id, x.partition) < (p_at, p_id, p_partition)
@@ -172,7 +172,7 @@ language sql stable as $$
     order by c.created_at desc, c.id desc, c.partition desc limit p_limit
 $$;
 
--- ready_orders: the (route, rank) pairs that ready rows have, one index probe each; null when there are more than p_most.
+-- ready_orders: the (route, rank) pairs that ready rows have, one index probe each; null if there are more than p_most.
 create or replace function flowfabric.ready_orders(
     p_routes integer[], p_most integer, out routes integer[], out ranks integer[])
 language sql stable as $$
@@ -190,7 +190,7 @@ language sql stable as $$
     from few s
 $$;
 
--- has_few_timers: whether the timers of some kinds point at no more than p_most executions.
+-- has_few_timers: whether the timers of some kinds cover at most p_most executions.
 create or replace function flowfabric.has_few_timers(p_kinds text[], p_most integer) returns boolean
 language plpgsql stable as $$
 declare

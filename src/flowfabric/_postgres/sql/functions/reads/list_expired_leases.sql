@@ -1,4 +1,4 @@
--- list_expired_leases: active executions whose lease had lapsed at a time, marked or not; revoked ones are not here.
+-- list_expired_leases: active executions whose lease had expired at a time, marked or not; without revoked ones.
 create or replace function flowfabric.list_expired_leases(
     p_as_of timestamptz, p_after_at timestamptz, p_after_id text, p_limit integer, p_namespace text)
 returns table (partition integer, id uuid, lease_id uuid, epoch bigint, worker_instance_id text,

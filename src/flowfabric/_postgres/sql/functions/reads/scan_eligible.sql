@@ -1,4 +1,4 @@
--- scan_eligible: ids that may be claimed now, in claim order. For schedulers and tests, not for workers.
+-- scan_eligible: ids of claimable executions, in claim order. For schedulers and tests, not for workers.
 create or replace function flowfabric.scan_eligible(p_lane text, p_partition integer, p_limit integer)
 returns table (partition integer, id uuid)
 language sql stable security definer as $$

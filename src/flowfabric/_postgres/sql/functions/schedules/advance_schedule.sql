@@ -1,6 +1,6 @@
--- advance_schedule: one row for the caller that moves the schedule on from the time it read; none for all others.
+-- advance_schedule: one row for the caller that advances the schedule from the time it read; none for all others.
 --
--- For a statement that creates what is due behind this row, in the same transaction.
+-- For a statement that uses this row to create the due executions in the same transaction.
 create or replace function flowfabric.advance_schedule(
     p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
 returns table (moved boolean)

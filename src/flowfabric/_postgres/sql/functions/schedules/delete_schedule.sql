@@ -1,4 +1,4 @@
--- delete_schedule: forget a schedule. Returns whether it existed.
+-- delete_schedule: delete a schedule. Returns whether it existed.
 create or replace function flowfabric.delete_schedule(p_name text) returns boolean
 language plpgsql security definer as $$
 begin

@@ -1,8 +1,8 @@
--- fire_schedule: move a schedule on from the time the caller read, and create what is due
+-- fire_schedule: advance a schedule from the time the caller read, and create the due executions
 --
 -- Takes    the arguments of create_executions, then those of advance_schedule.
 -- Locks    the schedule; then as create_executions.
--- Returns  the rows of create_executions; none when another process has moved the schedule on.
+-- Returns  the rows of create_executions; none if another process has advanced the schedule.
 create or replace function flowfabric.fire_schedule(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,

@@ -1,4 +1,4 @@
--- next_schedule: seconds until the next schedule fires; null when none will.
+-- next_schedule: seconds until the next schedule fires; null if none will.
 create or replace function flowfabric.next_schedule() returns double precision
 language sql volatile security definer as $$
     select extract(epoch from s.next_at - flowfabric.now()) from flowfabric.schedule s

@@ -1,6 +1,6 @@
--- Recurring work. When it fires is computed by the caller; here it is stored, and moved on by exactly one of many.
+-- Schedules. The caller computes when they fire; here they are stored, and exactly one process advances each.
 
--- put_schedule: store a schedule under its name; one that is there and unchanged keeps its times.
+-- put_schedule: store a schedule under its name; an existing, unchanged one keeps its times.
 --
 -- Returns  created, changed or unchanged.
 create or replace function flowfabric.put_schedule(
@@ -23,7 +23,7 @@ begin
             return 'created';
         end if;
         perform from flowfabric.schedule s where s.name = p_name for update;
-        exit when found;   -- else it was deleted since
+        exit when found;   -- otherwise it was deleted meanwhile
     end loop;
     select s.timing = p_timing::jsonb,
            s.timing = p_timing::jsonb and s.kind = p_kind and s.catch_up = p_catch_up and s.payload = p_payload

@@ -1,7 +1,7 @@
--- may_submit: one row if the fence holds and no child is remembered under this name yet; the lease stays held until the
+-- may_submit: one row if the fence matches and no child is recorded under this name yet; the row stays locked until the
 -- transaction ends.
 --
--- For a statement that makes an execution and remembers it behind this row.
+-- For a statement that uses this row to create an execution and record it.
 create or replace function flowfabric.may_submit(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text, p_n integer)
 returns table (may boolean)

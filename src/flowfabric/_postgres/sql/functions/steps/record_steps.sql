@@ -1,15 +1,14 @@
--- Durable steps: what a handler did, remembered by kind, name and how often the name was used before.
+-- Durable steps: recorded by kind, name and how often the handler used the name before.
 
--- record_steps: remember what handlers did, for many executions at once
+-- record_steps: record steps of handlers, for many executions in one call
 --
--- Called by the worker that holds the leases. What is recorded as done stays as it was: a repeated call changes nothing.
--- A failure is replaced by whatever comes after it.
--- Takes    per item the fence, the name and number, the kind and what belongs to it: step and result (result or error),
---          now, sleep (how long, in milliseconds), submit (the execution that was made; its outcome
---          in the place of the encoding). An array is null where no item
---          has a value; without kinds all are steps.
+-- Called by the worker that holds the leases. A step recorded as done never changes: a repeated call
+-- changes nothing. A failed step is replaced by the next record.
+-- Takes    per item the fence, the name and number, the kind and its values: step and result (result or error), now,
+--          sleep (how long, in milliseconds), submit (the created execution; its outcome instead of the encoding). An
+--          array is null if no item has a value; without kinds all are steps.
 -- Locks    the executions, by partition and id.
--- Returns  one verdict with ordinal 0 when all went well and no time is asked for; else one per item, with `at` for
+-- Returns  one verdict with ordinal 0 if all succeeded and no time was requested; else one per item, with `at` for
 --          now (the time) and sleep (when it ends).
 create or replace function flowfabric.record_steps(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
@@ -30,7 +29,7 @@ begin
     if not v_all then
         return query select * from flowfabric.refuse_holders(
             p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);
-        -- From here on the columns hold what passed, in its order.
+        -- From here on the columns hold the items that passed, in order.
         select array_agg(p_name[o]), array_agg(p_n[o]), array_agg(p_kind[o]), array_agg(p_result[o]), array_agg(p_encoding[o]),
                array_agg(p_error[o]), array_agg(p_seconds[o]), array_agg(p_ms[o]), array_agg(p_child_partition[o]),
                array_agg(p_child_id[o])

@@ -1,9 +1,9 @@
--- submit_child: create one execution and remember it as a step of the execution whose lease is held
+-- submit_child: create one execution and record it as a step of its parent, whose lease is held
 --
 -- Takes    the arguments of create_executions for one item, then the fence, the name and the number of the step.
 -- Locks    as may_submit, which holds the lease until the transaction ends; then as create_executions.
--- Returns  the row of create_executions; none when the fence does not hold or a child is remembered already. What a
---          closed lane does not take is not remembered.
+-- Returns  the row of create_executions; none if the fence does not match or a child is already recorded. A child
+--          that a closed lane refuses is not recorded.
 create or replace function flowfabric.submit_child(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,

@@ -1,8 +1,8 @@
 -- check_bindings: whether an execution may suspend on these waitpoints under this condition
 --
 -- Called by suspend and settle_wait, under the lock of the execution, for a caller that holds the lease. Checks in the
--- order of the contract: an open suspension, fresh ids, pending waitpoints, keys, signing key. A pending waitpoint that
--- turns out to be expired is marked so.
+-- order of the contract: an open suspension, fresh ids, pending waitpoints, keys, signing key. A pending waitpoint
+-- that has expired is marked.
 -- Takes    p_keys: per waitpoint its key if it is fresh, null if it is pending.
 -- Returns  the refusal (code and detail; no code: none), the keys of all waitpoints, those that are pending, and the
 --          signing key for fresh ones.

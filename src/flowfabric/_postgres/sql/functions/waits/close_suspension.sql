@@ -1,9 +1,9 @@
 -- Ends of a suspension that are not the end of the execution
 
--- close_suspension: an open suspension and all its waitpoints; what came of a task's wait is remembered with it.
+-- close_suspension: close an open suspension and all its waitpoints; the outcome of a task's wait is recorded with it.
 --
--- Takes    p_waitpoint: where the signal arrived that closes it, to be counted there; null when none did.
---          p_is_task: whether it is a task's wait; null when that is not known.
+-- Takes    p_waitpoint: the waitpoint of the signal that closes it, which counts it; null without one.
+--          p_is_task: whether it is a task's wait; null if unknown.
 create or replace function flowfabric.close_suspension(
     p_partition integer, p_id uuid, p_number integer, p_waitpoints uuid[], p_reason text, p_trigger text,
     p_waitpoint uuid, p_closer uuid, p_satisfiers uuid[], p_is_task boolean, p_now timestamptz)

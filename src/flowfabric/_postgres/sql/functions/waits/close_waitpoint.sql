@@ -1,7 +1,7 @@
--- close_waitpoint: the holder does not want a pending waitpoint any more
+-- close_waitpoint: the holder closes a pending waitpoint that it no longer needs
 --
 -- Locks    the execution.
--- Returns  one verdict: ok (also when it is closed already), or why not.
+-- Returns  one verdict: ok (also if it is already closed), or why not.
 create or replace function flowfabric.close_waitpoint(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_waitpoint uuid,
     p_reason text)

@@ -1,7 +1,7 @@
 -- Resume conditions: a pure function of the signals recorded so far, in the order they were accepted.
 --
--- Signals are given as columns: the key of the waitpoint, the name, the id, and the two parts of the source. `p_upto` is
--- how many of them count. Whatever a stored condition holds that is not known here never becomes true.
+-- Signals are given as columns: the key of the waitpoint, the name, the id, and the two parts of the source. `p_upto`
+-- is how many of them count. An unknown part of a stored condition is never true.
 
 -- passes: whether a matcher lets a signal name through; no matcher lets everything through.
 create or replace function flowfabric.passes(p_matcher jsonb, p_name text) returns boolean
@@ -10,7 +10,7 @@ language sql immutable as $$
 $$;
 
 -- leaves: the leaves of a condition as rows, depth first: the keys that a leaf names, its matcher, and for a count how
--- many of what it wants.
+-- many of what it requires.
 create or replace function flowfabric.leaves(p_condition jsonb)
 returns table (keys text[], matcher jsonb, kind text, wants integer)
 language plpgsql immutable as $$
@@ -48,10 +48,10 @@ begin
 end;
 $$;
 
--- satisfiers: the earliest signal of each distinct thing that each leaf counts, as places in the columns.
+-- satisfiers: the earliest signal of each distinct thing that each leaf counts, as positions in the columns.
 --
--- A condition holds when every leaf has as many as it wants: there is no "any" above the leaves.
--- Returns  whether it holds, and the places, in order.
+-- A condition holds when every leaf has as many as it requires: there is no "any" above the leaves.
+-- Returns  whether it holds, and the positions, in order.
 create or replace function flowfabric.satisfiers(
     p_condition jsonb, p_keys text[], p_names text[], p_ids uuid[], p_types text[], p_identities text[], p_upto integer,
     out holds boolean, out places integer[])
@@ -73,7 +73,7 @@ language sql immutable as $$
     from leaf f
 $$;
 
--- match_detail: what one signal did for a condition, when its place is known to be a satisfier or not.
+-- match_detail: what one signal did for a condition, given whether it is a satisfier.
 create or replace function flowfabric.match_detail(p_condition jsonb, p_key text, p_name text, p_is_first boolean) returns text
 language sql immutable as $$
     select case when p_is_first then 'advanced'
@@ -82,7 +82,7 @@ language sql immutable as $$
     from flowfabric.leaves(p_condition) l
 $$;
 
--- required_names: the signal names that a condition waits for on a key, to tell senders.
+-- required_names: the signal names that a condition waits for on a key, for messages to senders.
 create or replace function flowfabric.required_names(p_condition jsonb, p_key text) returns text[]
 language sql immutable as $$
     select coalesce(array_agg(d.name order by d.place), '{}') from (

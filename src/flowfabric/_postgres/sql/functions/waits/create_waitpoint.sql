@@ -1,7 +1,7 @@
 -- Waitpoints: pending until a suspension uses them, active while it is open, then closed or expired forever.
 --
--- Every change of one holds the lock of its execution. Those of an execution are looked for behind a fence (offset 0):
--- a plan made while the table was empty must not read all that are open when it is not.
+-- Every change of one holds the lock of its execution. An execution's waitpoints are read behind a fence (offset 0):
+-- a plan made while the table was empty must not scan all open ones later.
 
 -- create_waitpoint: a pending waitpoint and its token, for a lease holder to hand out before it suspends
 --

@@ -1,8 +1,8 @@
 -- deliver_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
 --
 -- Called with the token; with p_lane instead by an operator the caller has already authenticated.
--- Locks    nothing before the token is verified, then the execution: signal, suspend, resume and timeout each come before
---          or after the others.
+-- Locks    nothing before the token is verified, then the execution: signal, suspend, resume and timeout run one
+--          after another.
 -- Returns  one row: accepted with the effect, duplicate with the signal that exists, or the reason it was refused.
 create or replace function flowfabric.deliver_signal(
     p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_lane text, p_signal uuid, p_name text,
@@ -14,9 +14,9 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    e record;   -- the execution, as much of it as is needed
-    w record;   -- the waitpoint, and what else is known of it
-    s flowfabric.suspension;   -- the open one, as much of it as is needed
+    e record;   -- the execution, with the columns needed
+    w record;   -- the waitpoint, with related facts
+    s flowfabric.suspension;   -- the open one, with the columns needed
     v_delay bigint;
     v_standing uuid;
     v_holds boolean := false;
@@ -41,7 +41,7 @@ begin
            x.state in ('waiting', 'resumable') or x.lease_lost is not null as is_ready
     into e
     from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
-    -- What belongs to it changes under that lock only: one look, with a snapshot that is younger than the lock.
+    -- Its rows change only under that lock: one read, with a snapshot younger than the lock.
     select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
            x.outlives_attempt,
            (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
@@ -53,7 +53,7 @@ begin
     left join flowfabric.waitpoint x on x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.id = p_id;
     v_now := w.at; v_standing := w.standing;
     if e.is_ready then
-        perform flowfabric.wake_workers();   -- a claim that came meanwhile passed it over
+        perform flowfabric.wake_workers();   -- a concurrent claim skipped it
     end if;
     if e.id is null then
         code := 'not_found';   -- purged since the token was verified, or an operator's mistake
@@ -144,7 +144,7 @@ begin
             end if;
         elsif e.is_parked and exists (select from flowfabric.waiter x where x.awaited_partition = p_partition
                                       and x.awaited_id = p_waitpoint and x.id = p_id) then
-            -- It waits for more than this signal: it evaluates itself.
+            -- It waits for more than this signal: evaluate its condition.
             perform flowfabric.promote(array[p_partition], array[p_id], v_now);
         end if;
     end if;
@@ -158,7 +158,7 @@ $$;
 -- weigh_signal: what a new signal does for the condition of an open suspension
 --
 -- Returns  whether the condition holds with it, what the signal did, whether it counts for the condition, and then all
---          signals that do.
+--          signals that count.
 create or replace function flowfabric.weigh_signal(
     p_partition integer, p_condition jsonb, p_waitpoints uuid[], p_key text, p_name text, p_signal uuid, p_source_type text,
     p_source_identity text, out holds boolean, out match_detail text, out is_first boolean, out satisfiers uuid[])
@@ -167,7 +167,7 @@ declare
     v_signals flowfabric.recorded;
     v_places integer[];
 begin
-    -- Of a condition on one signal only the new one can be the one; others look at all that was recorded.
+    -- For a condition on one signal only the new one matters; other conditions read all recorded signals.
     if not p_condition ? 'Single' then
         v_signals := flowfabric.recorded_on(p_partition, p_waitpoints, true);
     end if;
@@ -184,7 +184,7 @@ begin
 end;
 $$;
 
--- count_signal: a waitpoint counts a signal that does not resume its execution. Returns how many of its signals are idle:
+-- count_signal: count a signal that does not resume the execution. Returns how many signals of the waitpoint are idle:
 -- neither dropped nor counted for a condition.
 create or replace function flowfabric.count_signal(
     p_partition integer, p_waitpoint uuid, p_matched boolean, p_now timestamptz) returns bigint
@@ -211,7 +211,7 @@ begin
 end;
 $$;
 
--- note_bad_token: a token was not ours; noted at most once a second, and never waits.
+-- note_bad_token: record an invalid token, at most once a second; never waits.
 create or replace function flowfabric.note_bad_token(p_partition integer, p_id uuid) returns void
 language sql volatile as $$
     update flowfabric.execution e set hmac_failed_at = f.at

@@ -1,5 +1,5 @@
--- end_waits: executions leave their attempt for good: open suspensions and their waitpoints close, and so do pending
--- waitpoints; with p_reason null (another attempt follows) those that outlive an attempt stay.
+-- end_waits: close the open suspensions and waitpoints of executions whose attempt ends; with p_reason null (another
+-- attempt follows) pending waitpoints that outlive an attempt stay.
 create or replace function flowfabric.end_waits(p_partition integer[], p_id uuid[], p_reason text[], p_now timestamptz)
 returns void
 language plpgsql as $$

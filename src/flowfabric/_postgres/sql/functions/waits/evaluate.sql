@@ -1,4 +1,4 @@
--- evaluate: what the signals recorded on pending waitpoints come to under a condition
+-- evaluate: whether the signals recorded on pending waitpoints satisfy a condition
 --
 -- Called by suspend and settle_wait, under the lock of the execution. Changes nothing.
 -- Returns  the signals; the position of the one with which the condition began to hold (null: it does not hold); and the

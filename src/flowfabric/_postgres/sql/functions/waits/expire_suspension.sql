@@ -1,7 +1,7 @@
--- expire_suspension: the same for one execution.
+-- expire_suspension: expire_suspensions for one execution.
 --
 -- Locks    the execution.
--- Returns  done with the behaviour that was applied, or why there was nothing to do: not_found, not_suspended,
+-- Returns  done with the applied behaviour, or why there was nothing to do: not_found, not_suspended,
 --          no_active_suspension or not_yet_due.
 create or replace function flowfabric.expire_suspension(p_partition integer, p_id uuid)
 returns table (code text, behavior text)

@@ -1,4 +1,4 @@
--- expire_suspensions: suspensions past their timeout; their timeout behaviour decides what follows.
+-- expire_suspensions: end suspensions past their timeout, each with its timeout behaviour.
 --
 -- Called by the duty, under the locks of executions that are suspended and due.
 create or replace function flowfabric.expire_suspensions(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
@@ -69,7 +69,7 @@ begin
 end;
 $$;
 
--- known_behavior: what is done at a suspension's timeout; an alias and unknown words are understood.
+-- known_behavior: the timeout behaviour for a stored word; also maps an alias and unknown words.
 create or replace function flowfabric.known_behavior(p_behavior text) returns text
 language sql immutable as $$
     select case when p_behavior in ('fail', 'cancel', 'expire', 'auto_resume_with_timeout_signal', 'escalate') then p_behavior

@@ -1,4 +1,4 @@
--- expire_waitpoint: the same for one execution, asked for by one of its waitpoints.
+-- expire_waitpoint: expire_waitpoints for the execution of one waitpoint.
 --
 -- Locks    the execution.
 -- Returns  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.

@@ -1,4 +1,4 @@
--- expire_waitpoints: expired pending waitpoints; signals they had received stay recorded. An execution that is
+-- expire_waitpoints: expire pending waitpoints; the signals they received stay recorded. An execution that is
 -- parked until a signal comes there continues: none will.
 create or replace function flowfabric.expire_waitpoints(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$

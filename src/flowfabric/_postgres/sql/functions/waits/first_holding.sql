@@ -1,4 +1,4 @@
--- first_holding: the place of the signal with which a condition began to hold; null while it does not.
+-- first_holding: the position of the first signal with which a condition holds; null if it does not.
 create or replace function flowfabric.first_holding(p_condition jsonb, p_signals flowfabric.recorded) returns integer
 language plpgsql immutable as $$
 declare

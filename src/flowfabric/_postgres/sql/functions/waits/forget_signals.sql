@@ -1,7 +1,7 @@
--- forget_signals: executions that ended are replayed: what they still waited for they wait for anew, and so for a signal
--- whose absence was their end. Their waitpoints are closed.
+-- forget_signals: reset the waits of replayed executions: open waits start again, and so does a wait whose missing
+-- signal ended the execution. Their waitpoints are closed.
 --
--- Called by replay, under its locks. A wait is forgotten as a failed step is, a time limit of its own altogether.
+-- Called by replay, under its locks. A wait is reset like a failed step; its own timeout is deleted.
 create or replace function flowfabric.forget_signals(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin
@@ -12,7 +12,7 @@ begin
         where e.has_waitpoints and e.state <> 'completed' and s.partition = e.partition and s.id = e.id
           and s.generation = e.generation and s.kind = 'wait'
           and (s.outcome is null
-               -- Of those that ended without a signal the last one is what the handler failed of.
+               -- The last wait that ended without a signal is the one that failed the handler.
                or s.outcome in ('timed_out', 'operator_resumed') and e.failure_category in ('wait_timed_out', 'wait_overridden')
                   and s.recorded_at = (select max(x.recorded_at) from flowfabric.step x
                                        where x.partition = e.partition and x.id = e.id and x.generation = e.generation

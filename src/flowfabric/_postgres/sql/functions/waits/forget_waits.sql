@@ -1,6 +1,6 @@
--- forget_waits: these executions wait for nothing any more.
+-- forget_waits: delete the waiter rows of these executions.
 --
--- Called under their locks. Never waits: a row that cannot be had is being consumed by the end of the one waited for.
+-- Called under their locks. Never waits: a locked row is being consumed by the end of the awaited execution.
 create or replace function flowfabric.forget_waits(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- move_waitpoints: another attempt begins; waitpoints that outlive an attempt go over to it, others have closed.
+-- move_waitpoints: move waitpoints that outlive an attempt to the next one; the others are already closed.
 create or replace function flowfabric.move_waitpoints(p_tids tid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare

@@ -1,8 +1,8 @@
--- Waits of tasks: a step of kind `wait` remembers the waitpoints of a wait, its deadline, and what came of it.
+-- Waits of tasks: a step of kind `wait` records the waitpoints of a wait, its deadline, and its outcome.
 
--- open_wait: the waitpoints of a wait and the memory of them, in one
+-- open_wait: create and record the waitpoints of a wait in one call
 --
--- Called by the lease holder. What is remembered already is answered as it is.
+-- Called by the lease holder. An existing record is returned unchanged.
 -- Locks    the execution.
 -- Returns  one verdict; with ok the waitpoints, their keys and tokens, and `at`, the deadline.
 create or replace function flowfabric.open_wait(
@@ -49,7 +49,7 @@ begin
     on conflict (partition, id, generation, kind, name, n) do update
     set run = excluded.run, attempt_index = excluded.attempt_index, at = excluded.at, waitpoint_ids = excluded.waitpoint_ids,
         recorded_at = excluded.recorded_at, result = null, outcome = null, error = null
-    where step.error is not null;   -- forgotten by a replay
+    where step.error is not null;   -- reset by a replay
     get diagnostics v_made = row_count;
     if v_made > 0 then
         insert into flowfabric.waitpoint

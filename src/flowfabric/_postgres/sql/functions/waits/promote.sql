@@ -1,5 +1,5 @@
--- promote: delayed -> waiting, or resumable after a suspension; which attempt comes next is unchanged. Whatever else it
--- waited for is forgotten.
+-- promote: delayed -> waiting, or resumable after a suspension; which attempt comes next is unchanged. Its other
+-- waiter rows are deleted.
 create or replace function flowfabric.promote(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin

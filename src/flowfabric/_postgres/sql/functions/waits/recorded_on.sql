@@ -1,6 +1,6 @@
--- recorded_on: what has been recorded on some waitpoints, in the order of acceptance, as columns.
+-- recorded_on: the signals recorded on some waitpoints, in the order of acceptance, as columns.
 --
--- Takes    p_advanced: only those that added something. The others can never matter to whether a condition holds.
+-- Takes    p_advanced: only those that contributed. The others never affect whether a condition holds.
 create or replace function flowfabric.recorded_on(p_partition integer, p_waitpoints uuid[], p_advanced boolean)
 returns flowfabric.recorded
 language sql stable as $$

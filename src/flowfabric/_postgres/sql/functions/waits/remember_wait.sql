@@ -1,6 +1,6 @@
--- remember_wait: what came of a task's wait, kept where its handler looks first.
+-- remember_wait: record the outcome of a task's wait in its step, which the handler reads first.
 --
--- Takes    the waitpoints of the wait and why they closed. A wait that ends with its execution is not remembered.
+-- Takes    the waitpoints of the wait and why they closed. A wait that ends with its execution is not recorded.
 create or replace function flowfabric.remember_wait(
     p_partition integer, p_id uuid, p_waitpoints uuid[], p_reason text, p_satisfiers uuid[]) returns void
 language plpgsql as $$

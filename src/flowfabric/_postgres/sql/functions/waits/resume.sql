@@ -1,4 +1,4 @@
--- resume: suspended -> resumable, or delayed first; its suspension is closed already.
+-- resume: suspended -> resumable, or delayed first; its suspension is already closed.
 create or replace function flowfabric.resume(p_partition integer, p_id uuid, p_delay_ms bigint, p_now timestamptz) returns void
 language plpgsql as $$
 declare

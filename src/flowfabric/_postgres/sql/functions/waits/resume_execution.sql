@@ -1,4 +1,4 @@
--- resume_execution: an operator ends a suspension, whatever its condition says
+-- resume_execution: an operator ends a suspension regardless of its condition
 --
 -- Locks    the execution.
 -- Returns  one verdict: ok with the state, not_found or execution_not_suspended.

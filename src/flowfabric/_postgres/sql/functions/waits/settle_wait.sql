@@ -1,9 +1,10 @@
--- settle_wait: the outcome of a wait so far, remembered once it is final
+-- settle_wait: the outcome of a wait so far, recorded once it is final
 --
 -- Called by the lease holder, before it continues to wait; or, with p_give_up, when it does not: that ends an open wait.
 -- Locks    the execution.
--- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, what is remembered of it, and
---          how many signals each waitpoint has received.
+-- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, its record, and
+-- how
+--          many signals each waitpoint has received.
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
     p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)
@@ -17,8 +18,8 @@ declare
     t flowfabric.step;
     e flowfabric.execution;
     v_condition jsonb := p_condition::jsonb;
-    b record;   -- the bindings, checked
-    v record;   -- what the signals so far come to
+    b record;   -- the checked bindings
+    v record;   -- the evaluation of the signals so far
     v_detail text;
 begin
     perform flowfabric.require_read_committed();
@@ -52,7 +53,7 @@ begin
             end if;
         end if;
         v_detail := case when b.code = 'invalid_input' then b.detail end;
-        if v_detail is not null then   -- the condition is about other keys: the code was changed
+        if v_detail is not null then   -- the condition has other keys: the code changed
             return query select 1, 'invalid_input', v_detail, 'active', p_epoch, p_attempt, v_now, null::text,
                                 null::bytea, null::integer[];
             return;
@@ -69,7 +70,7 @@ begin
         end if;
     end if;
     if p_give_up and t.outcome <> 'given_up' then
-        -- Signals had come, but the handler turned to something else before it was told.
+        -- Signals arrived, but the handler took another branch before it received them.
         update flowfabric.step x set outcome = 'given_up', result = null
         where x.partition = t.partition and x.id = t.id and x.generation = t.generation and x.kind = 'wait'
           and x.name = t.name and x.n = t.n;

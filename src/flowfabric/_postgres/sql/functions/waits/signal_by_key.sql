@@ -1,10 +1,10 @@
 -- signal_by_key: deliver a signal to the open waitpoint of an execution that has this key
 --
--- Called by a client that may use the database, which needs no token. Without a key the execution must have only one.
+-- Called by clients with access to the database, which need no token. Without a key the execution must have only one.
 -- Of several waitpoints with the same key the signal reaches the one the execution waits at, else the newest.
--- Where none is open, a signal that was accepted before under the same idempotency key is found at the closed one.
+-- If none is open, a signal accepted earlier with the same idempotency key is found at the closed one.
 -- Locks    the execution; then as deliver_signal.
--- Returns  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are those that are open.
+-- Returns  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are the open ones.
 create or replace function flowfabric.signal_by_key(
     p_partition integer, p_id uuid, p_key text, p_signal uuid, p_name text, p_category text, p_source_type text,
     p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
@@ -25,7 +25,7 @@ begin
         return next;
         return;
     end if;
-    -- Waitpoints change under the lock of their execution only.
+    -- Waitpoints change only under the lock of their execution.
     select (array_agg(w.waitpoint_id order by w.state = 'active' desc, w.created_at desc, w.waitpoint_id desc)
             filter (where p_key is null or w.waitpoint_key = p_key))[1],
            coalesce(array_agg(distinct w.waitpoint_key), '{}')

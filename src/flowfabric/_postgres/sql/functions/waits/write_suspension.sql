@@ -1,9 +1,9 @@
--- write_suspension: the rows of a suspension: open, or closed at once when the signals so far satisfy its condition
+-- write_suspension: write a suspension: open, or already closed if the signals so far satisfy its condition
 --
--- Called by suspend and settle_wait, under the lock of the execution, with what check_bindings and evaluate found. The
--- lease is not touched (see give_up_lease).
+-- Called by suspend and settle_wait, under the lock of the execution, with the results of check_bindings and evaluate.
+-- The lease is not touched (see give_up_lease).
 -- Takes    p_keys: of all waitpoints. p_pending: the waitpoints that exist; the others are created.
--- Returns  the suspension; null when a fresh waitpoint's id was taken meanwhile, and then nothing was written.
+-- Returns  the suspension; null if a fresh waitpoint's id was taken meanwhile, and then nothing was written.
 create or replace function flowfabric.write_suspension(
     e flowfabric.execution, p_suspension uuid, p_waitpoints uuid[], p_keys text[], p_kid text, p_pending uuid[],
     p_condition jsonb, p_policy jsonb, p_reason text, p_requested_by text, p_timeout_at timestamptz, p_behavior text,
