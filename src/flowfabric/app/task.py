@@ -15,7 +15,7 @@ from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import parse_execution_id
 from flowfabric.values.options import OptionNames, Options
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Task(Generic[P, R]):
 
     def run(self, execution_id: str) -> Run[R]:
         """A handle on an execution of this task, from its id."""
-        return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
+        return Run(parse_execution_id(execution_id), kind=self.name, connector=self.app)
 
 
 def checked_function(given: Any) -> Callable[..., Any]:
