@@ -38,6 +38,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, ResumePolicy, Suspended, UsePending
 from tests import sampling
+from tests.ids import home
 from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
@@ -651,7 +652,7 @@ CASES = [
     Case(
         "read_exec_core_fields",
         lambda world: {
-            "partition_key": f"{{fp:{world.waiting.partition}}}",
+            "partition_key": home(world.waiting),
             "execution_id": world.waiting,
             "names": [],
         },
@@ -976,7 +977,7 @@ CASES = [
     Case(
         "read_waitpoint_token",
         lambda world: {
-            "partition_key": f"{{fp:{world.suspended.partition}}}",
+            "partition_key": home(world.suspended),
             "waitpoint_id": world.bound.waitpoint_id,
         },
         partition_key=by_field(PARTITIONS),
@@ -1581,7 +1582,7 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     assert (await engine.expire_suspension(UNKNOWN)).reason == "not_found"  # type: ignore[union-attr]
     assert (await engine.expire_waitpoint(UNKNOWN, mint_uuid())).reason == "not_found"  # type: ignore[union-attr]
     assert await engine.probe_waitpoint(UNKNOWN, mint_uuid(), f"k1:{'0' * 64}") == "unknown"
-    assert await engine.read_waitpoint_token("{fp:3}", mint_uuid()) is None
+    assert await engine.read_waitpoint_token(3, mint_uuid()) is None
     assert (await engine.read_outcomes([UNKNOWN]))[UNKNOWN].state is None
     for batch in (
         engine.renew_many([fence]),

@@ -18,6 +18,7 @@ from flowfabric.values.ids import FlowId, crc16, mint_uuid
 from flowfabric.values.lane import LaneState
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from tests.ids import home, id_in
 from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
 pytestmark = pytest.mark.both_servers
@@ -230,7 +231,7 @@ async def test_a_window_of_zero_records_the_key_and_never_matches(
     made = [await submit(engine, idempotency_key="k", policy=never) for _ in range(2)]
     made += [answer.execution_id for answer in await engine.create_many([item, item])]  # type: ignore[union-attr]
     assert len(set(made)) == 4
-    assert await sql.fetchval("select id from flowfabric.idempotency where key = 'k'") == made[-1].uuid
+    assert await sql.fetchval("select id from flowfabric.idempotency where key = 'k'") == made[-1]
     full = await engine.read_execution(made[0])
     assert full is not None
     assert full.idempotency_key == "k"
@@ -250,7 +251,7 @@ async def test_within_a_batch_the_first_key_with_a_window_stands_for_those_behin
 async def test_a_known_id_is_a_duplicate_and_changes_nothing(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    first = await submit(engine, execution_id=ff.ExecutionId.of(7, mint_uuid()), tags={"a.b": "c"})
+    first = await submit(engine, execution_id=id_in(7), tags={"a.b": "c"})
     before = await _digest(sql)
     again = await engine.create_execution(
         execution_kind="k", lane_id="new lane", execution_id=first, delay_until=DAY, tags={"x.y": "z"}
@@ -262,7 +263,7 @@ async def test_a_known_id_is_a_duplicate_and_changes_nothing(
 async def test_a_known_id_under_a_new_key_does_not_take_the_key(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    first = await submit(engine, execution_id=ff.ExecutionId.of(_key_home("", "k"), mint_uuid()))
+    first = await submit(engine, execution_id=id_in(_key_home("", "k")))
     before = await _digest(sql)
     again = await engine.create_execution(execution_kind="k", execution_id=first, idempotency_key="k")
     assert again == Duplicate(first)
@@ -272,7 +273,7 @@ async def test_a_known_id_under_a_new_key_does_not_take_the_key(
 
 async def test_the_key_is_looked_up_before_the_id(engine: CheckedEngine) -> None:
     home = _key_home("", "k")
-    known = await submit(engine, execution_id=ff.ExecutionId.of(home, mint_uuid()))
+    known = await submit(engine, execution_id=id_in(home))
     keyed = await submit(engine, idempotency_key="k")
     assert await engine.create_execution(execution_kind="k", execution_id=known, idempotency_key="k") == Duplicate(
         keyed
@@ -280,7 +281,7 @@ async def test_the_key_is_looked_up_before_the_id(engine: CheckedEngine) -> None
 
 
 async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(plain_engine: ff.Engine) -> None:
-    given = ff.ExecutionId.of(3, mint_uuid())
+    given = id_in(3)
     for fields in ({"idempotency_key": "k"}, {"execution_id": given}):
         answers = await asyncio.gather(
             *(plain_engine.create_execution(execution_kind="k", **fields) for _ in range(20))  # type: ignore[arg-type]
@@ -292,7 +293,7 @@ async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(pla
 
 async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngine) -> None:
     uuid = mint_uuid()
-    ids = [ff.ExecutionId.of(partition, uuid) for partition in (1, 2, 3)]
+    ids = [id_in(partition, uuid) for partition in (1, 2, 3)]
     items = [NewExecution(execution_kind="k", execution_id=one, tags={"a.b": "c"}) for one in ids]
     assert await engine.create_many(items) == [Created(one, ff.State.WAITING) for one in ids]
     await engine.change_priority(ids[1], 5)
@@ -308,8 +309,8 @@ async def test_the_partition_follows_the_flow_then_the_key_then_the_uuid(engine:
     assert (await submit(engine, flow_id=FLOW, idempotency_key="k")).partition == 6
     assert (await submit(engine, namespace="n", idempotency_key="k")).partition == _key_home("n", "k")
     plain = await submit(engine)
-    assert plain.partition == crc16(plain.uuid.bytes) % 256
-    assert (await submit(engine, execution_id=ff.ExecutionId.of(255, plain.uuid))).partition == 255
+    assert home(plain) == crc16(plain.bytes) % 256
+    assert (await submit(engine, execution_id=id_in(255, plain))).partition == 255
 
 
 async def test_a_flow_id_alone_makes_no_member(engine: CheckedEngine) -> None:
@@ -335,17 +336,17 @@ async def test_an_id_in_another_partition_than_its_key_or_flow_is_refused(engine
     uuid = mint_uuid()
     home = _key_home("", "k")
     wrong: list[dict[str, Any]] = [
-        {"execution_id": ff.ExecutionId.of((home + 1) % 256, uuid), "idempotency_key": "k"},
-        {"execution_id": ff.ExecutionId.of(7, uuid), "flow_id": FLOW},
-        {"execution_id": ff.ExecutionId.of(home, uuid), "flow_id": FLOW, "idempotency_key": "k"},
-        {"execution_id": ff.ExecutionId.of(256, uuid)},
-        {"execution_id": ff.ExecutionId.of(65_535, uuid), "idempotency_key": "k"},
+        {"execution_id": id_in((home + 1) % 256, uuid), "idempotency_key": "k"},
+        {"execution_id": id_in(7, uuid), "flow_id": FLOW},
+        {"execution_id": id_in(home, uuid), "flow_id": FLOW, "idempotency_key": "k"},
+        {"execution_id": id_in(256, uuid)},
+        {"execution_id": id_in(65_535, uuid), "idempotency_key": "k"},
     ]
     for fields in wrong:
         with pytest.raises(ff.InvalidInput) as refused:
             await engine.create_execution(execution_kind="k", **fields)
         assert refused.value.field == "execution_id"
-    right = ff.ExecutionId.of(home, uuid)
+    right = id_in(home, uuid)
     assert await submit(engine, execution_id=right, idempotency_key="k") == right
 
 
@@ -435,7 +436,7 @@ async def test_a_lane_registered_in_a_transaction_that_rolls_back_is_not_there(
 async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngine) -> None:
     known = await submit(engine, idempotency_key="known")
     await engine.set_lane_state("closed", "disabled")
-    given = ff.ExecutionId.of(4, mint_uuid())
+    given = id_in(4)
     item = NewExecution
     answers: list[Any] = await engine.create_many(
         [

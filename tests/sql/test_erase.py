@@ -12,10 +12,10 @@ import flowfabric as ff
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Created, Duplicate
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, Suspended
+from tests.ids import id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
@@ -227,7 +227,7 @@ async def test_a_redacted_result_says_so(world: World) -> None:
 
 
 async def test_a_missing_execution_cannot_be_redacted(world: World) -> None:
-    assert await outcome(world.engine.redact_execution(ExecutionId.of(4, new_id()))) == "not_found"
+    assert await outcome(world.engine.redact_execution(id_in(4))) == "not_found"
 
 
 # ---- keys
@@ -302,7 +302,7 @@ async def test_a_policy_says_how_long_whatever_the_end(world: World, state: str)
 
 async def test_many_are_cancelled_and_replayed_with_a_verdict_each(world: World) -> None:
     waiting_one, ended = await submit(world.engine, lane_id="a"), (await world.reach("T:completed")).id
-    nobody = ExecutionId.of(5, new_id())
+    nobody = id_in(5)
     cancelled = await world.engine.cancel_many([waiting_one, nobody, ended, waiting_one], "enough")
     assert [type(answer).__name__ for answer in cancelled] == [
         "Cancelled", "NotFound", "ExecutionNotActive", "Cancelled",

@@ -46,14 +46,15 @@ from flowfabric.values.conditions import (
 )
 from flowfabric.values.execution import Created, Duplicate, Execution, NewExecution
 from flowfabric.values.grant import ClaimGrant
-from flowfabric.values.ids import mint_uuid, partition_of
+from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Fence as EngineFence
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, NewWaitpoint, ResumePolicy, Suspended, SuspensionDetails, UsePending
 from tests import sampling
 from tests.conftest import fresh_database
-from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
+from tests.ids import home, id_in
+from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -429,7 +430,7 @@ class Histories(RuleBasedStateMachine):
 
     def target(self, pick: int) -> ff.ExecutionId:
         """One of the executions, the last ones first; now and then one that does not exist."""
-        return self.ids[-1 - pick % len(self.ids)] if self.ids else ff.ExecutionId.of(1, UUID(int=1))
+        return self.ids[-1 - pick % len(self.ids)] if self.ids else id_in(1, UUID(int=1))
 
     def right(self, drawn: tuple[str, int]) -> tuple[Any, Fence | Override]:
         """An authority for the engine and for the model."""
@@ -487,8 +488,7 @@ class Histories(RuleBasedStateMachine):
         key, namespace = drawn.get("key"), drawn.get("namespace", "")
         self.born += 1
         uuid = uuid5(NAMESPACE_OID, str(self.born))
-        home = uuid.bytes if key is None else f"{namespace}\0{key}".encode()
-        execution_id = ff.ExecutionId.of(partition_of(home, self.engine.flow_partitions), uuid)
+        execution_id = ff.ExecutionId(uuid)  # which may lie apart from its key
         again = drawn.get("again")
         if again is not None and again > 4 and self.ids:
             known = self.target(again)
@@ -511,7 +511,7 @@ class Histories(RuleBasedStateMachine):
         )
         new = New(
             execution_id=str(execution_id),
-            uuid=execution_id.uuid,
+            uuid=execution_id,
             id_given=given,
             lane=item.lane_id,
             kind=item.execution_kind,
@@ -537,7 +537,7 @@ class Histories(RuleBasedStateMachine):
                 self.ids.append(execution_id)
                 self.keys[execution_id] = (new.namespace, new.key)
         expected = [
-            new if new.id_given or born is None else new._replace(execution_id=str(born), uuid=born.uuid)
+            new if new.id_given or born is None else new._replace(execution_id=str(born), uuid=born)
             for (_, new), born in zip(items, made, strict=True)
         ]
         self.agree(answer, lambda: self.model.create_many(expected))
@@ -1157,18 +1157,18 @@ class Histories(RuleBasedStateMachine):
                 [(w.waitpoint_id, w.state, w.required_signal_names, w.token_kid) for w in wanted],
                 "pending waitpoints",
             )
-            token = self.ask(self.engine.read_waitpoint_token(f"{{fp:{target.partition}}}", waitpoint_id))
+            token = self.ask(self.engine.read_waitpoint_token(home(target), waitpoint_id))
             own = next((w for w in wanted if w.waitpoint_id == waitpoint_id), None)
             is_known = own is not None and self.model.kids[own.token_kid].state != "retired"
             same(None if token is None else token.reveal(), self.tokens[waitpoint_id][1] if is_known else None, "token")
         states = self.model.executions.values()
-        page = self.ask(self.engine.list_suspended(f"{{fp:{target.partition}}}"))
+        page = self.ask(self.engine.list_suspended(home(target)))
         same(
             [(ms(one.suspended_at), str(one.execution_id), one.reason, ms(one.timeout_at)) for one in page.items],
             sorted(
                 (s.suspended_at, e.id, s.reason_code, s.timeout_at)
                 for e in states
-                if (s := e.suspension) is not None and home(e.id) == home(str(target))
+                if (s := e.suspension) is not None and home(UUID(e.id)) == home(target)
             ),
             "suspended",
         )
@@ -1380,7 +1380,7 @@ class Histories(RuleBasedStateMachine):
             " cross join lateral flowfabric.list_attempts(e.partition, e.id) a order by a.attempt_index"
         ):
             attempt = rows.attempt(row)
-            attempts[str(ff.ExecutionId.of(row["home"], row["of"]))].append(
+            attempts[str(ff.ExecutionId(row["of"]))].append(
                 {
                     name: spoken(getattr(attempt, name))
                     for name in attempt.__struct_fields__
@@ -1415,7 +1415,7 @@ class Histories(RuleBasedStateMachine):
             )
         finally:
             await transaction.rollback()
-        found = [str(ff.ExecutionId.of(row["partition"], row["id"])) for row in taken]
+        found = [str(ff.ExecutionId(row["id"])) for row in taken]
         wanted = [e.id for e in model.claimable(lane, worker) if not (e.place in "XV" and model.is_capped(e))]
         if not model.claim_wakes(lane, worker):
             same(found, wanted, "claimable")
@@ -1529,7 +1529,7 @@ def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.R
 
 def owner(row: asyncpg.Record) -> str:
     """Whose a stored row is."""
-    return str(ff.ExecutionId.of(row["partition"], row["id"]))
+    return str(ff.ExecutionId(row["id"]))
 
 
 _IDENTITY = ("signal_id", "waitpoint_id", "is_dropped")
@@ -1757,7 +1757,7 @@ async def test_a_lapsed_grant_is_gone_once_the_execution_was_blocked(engine: Che
 async def test_an_item_that_is_not_made_does_not_stand_in_the_way_of_those_behind_it(engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
-    given = ff.ExecutionId.of(known.partition, mint_uuid())
+    given = id_in(home(known))
     refused_first, made, duplicate = await engine.create_many(
         [
             NewExecution(execution_kind="test", lane_id="closed", idempotency_key="key"),

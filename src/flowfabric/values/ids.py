@@ -166,10 +166,12 @@ def partition_of_key(namespace: str, idempotency_key: str, count: int) -> int:
 
 
 def fit_partition(uuid: UUID, partition: int, count: int) -> UUID:
-    """The id with its last 16 bits changed so that it lives in the partition; the same id gives the same answer."""
-    choices = (PARTITION_VALUES - 1 - partition) // count + 1
+    """The id with its last 16 bits changed so that it lives in the partition; one that does is returned as it is."""
     bits = uuid.int & 0xFFFF
-    return UUID(int=uuid.int - bits + partition + count * (bits * choices >> 16))
+    fitting = bits - bits % count + partition
+    if fitting >= PARTITION_VALUES:
+        fitting -= count
+    return UUID(int=uuid.int - bits + fitting)
 
 
 Family = Literal["fp", "b", "q"]
