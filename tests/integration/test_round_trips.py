@@ -323,7 +323,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "watch": (waiting, lambda e, at: e.watch([at], timedelta(seconds=1))),
     "unwatch": (waiting, lambda e, at: e.unwatch([at])),
     "read_outcomes": (state("T:completed"), lambda e, at: e.read_outcomes([at.id])),
-    "free_key": (state("T:failed"), lambda e, at: e.free_key(at.id)),
+    "free_key": (state("T:failed"), lambda e, at: e.free_key(at.id, "k")),
     "cancel_many": (waiting, lambda e, at: e.cancel_many([at], "no")),
     "replay_many": (state("T:failed"), lambda e, at: e.replay_many([at.id])),
     "delete_execution": (state("T:failed"), lambda e, at: e.delete_execution(at.id)),

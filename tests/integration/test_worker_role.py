@@ -154,7 +154,7 @@ async def test_steps_children_and_waiting_need_no_more_than_execute(worker: ff.E
     (replayed,) = await worker.replay_many([parent.execution_id])
     assert not isinstance(replayed, ff.FlowFabricError)
     await worker.redact_execution(child.execution_id)
-    assert await worker.free_key(child.execution_id) is False
+    assert await worker.free_key(child.execution_id, "k") is False
     await worker.delete_execution(child.execution_id)
     assert await worker.audit(events=True) == []
 

@@ -294,7 +294,6 @@ async def _claim_resumed(case: Case) -> Claimed:
 async def _claim_from_resume_grant(case: Case) -> Claimed | None:
     grant = case.grant or ClaimGrant(
         execution_id=case.id,
-        partition_key=home(case.id),
         grant_key="no such grant",
         expires_at=await case.world.clock.now(),
     )

@@ -6,15 +6,16 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid1, uuid4
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
 from flowfabric.errors import StateError, ValidationFailed
+from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.ids import FlowId, crc16, fit_partition, mint_uuid
 from flowfabric.values.lane import LaneState
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
@@ -291,7 +292,7 @@ async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(pla
         assert {answer.execution_id for answer in answers} == {created[0].execution_id}
 
 
-async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngine) -> None:
+async def test_ids_that_differ_in_their_last_bits_alone_are_different_executions(engine: CheckedEngine) -> None:
     uuid = mint_uuid()
     ids = [id_in(partition, uuid) for partition in (1, 2, 3)]
     items = [NewExecution(execution_kind="k", execution_id=one, tags={"a.b": "c"}) for one in ids]
@@ -304,13 +305,78 @@ async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngin
 # ---- partitions
 
 
-async def test_the_partition_follows_the_flow_then_the_key_then_the_uuid(engine: CheckedEngine) -> None:
-    assert (await submit(engine, flow_id=FLOW)).partition == 6
-    assert (await submit(engine, flow_id=FLOW, idempotency_key="k")).partition == 6
-    assert (await submit(engine, namespace="n", idempotency_key="k")).partition == _key_home("n", "k")
-    plain = await submit(engine)
-    assert home(plain) == crc16(plain.bytes) % 256
-    assert (await submit(engine, execution_id=id_in(255, plain))).partition == 255
+async def test_the_partition_follows_the_flow_then_the_key_then_the_id(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
+    assert home(await submit(engine, flow_id=FLOW)) == home(FLOW) == 0x11
+    assert home(await submit(engine, flow_id=FLOW, idempotency_key="k")) == 0x11
+    assert home(await submit(engine, namespace="n", idempotency_key="k")) == _key_home("n", "k")
+    await submit(engine)
+    for given in (id_in(255), UUID(int=7), uuid4(), UUID(int=2**128 - 1)):
+        assert await submit(engine, execution_id=ff.ExecutionId(given)) == given
+    stored = await sql.fetch("select partition, id from flowfabric.execution")
+    assert len(stored) == 8
+    assert [row["partition"] for row in stored] == [home(row["id"]) for row in stored]
+
+
+async def test_executions_of_one_call_share_a_partition(engine: CheckedEngine) -> None:
+    made = await engine.create_many([NewExecution(execution_kind="k")] * 20)
+    assert len({home(one.execution_id) for one in made}) == 1  # type: ignore[union-attr,arg-type]
+    assert len({home(one) for one in await engine.create_alike(NewExecution(execution_kind="k"), [b"x"] * 20)}) == 1
+
+
+async def test_a_child_lives_with_its_parent(engine: CheckedEngine) -> None:
+    await submit(engine)
+    parent = await claim_one(engine)
+    plain = await engine.submit_child(parent.handle, "a", 0, NewExecution(execution_kind="c"))
+    full = await engine.submit_child(parent.handle, "b", 0, NewExecution(execution_kind="c", priority=3))
+    keyed = await engine.submit_child(parent.handle, "c", 0, NewExecution(execution_kind="c", idempotency_key="k"))
+    assert home(plain.execution_id) == home(full.execution_id) == home(parent.execution_id)
+    assert home(keyed.execution_id) == _key_home("", "k")
+
+
+@pytest.mark.parametrize("version", ["v1", "v4", "v7", "nil"])
+async def test_an_id_of_any_version_may_lie_apart_from_its_key(engine: CheckedEngine, version: str) -> None:
+    uuid = {"v1": uuid1, "v4": uuid4, "v7": mint_uuid, "nil": lambda: UUID(int=0)}[version]()
+    given = ff.ExecutionId(fit_partition(uuid, (_key_home("n", "k") + 1) % 256, 256))
+    fields: dict[str, Any] = {"execution_kind": "k", "namespace": "n", "idempotency_key": "k"}
+    assert await submit(engine, execution_id=given, **fields) == given
+    assert await engine.create_execution(**fields) == Duplicate(given)
+    assert await engine.create_execution(execution_id=ff.ExecutionId(uuid4()), **fields) == Duplicate(given)
+    bad = NewExecution(**fields, policy={"retry_policy": []})
+    assert await engine.create_many([bad]) == [Duplicate(given)]
+    parent = await _holder(engine)
+    child = await engine.submit_child(parent.handle, "a", 0, NewExecution(**fields))
+    assert child == Duplicate(given)
+    (step,) = await engine.read_steps([parent.execution_id])
+    assert step.child_id == given
+
+
+async def _holder(engine: ff.Engine) -> Claimed:
+    await submit(engine, lane_id="holder")
+    return await claim_one(engine, lane_id="holder")
+
+
+async def test_a_key_apart_from_its_id_is_swept_when_its_time_is_over(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    given = id_in((_key_home("", "k") + 1) % 256)
+    await submit(engine, execution_id=given, idempotency_key="k")
+    await engine.cancel(Operator(given), "no")
+    await engine.delete_execution(given)
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(given)
+    await clock.advance(days=1, seconds=1)
+    await engine.sweep()
+    assert await sql.fetchval("select count(*) from flowfabric.idempotency") == 0
+    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), Created)
+
+
+async def test_an_id_is_minted_where_it_must_live(engine: CheckedEngine) -> None:
+    assert home(engine.mint_id(flow_id=FLOW)) == 0x11
+    assert home(engine.mint_id(namespace="n", idempotency_key="k")) == _key_home("n", "k")
+    member = engine.mint_id(flow_id=FLOW, namespace="n", idempotency_key="k")
+    assert await submit(engine, execution_id=member, flow_id=FLOW, idempotency_key="k") == member
+    assert await submit(engine, execution_id=engine.mint_id()) is not None
 
 
 async def test_a_flow_id_alone_makes_no_member(engine: CheckedEngine) -> None:
@@ -332,22 +398,27 @@ async def test_a_key_is_scoped_to_its_flow(engine: CheckedEngine) -> None:
     assert len({member, *others}) == 3
 
 
-async def test_an_id_in_another_partition_than_its_key_or_flow_is_refused(engine: CheckedEngine) -> None:
-    uuid = mint_uuid()
-    home = _key_home("", "k")
-    wrong: list[dict[str, Any]] = [
-        {"execution_id": id_in((home + 1) % 256, uuid), "idempotency_key": "k"},
-        {"execution_id": id_in(7, uuid), "flow_id": FLOW},
-        {"execution_id": id_in(home, uuid), "flow_id": FLOW, "idempotency_key": "k"},
-        {"execution_id": id_in(256, uuid)},
-        {"execution_id": id_in(65_535, uuid), "idempotency_key": "k"},
-    ]
-    for fields in wrong:
-        with pytest.raises(ff.InvalidInput) as refused:
-            await engine.create_execution(execution_kind="k", **fields)
+async def test_an_id_in_another_partition_than_its_flow_is_refused(engine: CheckedEngine) -> None:
+    for fields in ({}, {"idempotency_key": "k"}):
+        with pytest.raises(ff.InvalidInput, match="mint_id") as refused:
+            await engine.create_execution(execution_kind="k", execution_id=id_in(7), flow_id=FLOW, **fields)  # type: ignore[arg-type]
         assert refused.value.field == "execution_id"
-    right = id_in(home, uuid)
-    assert await submit(engine, execution_id=right, idempotency_key="k") == right
+    right = id_in(home(FLOW))
+    assert await submit(engine, execution_id=right, flow_id=FLOW, idempotency_key="k") == right
+
+
+async def test_the_form_of_the_reference_is_read_wherever_an_id_is_taken(engine: CheckedEngine) -> None:
+    uuid = uuid4()
+    form: Any = f"{{fp:{(home(uuid) + 1) % 256}}}:{uuid}"  # its number is not what counts
+    made = await engine.create_execution(execution_kind="k", execution_id=form)
+    assert made == Created(ff.ExecutionId(uuid), ff.State.WAITING)
+    assert (await engine.read_execution(form)).execution_id == uuid  # type: ignore[union-attr]
+    assert [one.id for one in await engine.find_id(form)] == [uuid]
+    await engine.cancel(Operator(form), "no")
+    flow_form: Any = f"{{fp:1}}:{FLOW}"
+    await engine.create_flow(flow_form)
+    assert (await engine.describe_flow(flow_form)).flow_id == FLOW  # type: ignore[union-attr]
+    assert home(await submit(engine, flow_id=flow_form)) == home(FLOW)
 
 
 # ---- the order of checks

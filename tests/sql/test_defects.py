@@ -241,7 +241,7 @@ async def test_a_finished_execution_cannot_be_renewed_completed_again_or_failed_
 async def test_a_resume_grant_never_wakes_the_dead(world: World) -> None:
     at = await world.reach("T:completed")
     grant = ClaimGrant(
-        execution_id=at.id, partition_key=home(at.id), grant_key="any", expires_at=at.claimed.created_at  # type: ignore[union-attr]
+        execution_id=at.id, grant_key="any", expires_at=at.claimed.created_at  # type: ignore[union-attr]
     )  # fmt: skip
     assert await world.engine.claim_from_resume_grant(grant, **WORKER) is None
     assert await world.at(at.id) == "T:success"

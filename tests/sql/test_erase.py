@@ -237,12 +237,12 @@ async def test_a_missing_execution_cannot_be_redacted(world: World) -> None:
 async def test_a_key_is_freed_only_by_an_end_without_success(world: World, state: str) -> None:
     at = await world.reach(state, idempotency_key="k", namespace="n")
     freed = state in ("T:failed", "T:cancelled", "T:expired")
-    assert await world.engine.free_key(at.id) is freed
+    assert await world.engine.free_key(at.id, "k", namespace="n") is freed
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n")
     assert isinstance(again, Created if freed else Duplicate)
     if freed:
         # The old one frees nothing that is not its own any more.
-        assert await world.engine.free_key(at.id) is True
+        assert await world.engine.free_key(at.id, "k", namespace="n") is True
         assert await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n") == Duplicate(
             again.execution_id
         )
@@ -253,7 +253,7 @@ async def test_the_key_of_what_is_not_stored_any_more_is_free(world: World) -> N
     await world.engine.delete_execution(at.id)
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k")
     assert again == Duplicate(at.id), "a record lives out its own time"
-    assert await world.engine.free_key(at.id) is True
+    assert await world.engine.free_key(at.id, "k") is True
     assert isinstance(await world.engine.create_execution(execution_kind="t", idempotency_key="k"), Created)
 
 
@@ -264,7 +264,7 @@ async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
         {"idempotency_key": "b"}, {"idempotency_key": "a", "namespace": "n"}, {"idempotency_key": "a", "flow_id": flow},
     ]  # fmt: skip
     standing = [await submit(world.engine, **fields) for fields in others]
-    assert await world.engine.free_key(failed.id) is True
+    assert await world.engine.free_key(failed.id, "a") is True
     for fields, execution_id in zip(others, standing, strict=True):
         found = await world.engine.create_execution(execution_kind="t", **fields)
         assert found == Duplicate(execution_id)

@@ -146,7 +146,7 @@ def spoken(answer: Any, like: Any = None) -> Any:
             return ms(answer)
         case StrEnum():
             return answer.value
-        case ff.ExecutionId():
+        case UUID():
             return str(answer)
         case list():
             likes = like if isinstance(like, list) and len(like) == len(answer) else [None] * len(answer)
@@ -479,7 +479,7 @@ class Histories(RuleBasedStateMachine):
         if not known:
             return self.target(pick), UUID(int=9)
         execution_id, waitpoint_id = known[-1 - pick % len(known)]
-        return ff.ExecutionId(execution_id), waitpoint_id
+        return ff.ExecutionId(UUID(execution_id)), waitpoint_id
 
     # Submitting
 
@@ -685,7 +685,7 @@ class Histories(RuleBasedStateMachine):
     @step("take", weight=2, pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)
     def issue_reclaim_grant(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
         lost = [e.id for e in self.model.executions.values() if e.place in "XV"]
-        target = ff.ExecutionId(lost[pick % len(lost)]) if lost and pick < 7 else self.target(pick)
+        target = ff.ExecutionId(UUID(lost[pick % len(lost)])) if lost and pick < 7 else self.target(pick)
         answer = self.ask(
             self.engine.issue_reclaim_grant(
                 target,
@@ -851,7 +851,7 @@ class Histories(RuleBasedStateMachine):
         waitpoint_id = UUID(int=8)
         if isinstance(answer, NewWaitpoint):
             waitpoint_id = answer.waitpoint_id
-            self.tokens[waitpoint_id] = (ff.ExecutionId(ours.execution_id), answer.token.reveal())
+            self.tokens[waitpoint_id] = (ff.ExecutionId(UUID(ours.execution_id)), answer.token.reveal())
         self.agree(
             answer,
             lambda: self.model.create_waitpoint(ours, waitpoint_id, key, expires_in, outlives_attempt=outlives),
@@ -860,7 +860,7 @@ class Histories(RuleBasedStateMachine):
     @step("wait", drawn=waiters, pick=picks)
     def close_waitpoint(self, drawn: tuple[str, int], pick: int) -> None:
         theirs, ours = self.right(drawn)
-        own = None if pick == 9 else ff.ExecutionId(ours.execution_id)
+        own = None if pick == 9 else ff.ExecutionId(UUID(ours.execution_id))
         waitpoint_id = self.waitpoint(pick, of=own)[1]
         answer = self.ask(self.engine.close_waitpoint(theirs, waitpoint_id, "no use"))
         self.agree(answer, lambda: self.model.close_waitpoint(ours, waitpoint_id, "no use"))
@@ -878,7 +878,7 @@ class Histories(RuleBasedStateMachine):
     @step("wait", weight=3, drawn=waiters, pick=picks, condition=conditions_on, wait=waits)
     def suspend_on_pending(self, drawn: tuple[str, int], pick: int, condition: Any, wait: dict[str, Any]) -> None:
         theirs, ours = self.right(drawn)
-        owner, waitpoint_id = self.waitpoint(pick, of=None if pick == 9 else ff.ExecutionId(ours.execution_id))
+        owner, waitpoint_id = self.waitpoint(pick, of=None if pick == 9 else ff.ExecutionId(UUID(ours.execution_id)))
         if drawn[0] == "live" and pick < 8:
             # Who has made a waitpoint, best one that was signalled already; who has none makes one.
             able = [
@@ -918,7 +918,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         """What is waited for arrives before it is waited for."""
         self.create_waitpoint(("live", pick), key, 60 * SECOND, outlives)
-        target = ff.ExecutionId(self.right(("live", pick))[1].execution_id)
+        target = ff.ExecutionId(UUID(self.right(("live", pick))[1].execution_id))
         e = self.model.executions.get(str(target))
         if e is not None and e.place == "A" and e.pending_waitpoints:
             waitpoint_id = e.pending_waitpoints[-1].waitpoint_id
@@ -963,7 +963,7 @@ class Histories(RuleBasedStateMachine):
             ),
         )
         if isinstance(getattr(answer, "details", None), SuspensionDetails):
-            self._learn(ff.ExecutionId(ours.execution_id), answer.details)
+            self._learn(ff.ExecutionId(UUID(ours.execution_id)), answer.details)
         if isinstance(answer, Suspended):
             self.suspended.append(answer.handle)
 
@@ -1115,7 +1115,7 @@ class Histories(RuleBasedStateMachine):
     )
     def resume_execution(self, pick: int, trigger: Any, delay: int) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "S"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.resume_execution(target, trigger, delay * MS))
         self.agree(answer, lambda: self.model.resume_execution(str(target), trigger, delay))
 
@@ -1194,7 +1194,7 @@ class Histories(RuleBasedStateMachine):
     )
     def revoke_lease(self, pick: int, lease: str, instance: str | None) -> None:
         active = [e.id for e in self.model.executions.values() if e.place == "A"]
-        target = ff.ExecutionId(active[pick % len(active)]) if active and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(active[pick % len(active)])) if active and pick < 8 else self.target(pick)
         state = self.model.executions.get(str(target))
         expected = UUID(int=7) if lease == "other" else None
         if lease == "own" and state is not None and state.lease is not None:
@@ -1207,7 +1207,7 @@ class Histories(RuleBasedStateMachine):
     @step("operate", weight=3, pick=picks, reason=st.sampled_from([None, "again"]), by=st.sampled_from([None, "me"]))
     def replay_execution(self, pick: int, reason: str | None, by: str | None) -> None:
         ended = [e.id for e in self.model.executions.values() if e.place == "T"]
-        target = ff.ExecutionId(ended[pick % len(ended)]) if ended and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(ended[pick % len(ended)])) if ended and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.replay_execution(target, reason=reason, requested_by=by))
         self.agree(answer, lambda: self.model.replay(str(target), reason, by))
 
@@ -1226,7 +1226,7 @@ class Histories(RuleBasedStateMachine):
     @step("operate", pick=picks, expected=st.sampled_from([None, "its own", "its own", *sorted(BLOCKS)]))
     def unblock(self, pick: int, expected: str | None) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "B"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         if expected == "its own":
             state = self.model.executions.get(str(target))
             expected = None if state is None else state.blocked_for
@@ -1303,14 +1303,14 @@ class Histories(RuleBasedStateMachine):
         if how == "duty":
             self.run_timers(kind)
         elif how == "one" and kind == "suspension":
-            self._expire_suspension(ff.ExecutionId(e.id))
+            self._expire_suspension(ff.ExecutionId(UUID(e.id)))
         elif how == "one":
-            self._expire_waitpoint(ff.ExecutionId(e.id), e.pending_waitpoints[0].waitpoint_id)
+            self._expire_waitpoint(ff.ExecutionId(UUID(e.id)), e.pending_waitpoints[0].waitpoint_id)
 
     @step("time", pick=picks)
     def expire_suspension(self, pick: int) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "S"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         self._expire_suspension(target)
 
     def _expire_suspension(self, target: ff.ExecutionId) -> None:
@@ -1322,7 +1322,7 @@ class Histories(RuleBasedStateMachine):
         known = [(e.id, w.waitpoint_id) for e in self.model.executions.values() for w in e.pending_waitpoints]
         target, waitpoint_id = self.waitpoint(pick)
         if known and pick < 8:
-            target, waitpoint_id = ff.ExecutionId(known[pick % len(known)][0]), known[pick % len(known)][1]
+            target, waitpoint_id = ff.ExecutionId(UUID(known[pick % len(known)][0])), known[pick % len(known)][1]
         self._expire_waitpoint(target, waitpoint_id)
 
     def _expire_waitpoint(self, target: ff.ExecutionId, waitpoint_id: UUID) -> None:
@@ -1380,7 +1380,7 @@ class Histories(RuleBasedStateMachine):
             " cross join lateral flowfabric.list_attempts(e.partition, e.id) a order by a.attempt_index"
         ):
             attempt = rows.attempt(row)
-            attempts[str(ff.ExecutionId(row["of"]))].append(
+            attempts[str(row["of"])].append(
                 {
                     name: spoken(getattr(attempt, name))
                     for name in attempt.__struct_fields__
@@ -1415,7 +1415,7 @@ class Histories(RuleBasedStateMachine):
             )
         finally:
             await transaction.rollback()
-        found = [str(ff.ExecutionId(row["id"])) for row in taken]
+        found = [str(row["id"]) for row in taken]
         wanted = [e.id for e in model.claimable(lane, worker) if not (e.place in "XV" and model.is_capped(e))]
         if not model.claim_wakes(lane, worker):
             same(found, wanted, "claimable")
@@ -1529,7 +1529,7 @@ def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.R
 
 def owner(row: asyncpg.Record) -> str:
     """Whose a stored row is."""
-    return str(ff.ExecutionId(row["id"]))
+    return str(row["id"])
 
 
 _IDENTITY = ("signal_id", "waitpoint_id", "is_dropped")
