@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
+from tests.ids import home
 
 import flowfabric as ff
 from benchmarks import tasks
@@ -212,9 +213,7 @@ class Resume:
                     }
                     await asyncio.sleep(0.05)
             tokens = [
-                await client.engine.read_waitpoint_token(
-                    f"{{fp:{run.execution_id.partition}}}", waiting[run.execution_id].waitpoint_id
-                )
+                await client.engine.read_waitpoint_token(home(run.execution_id), waiting[run.execution_id].waitpoint_id)
                 for run in runs
             ]
             sent = []

@@ -59,6 +59,7 @@ from flowfabric.values.flow import (
     FlowSummary,
     PartiallyCancelled,
 )
+from flowfabric.values.found import FoundId, What
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.options import OptionNames

@@ -302,7 +302,7 @@ class Execution:
     @property
     def rank(self) -> tuple[int, int, int]:
         """Claim order: best priority, then oldest, then smallest id."""
-        return -self.priority, self.created_at, self.new.uuid.int
+        return -self.priority, self.created_at, self.new.int
 
     @property
     def is_active(self) -> bool:
@@ -460,9 +460,9 @@ def named_keys(condition: Any) -> set[str]:
             return set()
 
 
-def home(execution_id: str) -> str:
-    """The partition, as it stands in the id."""
-    return execution_id.partition("}")[0]
+def home(execution_id: str) -> int:
+    """The partition that the id says, of 256."""
+    return int(execution_id[-4:], 16) % 256
 
 
 class Model:

@@ -17,10 +17,11 @@ import flowfabric as ff
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Created
-from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.lease import Handle
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
+from tests.ids import home, id_in
 
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
 OTHER = {"worker_id": "pool", "worker_instance_id": "pool-2"}
@@ -207,7 +208,7 @@ async def _delayed_interrupted(engine: ff.Engine, clock: Clock) -> Reached:
 
 async def _parked(engine: ff.Engine, clock: Clock) -> Reached:
     at = await _active(engine, clock)
-    elsewhere = ExecutionId.of((at.id.partition + 1) % 256, mint_uuid())
+    elsewhere = id_in((home(at.id) + 1) % 256)
     await engine.create_execution(
         execution_kind="other",
         execution_id=elsewhere,

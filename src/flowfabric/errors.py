@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
+from uuid import UUID
 
 from flowfabric._secrets import redact
 from flowfabric._taxonomy import BY_KIND, CONNECTION_KINDS, LEASE_LOST_KINDS, SPECIAL, ErrorClass
@@ -62,9 +63,9 @@ class FlowFabricError(Exception):
     http_status: int
     retryable: bool
     wire_retryable: bool
-    execution_id: str | None
+    execution_id: UUID | None
 
-    def __init__(self, kind: str, detail: str = "", *, execution_id: str | None = None) -> None:
+    def __init__(self, kind: str, detail: str = "", *, execution_id: UUID | None = None) -> None:
         row = BY_KIND.get((self.family, kind))
         if row is None:
             raise ValueError(f"{type(self).__name__} has no kind {kind!r}")
@@ -78,7 +79,7 @@ class FlowFabricError(Exception):
         self.http_status = row.http_status
         self.retryable = row.error_class == "retryable"
         self.wire_retryable = row.wire_retryable
-        self.execution_id = None if execution_id is None else str(execution_id)
+        self.execution_id = execution_id
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -109,7 +110,7 @@ class NotFound(FlowFabricError):
     ) -> None:
         self.entity = entity
         self.id = None if id is None else str(id)
-        execution_id = self.id if entity == "execution" else None
+        execution_id = id if entity == "execution" and isinstance(id, UUID) else None
         super().__init__("not_found", detail, execution_id=execution_id)
 
     def _message(self) -> str:
@@ -132,7 +133,7 @@ class InvalidInput(ValidationFailed):
         *,
         field: str | None = None,
         allowed: str | None = None,
-        execution_id: str | None = None,
+        execution_id: UUID | None = None,
     ) -> None:
         self.field = field
         self.problem = problem
@@ -146,7 +147,7 @@ class InvalidInput(ValidationFailed):
 class Corruption(ValidationFailed):
     """Stored data or the bytes of a handle cannot be decoded."""
 
-    def __init__(self, detail: str, *, execution_id: str | None = None) -> None:
+    def __init__(self, detail: str, *, execution_id: UUID | None = None) -> None:
         super().__init__("corruption", detail, execution_id=execution_id)
 
 
@@ -171,7 +172,7 @@ class ExecutionNotActive(Contention):
         lease_epoch: str | int | None = None,
         lifecycle_phase: str | None = None,
         attempt_id: object = None,
-        execution_id: str | None = None,
+        execution_id: UUID | None = None,
     ) -> None:
         self.terminal_outcome = terminal_outcome or "none"
         self.lease_epoch = "" if lease_epoch is None else str(lease_epoch)
@@ -190,7 +191,7 @@ class ExecutionNotActive(Contention):
 class RetriesExhausted(Contention):
     """The database reported a serialization conflict three times in a row. Nothing was written."""
 
-    def __init__(self, detail: str = "", *, execution_id: str | None = None) -> None:
+    def __init__(self, detail: str = "", *, execution_id: UUID | None = None) -> None:
         super().__init__("retry_exhausted", detail, execution_id=execution_id)
 
 
@@ -204,7 +205,7 @@ class Conflict(FlowFabricError):
     edge: Any = None
 
     def __init__(
-        self, kind: str, detail: str = "", *, existing: object = None, execution_id: str | None = None
+        self, kind: str, detail: str = "", *, existing: object = None, execution_id: UUID | None = None
     ) -> None:
         self.existing = None if existing is None else str(existing)
         super().__init__(kind, detail, execution_id=execution_id)
@@ -219,7 +220,7 @@ class StateError(FlowFabricError):
 class LeaseLost(StateError):
     """The lease is stale, expired or revoked. Stop, and discard this attempt's work."""
 
-    def __init__(self, kind: str = "stale_lease", detail: str = "", *, execution_id: str | None = None) -> None:
+    def __init__(self, kind: str = "stale_lease", detail: str = "", *, execution_id: UUID | None = None) -> None:
         if kind not in LEASE_LOST_KINDS:
             raise ValueError(f"LeaseLost has no kind {kind!r}")
         super().__init__(kind, detail, execution_id=execution_id)
@@ -240,7 +241,7 @@ class TransportError(FlowFabricError):
 
     family = "transport"
 
-    def __init__(self, kind: str = "transport", detail: str = "", *, execution_id: str | None = None) -> None:
+    def __init__(self, kind: str = "transport", detail: str = "", *, execution_id: UUID | None = None) -> None:
         super().__init__(kind, redact(detail), execution_id=execution_id)
 
 
@@ -313,7 +314,7 @@ class TaskFailed(FlowFabricError):
         kind: str,
         detail: str = "",
         *,
-        execution_id: str | None = None,
+        execution_id: UUID | None = None,
         category: str | None = None,
         error_type: str | None = None,
         traceback: str | None = None,
@@ -333,8 +334,8 @@ class TaskFailed(FlowFabricError):
 class Purged(TaskFailed):
     """The execution is not stored: its retention ended, it was deleted, or it was never in this database."""
 
-    def __init__(self, execution_id: str) -> None:
-        super().__init__("purged", "no longer stored; its retention ended", execution_id=execution_id)
+    def __init__(self, execution_id: UUID) -> None:
+        super().__init__("purged", "not stored any more; its retention is over", execution_id=execution_id)
 
     def _message(self) -> str:
         return f"execution {self.execution_id} was purged: {self.detail}"
@@ -396,7 +397,7 @@ class StepsChanged(FlowFabricError):
 
     family = "step"
 
-    def __init__(self, detail: str, *, execution_id: str | None = None) -> None:
+    def __init__(self, detail: str, *, execution_id: UUID | None = None) -> None:
         super().__init__("steps_changed", detail, execution_id=execution_id)
 
 
@@ -408,7 +409,7 @@ class NoSignal(FlowFabricError):
 
     family = "wait"
 
-    def __init__(self, kind: str, name: str, *, execution_id: str | None = None) -> None:
+    def __init__(self, kind: str, name: str, *, execution_id: UUID | None = None) -> None:
         self.name = name
         because = "it timed out" if kind == "wait_timed_out" else "an operator resumed the execution"
         super().__init__(kind, f"no signal for {name!r}: {because}", execution_id=execution_id)

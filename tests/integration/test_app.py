@@ -520,7 +520,7 @@ async def test_ten_thousand_are_submitted_in_ten_calls(
     assert len({run.id for run in runs}) == 10_000 == await count(sql)
     assert all(run.is_new and run.kind == "add" for run in runs)
     assert calls == [call] * 10
-    payload = await sql.fetchval("select payload from flowfabric.execution where id = $1", runs[4321].execution_id.uuid)
+    payload = await sql.fetchval("select payload from flowfabric.execution where id = $1", runs[4321].execution_id)
     assert msgspec.json.decode(payload) == {"x": 4321, "y": 4322}
     assert await add.submit_many([]) == []
 
@@ -545,7 +545,7 @@ async def test_large_arguments_are_submitted_in_more_calls(
     runs = await store.submit_many(["x" * length for length in (400, 400, 400, 5000, 10, 10)])
     assert sizes == [2, 1, 1, 2]
     length_of = "select length(payload) from flowfabric.execution where id = $1"
-    stored = [await sql.fetchval(length_of, run.execution_id.uuid) for run in runs]
+    stored = [await sql.fetchval(length_of, run.execution_id) for run in runs]
     assert stored == [length + len('{"text":""}') for length in (400, 400, 400, 5000, 10, 10)]
 
 

@@ -33,6 +33,7 @@ from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import crc16
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
+from tests.ids import home, id_in
 from tests.support import WORKER, CheckedEngine, submit
 
 
@@ -443,7 +444,7 @@ async def test_every_field_arrives_as_the_engine_itself_would_store_it(
     ours = await engine.create_execution(**fields, idempotency_key="k2")
     assert theirs.public_state is ff.State.DELAYED
     rows = [
-        dict(await sql.fetchrow("select * from flowfabric.execution where id = $1", made.execution_id.uuid))
+        dict(await sql.fetchrow("select * from flowfabric.execution where id = $1", made.execution_id))
         for made in (theirs, ours)
     ]
     gap = rows[1]["created_at"] - rows[0]["created_at"]
@@ -508,7 +509,7 @@ async def test_bad_input_raises_the_same_error_and_leaves_the_transaction_usable
 async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
-    given = ff.ExecutionId.of(7, known.uuid)
+    given = id_in(7, known)
     item = NewExecution
     await way.begin()
     answers = await way.many(
@@ -583,9 +584,9 @@ async def test_the_partition_is_the_engines_whatever_the_count_is(way: Way, sql:
     expected = [
         crc16(b"\0k") % 7,
         crc16(bytes.fromhex(flow.replace("-", ""))) % 7,
-        crc16(made[2].execution_id.uuid.bytes) % 7,
+        crc16(made[2].execution_id.bytes) % 7,
     ]
-    assert [answer.execution_id.partition for answer in made] == expected
+    assert [home(answer.execution_id) for answer in made] == expected
 
 
 async def test_a_pooled_connection_submits_too(database: str, engine: CheckedEngine) -> None:

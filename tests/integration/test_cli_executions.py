@@ -14,6 +14,7 @@ from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
+from tests.ids import home, id_in
 from tests.integration.test_cli import Answer, call, run
 from tests.support import RETRY, Clock, claim_one, started, submit
 
@@ -251,20 +252,20 @@ async def test_a_result_is_shown(engine: ff.Engine, database: str) -> None:
 async def test_the_uuid_alone_names_an_execution_wherever_it_lives(engine: ff.Engine, database: str) -> None:
     for fields in ({}, {"idempotency_key": "k"}, {"namespace": "n", "idempotency_key": "k2"}):
         execution_id = await submit(engine, **fields)
-        document = (await call("show", str(execution_id.uuid), "--json", dsn=database)).json
+        document = (await call("show", str(execution_id), "--json", dsn=database)).json
         assert document["execution"]["execution_id"] == execution_id
 
 
 async def test_an_unknown_id_is_answered_with_what_is_near(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
-    elsewhere = ff.ExecutionId.of((execution_id.partition + 1) % 256, execution_id.uuid)
+    elsewhere = id_in((home(execution_id) + 1) % 256, execution_id)
     for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
         said = await call(*command, elsewhere, dsn=database, code=1)
         assert f"did you mean {execution_id}?" in said.err, command
         assert len(said.err.splitlines()) == 1
     assert f"did you mean {execution_id}?" in (await call("priority", elsewhere, "5", dsn=database, code=1)).err
     assert "not found" in (await call("show", str(mint_uuid()), dsn=database, code=1)).err
-    said = await call("show", str(execution_id.uuid)[:8], dsn=database, code=2)
+    said = await call("show", str(execution_id)[:8], dsn=database, code=2)
     assert "the whole uuid" in said.err
     assert (await call("show", "what", dsn=database, code=2)).err.startswith("flowfabric: invalid_input: ID: ")
 
@@ -274,7 +275,7 @@ async def test_an_unknown_id_is_answered_with_what_is_near(engine: ff.Engine, da
 
 async def test_named_executions_are_cancelled(engine: ff.Engine, database: str) -> None:
     one, two, three = [await submit(engine) for _ in range(3)]
-    said = await call("cancel", one, str(two.uuid), "--reason", "not wanted", dsn=database)
+    said = await call("cancel", one, str(two), "--reason", "not wanted", dsn=database)
     assert said.out == "2 cancelled\n"
     execution = await engine.read_execution(two)
     assert execution is not None
@@ -355,7 +356,7 @@ async def test_what_runs_cannot_be_replayed(engine: ff.Engine, database: str) ->
 async def test_a_priority_is_changed_and_clamped(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
     assert (await call("priority", execution_id, "12", dsn=database)).out == f"{execution_id} has priority 12\n"
-    answer = (await call("priority", str(execution_id.uuid), "99999", "--json", dsn=database)).json
+    answer = (await call("priority", str(execution_id), "99999", "--json", dsn=database)).json
     assert answer == {"execution_id": execution_id, "priority": 9000}
     assert (await claim_one(engine)).priority == 9000
     assert (await call("priority", execution_id, "1", dsn=database, code=1)).err

@@ -32,6 +32,7 @@ from flowfabric.values.ids import FlowId
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
+from tests.ids import home
 from tests.integration.test_cli import PROGRAM, Answer, call, on_a_terminal, run
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit
@@ -444,7 +445,7 @@ async def test_a_flow_that_is_not_there(engine: ff.Engine, ask: Any, command: li
     assert f"not found: flow {GONE[:13]}" in said.err
     said = await ask(*command, flow["a"], code=1)
     assert f"it is an execution of flow {flow.id}" in said.err
-    said = await ask(*command, flow["a"].uuid, code=1)
+    said = await ask(*command, flow["a"], code=1)
     assert f"it is an execution of flow {flow.id}" in said.err
     assert "without a flow" in (await ask(*command, alone, code=1)).err
     for wrong in ("test", "123", "", f"{flow.id}0", "{fp:1}:x"):
@@ -474,7 +475,7 @@ async def test_the_beginning_of_an_id_is_enough(engine: ff.Engine, ask: Any) -> 
 
 async def test_a_flow_is_no_execution(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": []})
-    for text in (str(flow.id), f"{{fp:{flow['a'].partition}}}:{flow.id}"):
+    for text in (str(flow.id), f"{{fp:{home(flow['a'])}}}:{flow.id}"):
         assert f"it is a flow: `flowfabric flow show {flow.id}`" in (await ask("show", text, code=1)).err
     assert "`flowfabric ls` lists all" in (await ask("show", GONE, code=1)).err
 

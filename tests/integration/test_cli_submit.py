@@ -20,6 +20,8 @@ from flowfabric.cli._loading import load_app
 from flowfabric.cli._options import parse_duration, parse_moment
 from flowfabric.cli.submit import read_arguments
 from flowfabric.cli.worker import weights
+from flowfabric.values.ids import parse_execution_id
+from tests.ids import home, id_in
 from tests.integration.test_cli import call
 from tests.integration.test_connection import SECRET, as_user
 from tests.support import claim_one, started, submit
@@ -183,7 +185,7 @@ async def test_a_task_is_submitted_with_its_options(engine: ff.Engine, database:
         "1h",
     ]
     said = await call("submit", "ff_shop:app", "buy", "tea", *options, dsn=database)
-    execution = await engine.read_execution(ff.ExecutionId.parse(said.out.strip()))
+    execution = await engine.read_execution(parse_execution_id(said.out.strip()))
     assert execution is not None
     assert (execution.lane_id, execution.priority, execution.namespace) == ("slow", 7, "acme")
     assert execution.tags == {"a.b": "c", "d.e": "f"}
@@ -211,7 +213,7 @@ async def test_an_unknown_task_is_answered_with_those_there_are(database: str) -
 
 async def test_wait_prints_the_result(engine: ff.Engine, database: str) -> None:
     claimed = await started(engine)
-    waiting = asyncio.create_task(call("wait", str(claimed.execution_id.uuid), dsn=database))
+    waiting = asyncio.create_task(call("wait", str(claimed.execution_id), dsn=database))
     await engine.complete(claimed.handle, b'{"n": [1, 2]}')
     said = await waiting
     assert (said.out, said.err) == ('{"n": [1, 2]}\n', "")
@@ -239,7 +241,7 @@ async def test_wait_ends_with_3_when_it_takes_too_long(engine: ff.Engine, databa
 
 async def test_wait_for_what_does_not_exist_ends_with_1(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
-    elsewhere = ff.ExecutionId.of((execution_id.partition + 1) % 256, execution_id.uuid)
+    elsewhere = id_in((home(execution_id) + 1) % 256, execution_id)
     assert f"did you mean {execution_id}?" in (await call("wait", elsewhere, dsn=database, code=1)).err
 
 

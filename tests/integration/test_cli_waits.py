@@ -24,6 +24,7 @@ from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly, n
 from flowfabric.values.ids import PartitionKey, mint_uuid
 from flowfabric.values.signal import RecordedSignal
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
+from tests.ids import home, id_in
 from tests.integration.test_cli import Answer, call
 from tests.integration.test_connection import a_role, as_user
 from tests.support import Clock, claim_one, started, submit
@@ -47,7 +48,7 @@ async def ask(database: str) -> Any:
 
 
 async def token_of(engine: ff.Engine, target: ff.ExecutionId, waitpoint: Any) -> WaitpointToken | None:
-    return await engine.read_waitpoint_token(PartitionKey("fp", target.partition), waitpoint)
+    return await engine.read_waitpoint_token(PartitionKey("fp", home(target)), waitpoint)
 
 
 async def suspend(
@@ -240,7 +241,7 @@ async def test_a_token_is_printed_where_it_is_asked_for_and_nowhere_else(engine:
         "token": token.reveal(),
     }
     assert parse_callback(document["callback"]).token == token
-    said = await ask("waits", "--token", str(target.uuid), "--key", "b")
+    said = await ask("waits", "--token", str(target), "--key", "b")
     assert token.reveal() in said.out
     assert document["callback"] in said.out
     assert "keep them out of logs" in said.err
@@ -272,7 +273,7 @@ async def test_a_decision_resumes_what_waits_for_it(engine: ff.Engine, ask: Any,
     (signal,) = await received(engine, target)
     assert (signal.signal_name, signal.source_type, signal.source_identity) == (name, "operator", "alice")
     other = await suspend(engine, on("x"), of=await started(engine, priority=9))
-    document = (await ask(verb, str(other.uuid), "--key", "x", "--json")).json
+    document = (await ask(verb, str(other), "--key", "x", "--json")).json
     assert document == {
         "execution_id": other,
         "signal_name": name,
@@ -428,7 +429,7 @@ async def test_an_unknown_execution_is_answered_with_what_is_near(
     engine: ff.Engine, ask: Any, command: list[str]
 ) -> None:
     target = await suspend(engine)
-    elsewhere = ff.ExecutionId.of((target.partition + 1) % 256, target.uuid)
+    elsewhere = id_in((home(target) + 1) % 256, target)
     assert f"did you mean {target}?" in (await ask(*command, elsewhere, code=1)).err
     assert "not found: execution" in (await ask(*command, str(mint_uuid()), code=1)).err
 
@@ -807,9 +808,9 @@ async def test_ids_and_keys_are_completed(engine: ff.Engine, database: str, monk
         return set(done.stdout.split())
 
     assert await complete("flowfabric appr") == {"approve"}
-    assert await complete(f"flowfabric approve {str(one.uuid)[:-1]}") == {str(one.uuid)}
+    assert await complete(f"flowfabric approve {str(one)[:-1]}") == {str(one)}
     assert await complete("flowfabric waits --key a") == {"apples", "avocados"}
-    assert await complete(f"flowfabric signal {one.uuid} --key a") == {"apples"}
+    assert await complete(f"flowfabric signal {one} --key a") == {"apples"}
     assert await complete(f"flowfabric signal {one} --by me --key ") == {"apples"}
     assert await complete(f"flowfabric waits --token {one} --key ") == {"apples"}
     assert await complete("flowfabric waits --key a", dsn="") == set(), "no server is started for a completion"

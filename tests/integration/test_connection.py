@@ -351,7 +351,7 @@ async def held(database: str, execution_id: ff.ExecutionId) -> AsyncIterator[Non
     holder = await asyncpg.connect(database)
     try:
         async with holder.transaction():
-            await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id.uuid)
+            await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id)
             yield
     finally:
         await holder.close()
@@ -389,7 +389,7 @@ async def test_a_create_whose_answer_was_lost_makes_one_execution(
         await terminate(sql, waiting=True)
     execution_id = await creating
     await holder.close()
-    assert await sql.fetch("select id from flowfabric.execution") == [(execution_id.uuid,)]
+    assert await sql.fetch("select id from flowfabric.execution") == [(execution_id,)]
 
 
 async def test_a_call_that_may_not_be_repeated_tells_that_the_answer_is_unknown(

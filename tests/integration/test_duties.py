@@ -35,6 +35,7 @@ from flowfabric.values.joins import AnyOf
 from flowfabric.values.lease import Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy, TimeoutPolicy
+from tests.ids import home
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 DAY = timedelta(days=1)
@@ -327,9 +328,9 @@ async def test_retention_forgets_ended_executions_and_everything_they_own(
             "waiter",
         ):
             query = f"select count(*) from flowfabric.{table} where id = $1"
-            assert await sql.fetchval(query, execution_id.uuid) == 0, table
+            assert await sql.fetchval(query, execution_id) == 0, table
         # events live out their own time
-        assert await sql.fetchval("select count(*) from flowfabric.event where id = $1", execution_id.uuid) > 0
+        assert await sql.fetchval("select count(*) from flowfabric.event where id = $1", execution_id) > 0
     assert await state(engine, open_one) is ff.State.WAITING
     assert await engine.get_execution_tag(open_one, "team.name") == "c"
 
@@ -433,15 +434,15 @@ async def test_sweep_empties_event_segments_past_their_retention_and_keeps_the_y
 
     assert await RecordExpiry(plain_engine).run_once() == 1
     left = await sql.fetch("select distinct id from flowfabric.event")
-    assert left == [(young.uuid,)]
+    assert left == [(young,)]
     assert await RecordExpiry(plain_engine).run_once() == 0
 
     # Eight segments: after four days the ring is back where it was, and writes into an empty segment.
     await clock.advance(hours=48)
     await RecordExpiry(plain_engine).run_once()
     last = await done(plain_engine, policy=policy)
-    assert await sql.fetch("select distinct id from flowfabric.event") == [(last.uuid,)]
-    await sql.execute("delete from flowfabric.execution where id <> $1", last.uuid)
+    assert await sql.fetch("select distinct id from flowfabric.event") == [(last,)]
+    await sql.execute("delete from flowfabric.execution where id <> $1", last)
     await sql.execute("delete from flowfabric.timer")
     await sql.execute("delete from flowfabric.execution; delete from flowfabric.event")
 
@@ -471,7 +472,7 @@ async def test_the_audit_duty_reports_what_must_never_be_and_repairs_nothing(
 ) -> None:
     async with await ff.Engine.connect(database) as engine:
         execution_id = await submit(engine)
-        monkeypatch.setattr("random.randrange", lambda _: execution_id.partition)
+        monkeypatch.setattr("random.randrange", lambda _: home(execution_id))
         assert await Audit(engine).run_once() == 0
         await sql.execute("delete from flowfabric.ready")
 
@@ -482,7 +483,7 @@ async def test_the_audit_duty_reports_what_must_never_be_and_repairs_nothing(
         assert report.levelno == logging.ERROR
         assert str(execution_id) in report.getMessage()
         assert "ready_row" in report.getMessage()
-        monkeypatch.setattr("random.randrange", lambda _: (execution_id.partition + 1) % 256)
+        monkeypatch.setattr("random.randrange", lambda _: (home(execution_id) + 1) % 256)
         assert await Audit(engine).run_once() == 0, "one partition at a time"
 
 
@@ -631,9 +632,7 @@ async def test_executions_in_somebody_elses_hands_do_not_keep_a_round_from_endin
     duty.batch = 2
     try:
         async with holder.transaction():
-            await holder.execute(
-                "select from flowfabric.execution where id = any ($1) for update", [i.uuid for i in locked]
-            )
+            await holder.execute("select from flowfabric.execution where id = any ($1) for update", locked)
             async with asyncio.timeout(PATIENCE):
                 assert await duty.run_once() == 1
             assert await state(engine, free) is ff.State.WAITING
@@ -650,7 +649,7 @@ async def test_what_is_due_but_held_by_others_does_not_make_the_runner_busy(
     await clock.advance(seconds=2)
     holder = await asyncpg.connect(database)
     async with holder.transaction():
-        await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id.uuid)
+        await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id)
         async with Duties(counting, [DelayedPromotion]):
             await counting.slept()
             before = len(counting.statements)
@@ -750,7 +749,7 @@ async def test_a_poisoned_retention_item_survives_until_it_can_go(
             "create table public.keep (partition integer, id uuid,"
             " foreign key (partition, id) references flowfabric.execution)"
         )
-        await sql.execute("insert into public.keep values ($1, $2)", ids[1].partition, ids[1].uuid)
+        await sql.execute("insert into public.keep values ($1, $2)", home(ids[1]), ids[1])
         await clock.advance(hours=25)
         round_ = await engine.run_timers(TimerKind.RETENTION)
         assert (round_.handled, round_.failed) == (2, 1)
@@ -882,7 +881,7 @@ async def test_what_was_parked_in_somebody_elses_hands_is_woken(
     child = await claim_one(engine, lane_id="children")
     await engine.park(parent.handle, ends_of=[child.execution_id])
     async with sql.transaction():
-        await sql.execute("select from flowfabric.execution where id = $1 for update", parent.execution_id.uuid)
+        await sql.execute("select from flowfabric.execution where id = $1 for update", parent.execution_id)
         await engine.complete(child.handle)
         assert await ParkedPromotion(engine).run_once() == 0
     assert await ParkedPromotion(engine, filter=ScannerFilter(namespace="theirs")).run_once() == 0

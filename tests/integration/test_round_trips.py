@@ -32,6 +32,7 @@ from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
+from tests.ids import home
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit, submit_member
 
 SOCKET = ".s.PGSQL.5432"
@@ -322,7 +323,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "watch": (waiting, lambda e, at: e.watch([at], timedelta(seconds=1))),
     "unwatch": (waiting, lambda e, at: e.unwatch([at])),
     "read_outcomes": (state("T:completed"), lambda e, at: e.read_outcomes([at.id])),
-    "free_key": (state("T:failed"), lambda e, at: e.free_key(at.id)),
+    "free_key": (state("T:failed"), lambda e, at: e.free_key(at.id, "k")),
     "cancel_many": (waiting, lambda e, at: e.cancel_many([at], "no")),
     "replay_many": (state("T:failed"), lambda e, at: e.replay_many([at.id])),
     "delete_execution": (state("T:failed"), lambda e, at: e.delete_execution(at.id)),
@@ -374,14 +375,14 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "read_total_attempt_count": (waiting, lambda e, at: e.read_total_attempt_count(at)),
     "read_exec_core_fields": (
         waiting,
-        lambda e, at: e.read_exec_core_fields(f"{{fp:{at.partition}}}", at, ["lane_id"]),
+        lambda e, at: e.read_exec_core_fields(home(at), at, ["lane_id"]),
     ),
     "resolve_execution_flow_id": (waiting, lambda e, at: e.resolve_execution_flow_id(at)),
     "get_execution_namespace": (waiting, lambda e, at: e.get_execution_namespace(at)),
     "get_execution_tag": (waiting, lambda e, at: e.get_execution_tag(at, "a.b")),
     "set_execution_tag": (waiting, lambda e, at: e.set_execution_tag(at, "a.b", "c")),
     "list_attempts": (state("A"), lambda e, at: e.list_attempts(at.id)),
-    "list_executions": (waiting, lambda e, at: e.list_executions(f"{{fp:{at.partition}}}")),
+    "list_executions": (waiting, lambda e, at: e.list_executions(home(at))),
     "find_executions": (waiting, lambda e, _: e.find_executions(lane_ids=["default"], states=["waiting"])),
     "list_expired_leases": (state("X"), lambda e, _: e.list_expired_leases()),
     "list_lanes": (waiting, lambda e, _: e.list_lanes()),
@@ -403,7 +404,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "list_pending_waitpoints": (suspended, lambda e, at: e.list_pending_waitpoints(at.handle.execution_id)),
     "read_waitpoint_token": (
         suspended,
-        lambda e, at: e.read_waitpoint_token(f"{{fp:{at.handle.partition}}}", at.details.waitpoint_id),
+        lambda e, at: e.read_waitpoint_token(at.handle.partition, at.details.waitpoint_id),
     ),
     "probe_waitpoint": (
         suspended,
@@ -423,7 +424,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "resume_execution": (suspended, lambda e, at: e.resume_execution(at.handle.execution_id)),
     "expire_suspension": (overdue, lambda e, at: e.expire_suspension(at)),
     "read_suspension": (suspended, lambda e, at: e.read_suspension(at.handle.execution_id)),
-    "list_suspended": (suspended, lambda e, at: e.list_suspended(f"{{fp:{at.handle.partition}}}")),
+    "list_suspended": (suspended, lambda e, at: e.list_suspended(at.handle.partition)),
     "list_waits": (suspended, lambda e, _: e.list_waits()),
     "open_wait": (state("A"), lambda e, at: e.open_wait(at.handle, "w", 0, ["k"], None)),
     "settle_wait": (waiting_open, lambda e, at: e.settle_wait(at, "w", 0, on("k"))),
@@ -462,7 +463,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "read_flow_graph": (chain, lambda e, at: e.read_flow_graph(at.flow_id)),
     "list_flow_members": (chain, lambda e, at: e.list_flow_members(at.flow_id, results=True)),
     "flow_progress": (chain, lambda e, at: e.flow_progress(at.flow_id)),
-    "list_flows": (chain, lambda e, at: e.list_flows(f"{{fp:{at.nodes['a'].partition}}}")),
+    "list_flows": (chain, lambda e, at: e.list_flows(home(at.nodes["a"]))),
     "find_flows": (chain, lambda e, _: e.find_flows(namespace="", flow_kind="")),
     "list_edges": (chain, lambda e, at: e.list_edges(at.flow_id, incoming=at.nodes["b"])),
     "describe_edge": (applied, lambda e, at: e.describe_edge(at.flow_id, at.edge_id)),

@@ -30,6 +30,7 @@ from flowfabric.testing import Kit, Nondeterministic, NotFinished
 from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import WaitpointToken
+from tests.ids import home, id_in
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -466,7 +467,7 @@ async def test_a_payload_that_does_not_fit_fails_for_good_and_is_not_shown(
     await kit.run_all()
     engine = await kit.engine()
     (place,) = await run.waits()
-    token = await engine.read_waitpoint_token(f"{{fp:{run.execution_id.partition}}}", place.waitpoint_id)
+    token = await engine.read_waitpoint_token(home(run.execution_id), place.waitpoint_id)
     assert token is not None
     await engine.deliver_signal(
         run.execution_id, place.waitpoint_id, token, signal_name="go", source_type="test", payload=body_
@@ -1022,7 +1023,7 @@ async def test_a_second_signal_to_a_wait_that_is_over_is_refused_and_not_kept_fo
     await kit.run_all()
     (place,) = await run.waits()
     engine = await kit.engine()
-    token = await engine.read_waitpoint_token(f"{{fp:{run.execution_id.partition}}}", place.waitpoint_id)
+    token = await engine.read_waitpoint_token(home(run.execution_id), place.waitpoint_id)
     assert token is not None
     await run.signal(payload=1)
     with pytest.raises(StateError) as caught:
@@ -1402,7 +1403,7 @@ KIDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_charac
 def test_a_link_holds_what_it_was_made_of(
     partition: int, execution: UUID, waitpoint: UUID, kid: str, digest: bytes
 ) -> None:
-    execution_id = ff.ExecutionId.of(partition, execution)
+    execution_id = id_in(partition, execution)
     text = ff.callback_text(execution_id, waitpoint, WaitpointToken(f"{kid}:{digest.hex()}"))
     assert text.replace("-", "").replace("_", "").isalnum()
     parsed = ff.parse_callback(text)
@@ -1411,7 +1412,7 @@ def test_a_link_holds_what_it_was_made_of(
     assert digest.hex() not in repr(parsed)
 
 
-GOOD = ff.callback_text(ff.ExecutionId.of(3, UUID(int=1)), UUID(int=2), "kid-1:" + "ab" * 32)
+GOOD = ff.callback_text(id_in(3, UUID(int=1)), UUID(int=2), "kid-1:" + "ab" * 32)
 
 
 @given(
@@ -1441,7 +1442,7 @@ def test_what_is_no_link_is_refused_and_what_is_reads_back_the_same(text: Any) -
 @pytest.mark.parametrize("token", ["", "kid", "kid:xyz", "kid:" + "ab" * 31 + "a", "é:" + "ab" * 32])
 def test_a_text_that_is_no_token_makes_no_link(token: str) -> None:
     with pytest.raises(ff.InvalidInput, match="token"):
-        ff.callback_text(ff.ExecutionId.of(1, uuid4()), uuid4(), token)
+        ff.callback_text(id_in(1), uuid4(), token)
 
 
 def ascii_id(value: object) -> str:

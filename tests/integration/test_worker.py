@@ -1038,7 +1038,7 @@ async def test_executions_taken_away_at_random_leave_nothing_behind_in_the_worke
     rng.shuffle(runs)
     taken: collections.Counter[str] = collections.Counter()
     async with working(app, concurrency=20, lease_ttl=600) as worker:
-        by_id = {run.execution_id.uuid: run for run in runs}
+        by_id = {run.execution_id: run for run in runs}
         while await sql.fetchval("select exists (select from flowfabric.execution where completed_at is null)"):
             found = await sql.fetch("select id from flowfabric.execution where state = 'active' and lease_lost is null")
             for row in rng.sample(found, min(len(found), 3)):

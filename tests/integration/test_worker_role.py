@@ -18,6 +18,7 @@ from flowfabric.values.grant import ReclaimGrant
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
+from tests.ids import home
 from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, RETRY, WORKER, Clock, claim_one, started, submit
 
@@ -88,7 +89,7 @@ async def test_every_read_and_list_needs_no_more_than_execute(worker: ff.Engine)
     assert await worker.get_execution_tag(execution_id, "a.b") == "c"
     await worker.set_execution_tag(execution_id, "a.b", "d")
     assert len(await worker.list_attempts(execution_id)) == 1
-    assert len((await worker.list_executions(f"{{fp:{execution_id.partition}}}")).items) == 1
+    assert len((await worker.list_executions(home(execution_id))).items) == 1
     for filters in ({}, {"namespace": "n"}, {"tag": ("a.b", "d")}, {"states": ["active"]}, {"lane_ids": ["default"]}):
         assert len((await worker.find_executions(**filters)).items) == 1
     assert not (await worker.list_expired_leases()).items
@@ -153,7 +154,7 @@ async def test_steps_children_and_waiting_need_no_more_than_execute(worker: ff.E
     (replayed,) = await worker.replay_many([parent.execution_id])
     assert not isinstance(replayed, ff.FlowFabricError)
     await worker.redact_execution(child.execution_id)
-    assert await worker.free_key(child.execution_id) is False
+    assert await worker.free_key(child.execution_id, "k") is False
     await worker.delete_execution(child.execution_id)
     assert await worker.audit(events=True) == []
 

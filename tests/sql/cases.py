@@ -21,12 +21,12 @@ from flowfabric.values.attempt import Attempt, Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Created, Duplicate, Execution, Rejected
 from flowfabric.values.grant import ClaimGrant
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutBehavior, TimeoutPolicy
 from flowfabric.values.step import NewStep, Parked
 from flowfabric.values.transitions import TRANSITIONS, Transition, matches, position
 from flowfabric.values.wait import AlreadySatisfied, Fresh, UsePending, WaitpointToken
+from tests.ids import home, id_in
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, Wipe, new_id
 
 COUNTERS = ("total_attempt_count", "retry_count", "replay_count", "lease_reclaim_count", "current_lease_epoch")
@@ -126,7 +126,7 @@ class World:
         finally:
             self.engine.checking = checking
         stored: dict[str, list[dict[str, Any]]] = {table: [] for table in _TABLES}
-        for table, row in await self.sql.fetch(_PICTURE, execution_id.partition, execution_id.uuid):
+        for table, row in await self.sql.fetch(_PICTURE, home(execution_id), execution_id):
             stored[table].append(json.loads(row))
         return Picture(record, attempts, stored)
 
@@ -165,8 +165,8 @@ async def outcome(call: Awaitable[Any]) -> str:
 def stranger(execution_id: ff.ExecutionId) -> Handle:
     """A handle of a lease that never was."""
     return Handle(
-        partition=execution_id.partition,
-        uuid=execution_id.uuid,
+        partition=home(execution_id),
+        uuid=execution_id,
         attempt_index=0,
         attempt_id=new_id(),
         lease_id=new_id(),
@@ -187,7 +187,7 @@ class Case:
         self.handle = stranger(at.id) if at.claimed is None else at.handle
         self.operator = Operator(at.id)
         self.grant: ClaimGrant | None = None
-        self.other = ExecutionId.of(11, new_id())  # unknown until `_another` makes it
+        self.other = id_in(11)  # unknown until `_another` makes it
         self.binding: Fresh | UsePending = Fresh(new_id(), "k")
         self.token = WaitpointToken(f"k1:{'0' * 64}")
 
@@ -257,8 +257,8 @@ async def _token(case: Case) -> None:
     case.token = WaitpointToken(
         await case.world.sql.fetchval(
             "select flowfabric.sign_token('k1', $1, $2, $3)",
-            case.id.partition,
-            case.id.uuid,
+            home(case.id),
+            case.id,
             case.binding.waitpoint_id,
         )
     )
@@ -294,7 +294,6 @@ async def _claim_resumed(case: Case) -> Claimed:
 async def _claim_from_resume_grant(case: Case) -> Claimed | None:
     grant = case.grant or ClaimGrant(
         execution_id=case.id,
-        partition_key=f"{{fp:{case.id.partition}}}",
         grant_key="no such grant",
         expires_at=await case.world.clock.now(),
     )

@@ -32,6 +32,7 @@ from flowfabric.values.wait import (
     WaitpointToken,
 )
 from tests.conftest import fresh_database
+from tests.ids import home
 from tests.sql.cases import CaseEngine, World
 from tests.support import WORKER, Wipe, claim_one, new_id, submit
 
@@ -174,7 +175,7 @@ class SuspendingWorld(World):
         """The stored row of a waitpoint."""
         found = await self.sql.fetchrow(
             "select * from flowfabric.waitpoint where partition = $1 and waitpoint_id = $2",
-            waiting.id.partition,
+            home(waiting.id),
             waiting.points[waiting.key if key is None else key].id,
         )
         assert found is not None

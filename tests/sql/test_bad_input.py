@@ -38,11 +38,11 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, ResumePolicy, Suspended, UsePending
 from tests import sampling
+from tests.ids import home, id_in
 from tests.support import WORKER, Clock, claim_one, started, submit, submit_member
 
 UUID_TEXT = "0b0e8400-e29b-41d4-a716-446655440000"
-UNKNOWN = ff.ExecutionId(f"{{fp:3}}:{UUID_TEXT}")
-BEYOND = ff.ExecutionId(f"{{fp:256}}:{UUID_TEXT}")
+UNKNOWN = ff.ExecutionId(UUID(UUID_TEXT))
 NAIVE = datetime(2030, 1, 1)
 DUE = datetime(2050, 1, 1, tzinfo=UTC)
 DIGEST_FUNCTION = """
@@ -66,11 +66,10 @@ DIGEST = "select pg_temp.digest()"
 
 # What is wrong with a value of each sort.
 IDS: list[Any] = [
-    None, 5, "", "nonsense", UUID_TEXT, "{fp:1}", f"{{fp:65536}}:{UUID_TEXT}", f"{{fp:01}}:{UUID_TEXT}",
-    f"{{fp:-1}}:{UUID_TEXT}", f"{{fp:\u0661}}:{UUID_TEXT}", f"{{b:1}}:{UUID_TEXT}", "{fp:1}:zz",
-    f"{{fp:1}}:{UUID_TEXT}\n",
-    f"{{fp:1}}:{UUID_TEXT.replace('-', '')}", f"{{fp:1}}:\0{UUID_TEXT}", f"{{fp:1}}:\ud800{UUID_TEXT}",
-    UUID(UUID_TEXT), f"{{fp:1}}:{UUID_TEXT}".encode(), ff.ExecutionId("rubbish"),
+    None, 5, "", "nonsense", UUID_TEXT.replace("-", ""), UUID_TEXT + "\n", UUID_TEXT.encode(), "{fp:1}", "{fp:1}:zz",
+    *(f"{{fp:{number}}}:{UUID_TEXT}" for number in ("65536", "01", "-1", "\u0661")), f"{{b:1}}:{UUID_TEXT}",
+    f"{{fp:1}}:{UUID_TEXT}\n", f"{{fp:1}}:{UUID_TEXT.replace('-', '')}", f"{{fp:1}}:\0{UUID_TEXT}",
+    f"{{fp:1}}:\ud800{UUID_TEXT}", f"{{fp:1}}:{UUID_TEXT}".encode(),
 ]  # fmt: skip
 TEXTS: list[Any] = [5, b"x", ["x"], "\0", "a\0b", "\ud800", "x" * 257, "é" * 129]
 LONG_TEXTS: list[Any] = [5, b"x", "\0", "\udfff"]
@@ -91,7 +90,22 @@ LISTS: list[Any] = ["abc", 5, b"abc", {"a": 1}]
 CURSORS: list[Any] = [5, b"x", "", "x", "\0", "\ud800", "eCB4", "MjAzMC0wMS0wMSB4", "MjAzMC0wMS0wMVQwMDowMDowMCB4"]
 KIDS: list[Any] = [None, 5, "", "a:b", "a b", "a\n", "é", "\0", "\ud800", "x" * 65]
 SECRETS: list[Any] = [None, 5, b"ab" * 32, "", "ab" * 31, "ab" * 33, "zz" * 32, " " + "ab" * 31 + "a", "ab" * 32 + "\n"]
-PARTITIONS: list[Any] = [None, 5, "", "7", "{fp:256}", "{fp:01}", "{b:1}", "{q:1}", "{fp:x}", "{fp}", "\0"]
+PARTITIONS: list[Any] = [
+    None,
+    -1,
+    256,
+    1.0,
+    True,
+    "",
+    "7",
+    "{fp:256}",
+    "{fp:01}",
+    "{b:1}",
+    "{q:1}",
+    "{fp:x}",
+    "{fp}",
+    "\0",
+]
 CAPABILITIES: list[Any] = [
     "gpu", 5, b"gpu", [""], ["a,b"], ["a b"], ["\0"], ["\x7f"], ["\ud800"], ["\u2003"], [5],
     [f"c{n}" for n in range(257)], ["x" * 4097],
@@ -200,6 +214,11 @@ def _fence(world: World, **change: Any) -> Fence:
         "attempt_id": handle.attempt_id,
     }
     return Fence(**(fields | change))
+
+
+def _elsewhere(world: World) -> ff.ExecutionId:
+    """An id of another partition than that of the flow."""
+    return id_in((home(world.flow) + 1) % 256)
 
 
 AUTHORITIES: list[Any] = [
@@ -325,7 +344,7 @@ NODES: list[Any] = [
     *([NewNode(name="a", execution=value)] for value in (None, 5, {"execution_kind": "k"})),
     *([NewNode(name="a", execution=NewExecution(execution_kind="k"), after=value)] for value in (None, 5, "b", {})),
     *([_node("a", value)] for value in (None, 5, "b", UNKNOWN, _node("b"))),
-    *([_node("a", NewEdge(upstream=value))] for value in (None, 5, "b", [], b"b", UNKNOWN, ff.ExecutionId("rubbish"))),
+    *([_node("a", NewEdge(upstream=value))] for value in (None, 5, "b", [], b"b", UNKNOWN)),
     *([_node("a"), _node("b", NewEdge(upstream="a", data_passing_ref=value))] for value in TEXTS),
     *([_node("a"), _node("b", NewEdge(upstream="a", edge_id=value))] for value in UUIDS),
     [_node("a"), _node("b", *[NewEdge(upstream="a", edge_id=UUID(UUID_TEXT))] * 2)],
@@ -429,7 +448,7 @@ CASES = [
         policy=by_kind("invalid_policy_json", POLICIES),
         delay_until=by_field([*MOMENTS, timedelta(-1), timedelta.max]),
         execution_deadline_at=by_field([*MOMENTS, timedelta(-1), timedelta.max]),
-        execution_id=by_field([*IDS[1:], BEYOND]),
+        execution_id=by_field(IDS[1:]),
         flow_id=by_field(UUIDS),
     ),
     Case("create_execution", lambda world: {"execution_kind": "k"}, policy=by_field(POLICY_TEXTS, "*")),
@@ -568,9 +587,7 @@ CASES = [
     Case(
         "claim_from_resume_grant",
         lambda world: {
-            "grant": ClaimGrant(
-                execution_id=world.waiting, partition_key="{fp:0}", grant_key="x", expires_at=datetime.now(UTC)
-            ),
+            "grant": ClaimGrant(execution_id=world.waiting, grant_key="x", expires_at=datetime.now(UTC)),
             **WORKER,
         },
         grant=by_field([None, 5, "x", UNKNOWN]),
@@ -651,7 +668,7 @@ CASES = [
     Case(
         "read_exec_core_fields",
         lambda world: {
-            "partition_key": f"{{fp:{world.waiting.partition}}}",
+            "partition_key": home(world.waiting),
             "execution_id": world.waiting,
             "names": [],
         },
@@ -669,9 +686,9 @@ CASES = [
     ),
     Case(
         "list_executions",
-        lambda world: {"partition_key": "{fp:1}"},
+        lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),
-        cursor=by_field([*IDS[1:], UNKNOWN, BEYOND]),
+        cursor=by_field([*IDS[1:], UNKNOWN]),
         limit=by_field(INTS),
     ),
     Case(
@@ -711,7 +728,6 @@ CASES = [
                 (NAIVE, UNKNOWN),
                 (datetime.now(UTC), "x"),
                 ("x", UNKNOWN),
-                (datetime.now(UTC), BEYOND),
             ]
         ),
         limit=by_field(INTS),
@@ -838,7 +854,7 @@ CASES = [
                 NewExecution(execution_kind="k", lane_id="é"),
                 NewExecution(execution_kind="k", priority="5"),  # type: ignore[arg-type]
                 NewExecution(execution_kind="k", tags={"a": 5}),  # type: ignore[dict-item]
-                NewExecution(execution_kind="k", execution_id=BEYOND),
+                NewExecution(execution_kind="k", execution_id="x"),
             ],
             "*",
         ),
@@ -859,7 +875,21 @@ CASES = [
         execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
         within=by_field([None, *DURATIONS]),
     ),
-    Case("free_key", lambda world: {"execution_id": world.done}, **ONE_ID),
+    Case(
+        "free_key",
+        lambda world: {"execution_id": world.done, "idempotency_key": "k"},
+        **ONE_ID,
+        idempotency_key=by_field([None, *KEYS]),
+        namespace=by_field(TEXTS),
+        flow_id=by_field(UUIDS),
+    ),
+    Case(
+        "find_id",
+        lambda world: {"text": UUID_TEXT},
+        text=by_field([None, 5, "", "12345", "1234567x", UUID_TEXT + "0", "{fp:1}:123456", "\0", "\ud800"], "id"),
+        what=by_field([5, "step", ""]),
+        limit=by_field(INTS),
+    ),
     Case(
         "claim_lanes",
         lambda world: {"shares": {"default": 1}, "limit": 1, **WORKER},
@@ -976,7 +1006,7 @@ CASES = [
     Case(
         "read_waitpoint_token",
         lambda world: {
-            "partition_key": f"{{fp:{world.suspended.partition}}}",
+            "partition_key": home(world.suspended),
             "waitpoint_id": world.bound.waitpoint_id,
         },
         partition_key=by_field(PARTITIONS),
@@ -1079,7 +1109,7 @@ CASES = [
     ),
     Case(
         "list_suspended",
-        lambda world: {"partition_key": "{fp:1}"},
+        lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),
         cursor=by_field(CURSORS),
         limit=by_field(INTS),
@@ -1159,14 +1189,20 @@ CASES = [
         "add_execution_to_flow",
         lambda world: {**_flow(world), "execution_id": world.outside},
         **ONE_FLOW,
-        execution_id=by_field([*IDS, BEYOND]),
+        execution_id=by_field([*IDS, _elsewhere]),
     ),
     Case(
         "add_executions_to_flow",
         lambda world: {**_flow(world), "execution_ids": [world.outside]},
         **ONE_FLOW,
         execution_ids=by_field(
-            [None, *LISTS, *([value] for value in IDS), [BEYOND], lambda world: [world.outside] * 1001]
+            [
+                None,
+                *LISTS,
+                *([value] for value in IDS),
+                lambda world: [_elsewhere(world)],
+                lambda world: [world.outside] * 1001,
+            ]
         ),
     ),
     Case(
@@ -1214,8 +1250,8 @@ CASES = [
         "apply_dependency_to_child",
         lambda world: {**_flow(world), **_edge(world)},
         edge_id=by_kind("invalid_dependency", [mint_uuid()]),
-        upstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, BEYOND, lambda world: world.downstream]),
-        downstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, BEYOND, lambda world: world.upstream]),
+        upstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, lambda world: world.downstream]),
+        downstream_execution_id=by_kind("invalid_dependency", [UNKNOWN, lambda world: world.upstream]),
         dependency_kind=by_kind("invalid_dependency", KINDS_OF_EDGE),
         data_passing_ref=by_kind("invalid_dependency", ["result"]),
     ),
@@ -1223,7 +1259,7 @@ CASES = [
         "set_edge_group_policy",
         lambda world: {**_flow(world), "downstream_execution_id": world.upstream, "policy": Quorum(2)},
         **ONE_FLOW,
-        downstream_execution_id=by_field([*IDS, BEYOND]),
+        downstream_execution_id=by_field([*IDS, _elsewhere]),
         policy=by_field(JOINS),
     ),
     Case(
@@ -1247,7 +1283,7 @@ CASES = [
     ),
     Case(
         "list_flows",
-        lambda world: {"partition_key": "{fp:1}"},
+        lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),
         cursor=by_field(UUIDS),
         limit=by_field(INTS),
@@ -1365,11 +1401,11 @@ CASES = [
         "cancel_siblings",
         _group,
         **ONE_FLOW,
-        downstream_execution_id=by_field([*IDS, BEYOND]),
+        downstream_execution_id=by_field([*IDS, _elsewhere]),
         limit=by_field([*INTS, 0, 10_001]),
     ),
     *(
-        Case(name, _group, **ONE_FLOW, downstream_execution_id=by_field([*IDS, BEYOND]))
+        Case(name, _group, **ONE_FLOW, downstream_execution_id=by_field([*IDS, _elsewhere]))
         for name in ("drain_sibling_cancel_group", "reconcile_sibling_cancel_group")
     ),
     Case("list_sibling_cancels", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
@@ -1527,7 +1563,6 @@ NOT_FOUND: dict[str, dict[str, Any]] = {
     },
 }
 # A grant is taken in at these, so that a partition which does not exist cannot be ours.
-INGRESS = {"claim_execution", "claim_resumed_execution", "reclaim_execution", "issue_grant_and_claim"}
 
 
 async def test_an_unknown_execution_is_not_found_and_nothing_changes(
@@ -1539,11 +1574,10 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     for name, fields in NOT_FOUND.items():
         with pytest.raises(ff.NotFound) as unknown:
             await getattr(engine, name)(UNKNOWN, **fields)
-        assert (unknown.value.entity, unknown.value.id) == ("execution", UNKNOWN), name
-        with pytest.raises(ff.InvalidInput if name in INGRESS else ff.NotFound):
-            await getattr(engine, name)(BEYOND, **fields)
+        assert (unknown.value.entity, unknown.value.id) == ("execution", UUID_TEXT), name
+        assert unknown.value.execution_id == UNKNOWN, name
     fence = Fence(execution_id=UNKNOWN, lease_id=mint_uuid(), lease_epoch=1, attempt_id=mint_uuid())  # type: ignore[arg-type]
-    for authority in (fence, Operator(UNKNOWN), Operator(BEYOND)):
+    for authority in (fence, Operator(UNKNOWN)):
         for call in (
             lambda a=authority: engine.complete(a),
             lambda a=authority: engine.fail(a, "no"),
@@ -1558,7 +1592,7 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
         with pytest.raises(ff.NotFound):
             await call()
     for call in (
-        lambda: engine.park(fence, ends_of=[BEYOND]),
+        lambda: engine.park(fence, ends_of=[id_in(4)]),
         lambda: engine.submit_child(fence, "s", 0, NewExecution(execution_kind="k")),
         lambda: engine.create_waitpoint(fence, "k", timedelta(1)),
         lambda: engine.close_waitpoint(fence, mint_uuid()),
@@ -1581,7 +1615,7 @@ async def test_an_unknown_execution_is_not_found_and_nothing_changes(
     assert (await engine.expire_suspension(UNKNOWN)).reason == "not_found"  # type: ignore[union-attr]
     assert (await engine.expire_waitpoint(UNKNOWN, mint_uuid())).reason == "not_found"  # type: ignore[union-attr]
     assert await engine.probe_waitpoint(UNKNOWN, mint_uuid(), f"k1:{'0' * 64}") == "unknown"
-    assert await engine.read_waitpoint_token("{fp:3}", mint_uuid()) is None
+    assert await engine.read_waitpoint_token(3, mint_uuid()) is None
     assert (await engine.read_outcomes([UNKNOWN]))[UNKNOWN].state is None
     for batch in (
         engine.renew_many([fence]),

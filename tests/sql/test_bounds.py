@@ -84,11 +84,11 @@ async def test_a_duty_with_a_filter_leaves_the_timers_of_others_alone(
         await submit(engine, namespace="theirs", delay_until=timedelta(seconds=1))
     ours = await submit(engine, namespace="ours", delay_until=timedelta(seconds=2))
     await clock.advance(seconds=3)
-    before = await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours.uuid)
+    before = await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours)
     done = await engine.run_timers("delay", limit=1, filter=ScannerFilter(namespace="ours"))
     assert done.handled == 1
     assert await engine.read_execution_state(ours) == ff.State.WAITING
-    assert await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours.uuid) == before
+    assert await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours) == before
 
 
 async def test_a_claim_takes_what_lies_behind_an_execution_in_other_hands(
@@ -97,7 +97,7 @@ async def test_a_claim_takes_what_lies_behind_an_execution_in_other_hands(
     head, behind = await submit(plain_engine, priority=5), await submit(plain_engine)
     async with sql.transaction():
         await sql.execute(
-            "select 1 from flowfabric.execution where id = $1 for no key update", head.uuid
+            "select 1 from flowfabric.execution where id = $1 for no key update", head
         )  # as a cancel does first
         assert (await claim_one(plain_engine)).execution_id == behind
     assert (await claim_one(plain_engine)).execution_id == head
@@ -161,7 +161,7 @@ async def test_events_of_one_execution_stand_in_the_order_of_its_history(
 async def test_only_a_reason_that_can_be_undone_blocks(sql: asyncpg.Connection[Any], engine: CheckedEngine) -> None:
     execution_id = await submit(engine)
     code = await sql.fetchval(
-        "select code from flowfabric.block($1, $2, 'garbage', null)", execution_id.partition, execution_id.uuid
+        "select code from flowfabric.block($1, $2, 'garbage', null)", execution_id.partition, execution_id
     )
     assert code == "invalid_blocking_reason"
 

@@ -24,9 +24,10 @@ from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted, Una
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import crc16, mint_uuid
+from flowfabric.values.ids import crc16
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
 from tests.conftest import fresh_database
+from tests.ids import id_in
 from tests.interleave import Party, waiting
 from tests.support import MINUTE, OTHER, WORKER, Clock, claim_one, submit
 
@@ -77,7 +78,7 @@ async def test_of_many_workers_one_gets_the_execution(crowd: list[ff.Engine]) ->
 
 @pytest.mark.parametrize("limit", [1, 7])
 async def test_every_execution_of_every_partition_is_claimed_once(crowd: list[ff.Engine], limit: int) -> None:
-    everywhere = [ff.ExecutionId.of(partition, mint_uuid()) for partition in range(256)]
+    everywhere = [id_in(partition) for partition in range(256)]
     await crowd[0].create_many([NewExecution(execution_kind="test", execution_id=each) for each in everywhere])
 
     async def work(number: int, engine: ff.Engine) -> list[Claimed]:
@@ -154,7 +155,7 @@ async def test_sequential_claims_follow_priority_across_partitions_and_routes(pl
         priority = chance.choice([0, 1, 5, 9000])
         target = await submit(
             plain_engine,
-            execution_id=ff.ExecutionId.of(chance.randrange(256), mint_uuid()),
+            execution_id=id_in(chance.randrange(256)),
             execution_kind=chance.choice(["mail", "report"]),
             policy=chance.choice(needs),
             priority=priority,
@@ -182,7 +183,7 @@ async def test_what_nobody_can_run_does_not_hold_up_the_rest(plain_engine: ff.En
 async def test_what_somebody_holds_does_not_hold_up_the_rest(plain_engine: ff.Engine, party: Party) -> None:
     first, second = await submit(plain_engine), await submit(plain_engine)
     await party.begin()
-    await party.connection.execute("select from flowfabric.execution where id = $1 for update", first.uuid)
+    await party.connection.execute("select from flowfabric.execution where id = $1 for update", first)
     assert (await claim_one(plain_engine)).execution_id == second
     assert await plain_engine.claim(**WORKER) is None
     await party.rollback()
@@ -226,7 +227,7 @@ async def test_of_many_creators_with_one_key_one_creates(crowd: list[ff.Engine])
 
 async def test_of_many_creators_with_one_id_one_creates(crowd: list[ff.Engine]) -> None:
     for number in range(20):
-        target = ff.ExecutionId.of(number, mint_uuid())
+        target = id_in(number)
         answers = await asyncio.gather(
             *(engine.create_execution(execution_kind="test", execution_id=target) for engine in crowd)
         )
@@ -235,7 +236,7 @@ async def test_of_many_creators_with_one_id_one_creates(crowd: list[ff.Engine]) 
 
 
 async def test_batches_that_share_keys_and_ids_create_each_once(crowd: list[ff.Engine]) -> None:
-    ids = [ff.ExecutionId.of(number, mint_uuid()) for number in range(40)]
+    ids = [id_in(number) for number in range(40)]
     names = [*(f"key-{number}" for number in range(40)), *ids]
 
     def item(name: str | ff.ExecutionId) -> NewExecution:

@@ -6,18 +6,20 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid1, uuid4
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
 from flowfabric.errors import StateError, ValidationFailed
+from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.ids import FlowId, crc16, fit_partition, mint_uuid
 from flowfabric.values.lane import LaneState
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from tests.ids import home, id_in
 from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
 
 pytestmark = pytest.mark.both_servers
@@ -230,7 +232,7 @@ async def test_a_window_of_zero_records_the_key_and_never_matches(
     made = [await submit(engine, idempotency_key="k", policy=never) for _ in range(2)]
     made += [answer.execution_id for answer in await engine.create_many([item, item])]  # type: ignore[union-attr]
     assert len(set(made)) == 4
-    assert await sql.fetchval("select id from flowfabric.idempotency where key = 'k'") == made[-1].uuid
+    assert await sql.fetchval("select id from flowfabric.idempotency where key = 'k'") == made[-1]
     full = await engine.read_execution(made[0])
     assert full is not None
     assert full.idempotency_key == "k"
@@ -250,7 +252,7 @@ async def test_within_a_batch_the_first_key_with_a_window_stands_for_those_behin
 async def test_a_known_id_is_a_duplicate_and_changes_nothing(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    first = await submit(engine, execution_id=ff.ExecutionId.of(7, mint_uuid()), tags={"a.b": "c"})
+    first = await submit(engine, execution_id=id_in(7), tags={"a.b": "c"})
     before = await _digest(sql)
     again = await engine.create_execution(
         execution_kind="k", lane_id="new lane", execution_id=first, delay_until=DAY, tags={"x.y": "z"}
@@ -262,7 +264,7 @@ async def test_a_known_id_is_a_duplicate_and_changes_nothing(
 async def test_a_known_id_under_a_new_key_does_not_take_the_key(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
-    first = await submit(engine, execution_id=ff.ExecutionId.of(_key_home("", "k"), mint_uuid()))
+    first = await submit(engine, execution_id=id_in(_key_home("", "k")))
     before = await _digest(sql)
     again = await engine.create_execution(execution_kind="k", execution_id=first, idempotency_key="k")
     assert again == Duplicate(first)
@@ -272,7 +274,7 @@ async def test_a_known_id_under_a_new_key_does_not_take_the_key(
 
 async def test_the_key_is_looked_up_before_the_id(engine: CheckedEngine) -> None:
     home = _key_home("", "k")
-    known = await submit(engine, execution_id=ff.ExecutionId.of(home, mint_uuid()))
+    known = await submit(engine, execution_id=id_in(home))
     keyed = await submit(engine, idempotency_key="k")
     assert await engine.create_execution(execution_kind="k", execution_id=known, idempotency_key="k") == Duplicate(
         keyed
@@ -280,7 +282,7 @@ async def test_the_key_is_looked_up_before_the_id(engine: CheckedEngine) -> None
 
 
 async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(plain_engine: ff.Engine) -> None:
-    given = ff.ExecutionId.of(3, mint_uuid())
+    given = id_in(3)
     for fields in ({"idempotency_key": "k"}, {"execution_id": given}):
         answers = await asyncio.gather(
             *(plain_engine.create_execution(execution_kind="k", **fields) for _ in range(20))  # type: ignore[arg-type]
@@ -290,9 +292,9 @@ async def test_of_many_submitters_with_one_key_or_one_id_exactly_one_creates(pla
         assert {answer.execution_id for answer in answers} == {created[0].execution_id}
 
 
-async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngine) -> None:
+async def test_ids_that_differ_in_their_last_bits_alone_are_different_executions(engine: CheckedEngine) -> None:
     uuid = mint_uuid()
-    ids = [ff.ExecutionId.of(partition, uuid) for partition in (1, 2, 3)]
+    ids = [id_in(partition, uuid) for partition in (1, 2, 3)]
     items = [NewExecution(execution_kind="k", execution_id=one, tags={"a.b": "c"}) for one in ids]
     assert await engine.create_many(items) == [Created(one, ff.State.WAITING) for one in ids]
     await engine.change_priority(ids[1], 5)
@@ -303,13 +305,78 @@ async def test_one_uuid_in_two_partitions_is_two_executions(engine: CheckedEngin
 # ---- partitions
 
 
-async def test_the_partition_follows_the_flow_then_the_key_then_the_uuid(engine: CheckedEngine) -> None:
-    assert (await submit(engine, flow_id=FLOW)).partition == 6
-    assert (await submit(engine, flow_id=FLOW, idempotency_key="k")).partition == 6
-    assert (await submit(engine, namespace="n", idempotency_key="k")).partition == _key_home("n", "k")
-    plain = await submit(engine)
-    assert plain.partition == crc16(plain.uuid.bytes) % 256
-    assert (await submit(engine, execution_id=ff.ExecutionId.of(255, plain.uuid))).partition == 255
+async def test_the_partition_follows_the_flow_then_the_key_then_the_id(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
+    assert home(await submit(engine, flow_id=FLOW)) == home(FLOW) == 0x11
+    assert home(await submit(engine, flow_id=FLOW, idempotency_key="k")) == 0x11
+    assert home(await submit(engine, namespace="n", idempotency_key="k")) == _key_home("n", "k")
+    await submit(engine)
+    for given in (id_in(255), UUID(int=7), uuid4(), UUID(int=2**128 - 1)):
+        assert await submit(engine, execution_id=ff.ExecutionId(given)) == given
+    stored = await sql.fetch("select partition, id from flowfabric.execution")
+    assert len(stored) == 8
+    assert [row["partition"] for row in stored] == [home(row["id"]) for row in stored]
+
+
+async def test_executions_of_one_call_share_a_partition(engine: CheckedEngine) -> None:
+    made = await engine.create_many([NewExecution(execution_kind="k")] * 20)
+    assert len({home(one.execution_id) for one in made}) == 1  # type: ignore[union-attr,arg-type]
+    assert len({home(one) for one in await engine.create_alike(NewExecution(execution_kind="k"), [b"x"] * 20)}) == 1
+
+
+async def test_a_child_lives_with_its_parent(engine: CheckedEngine) -> None:
+    await submit(engine)
+    parent = await claim_one(engine)
+    plain = await engine.submit_child(parent.handle, "a", 0, NewExecution(execution_kind="c"))
+    full = await engine.submit_child(parent.handle, "b", 0, NewExecution(execution_kind="c", priority=3))
+    keyed = await engine.submit_child(parent.handle, "c", 0, NewExecution(execution_kind="c", idempotency_key="k"))
+    assert home(plain.execution_id) == home(full.execution_id) == home(parent.execution_id)
+    assert home(keyed.execution_id) == _key_home("", "k")
+
+
+@pytest.mark.parametrize("version", ["v1", "v4", "v7", "nil"])
+async def test_an_id_of_any_version_may_lie_apart_from_its_key(engine: CheckedEngine, version: str) -> None:
+    uuid = {"v1": uuid1, "v4": uuid4, "v7": mint_uuid, "nil": lambda: UUID(int=0)}[version]()
+    given = ff.ExecutionId(fit_partition(uuid, (_key_home("n", "k") + 1) % 256, 256))
+    fields: dict[str, Any] = {"execution_kind": "k", "namespace": "n", "idempotency_key": "k"}
+    assert await submit(engine, execution_id=given, **fields) == given
+    assert await engine.create_execution(**fields) == Duplicate(given)
+    assert await engine.create_execution(execution_id=ff.ExecutionId(uuid4()), **fields) == Duplicate(given)
+    bad = NewExecution(**fields, policy={"retry_policy": []})
+    assert await engine.create_many([bad]) == [Duplicate(given)]
+    parent = await _holder(engine)
+    child = await engine.submit_child(parent.handle, "a", 0, NewExecution(**fields))
+    assert child == Duplicate(given)
+    (step,) = await engine.read_steps([parent.execution_id])
+    assert step.child_id == given
+
+
+async def _holder(engine: ff.Engine) -> Claimed:
+    await submit(engine, lane_id="holder")
+    return await claim_one(engine, lane_id="holder")
+
+
+async def test_a_key_apart_from_its_id_is_swept_when_its_time_is_over(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    given = id_in((_key_home("", "k") + 1) % 256)
+    await submit(engine, execution_id=given, idempotency_key="k")
+    await engine.cancel(Operator(given), "no")
+    await engine.delete_execution(given)
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(given)
+    await clock.advance(days=1, seconds=1)
+    await engine.sweep()
+    assert await sql.fetchval("select count(*) from flowfabric.idempotency") == 0
+    assert isinstance(await engine.create_execution(execution_kind="k", idempotency_key="k"), Created)
+
+
+async def test_an_id_is_minted_where_it_must_live(engine: CheckedEngine) -> None:
+    assert home(engine.mint_id(flow_id=FLOW)) == 0x11
+    assert home(engine.mint_id(namespace="n", idempotency_key="k")) == _key_home("n", "k")
+    member = engine.mint_id(flow_id=FLOW, namespace="n", idempotency_key="k")
+    assert await submit(engine, execution_id=member, flow_id=FLOW, idempotency_key="k") == member
+    assert await submit(engine, execution_id=engine.mint_id()) is not None
 
 
 async def test_a_flow_id_alone_makes_no_member(engine: CheckedEngine) -> None:
@@ -331,22 +398,27 @@ async def test_a_key_is_scoped_to_its_flow(engine: CheckedEngine) -> None:
     assert len({member, *others}) == 3
 
 
-async def test_an_id_in_another_partition_than_its_key_or_flow_is_refused(engine: CheckedEngine) -> None:
-    uuid = mint_uuid()
-    home = _key_home("", "k")
-    wrong: list[dict[str, Any]] = [
-        {"execution_id": ff.ExecutionId.of((home + 1) % 256, uuid), "idempotency_key": "k"},
-        {"execution_id": ff.ExecutionId.of(7, uuid), "flow_id": FLOW},
-        {"execution_id": ff.ExecutionId.of(home, uuid), "flow_id": FLOW, "idempotency_key": "k"},
-        {"execution_id": ff.ExecutionId.of(256, uuid)},
-        {"execution_id": ff.ExecutionId.of(65_535, uuid), "idempotency_key": "k"},
-    ]
-    for fields in wrong:
-        with pytest.raises(ff.InvalidInput) as refused:
-            await engine.create_execution(execution_kind="k", **fields)
+async def test_an_id_in_another_partition_than_its_flow_is_refused(engine: CheckedEngine) -> None:
+    for fields in ({}, {"idempotency_key": "k"}):
+        with pytest.raises(ff.InvalidInput, match="mint_id") as refused:
+            await engine.create_execution(execution_kind="k", execution_id=id_in(7), flow_id=FLOW, **fields)  # type: ignore[arg-type]
         assert refused.value.field == "execution_id"
-    right = ff.ExecutionId.of(home, uuid)
-    assert await submit(engine, execution_id=right, idempotency_key="k") == right
+    right = id_in(home(FLOW))
+    assert await submit(engine, execution_id=right, flow_id=FLOW, idempotency_key="k") == right
+
+
+async def test_the_form_of_the_reference_is_read_wherever_an_id_is_taken(engine: CheckedEngine) -> None:
+    uuid = uuid4()
+    form: Any = f"{{fp:{(home(uuid) + 1) % 256}}}:{uuid}"  # its number is not what counts
+    made = await engine.create_execution(execution_kind="k", execution_id=form)
+    assert made == Created(ff.ExecutionId(uuid), ff.State.WAITING)
+    assert (await engine.read_execution(form)).execution_id == uuid  # type: ignore[union-attr]
+    assert [one.id for one in await engine.find_id(form)] == [uuid]
+    await engine.cancel(Operator(form), "no")
+    flow_form: Any = f"{{fp:1}}:{FLOW}"
+    await engine.create_flow(flow_form)
+    assert (await engine.describe_flow(flow_form)).flow_id == FLOW  # type: ignore[union-attr]
+    assert home(await submit(engine, flow_id=flow_form)) == home(FLOW)
 
 
 # ---- the order of checks
@@ -435,7 +507,7 @@ async def test_a_lane_registered_in_a_transaction_that_rolls_back_is_not_there(
 async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngine) -> None:
     known = await submit(engine, idempotency_key="known")
     await engine.set_lane_state("closed", "disabled")
-    given = ff.ExecutionId.of(4, mint_uuid())
+    given = id_in(4)
     item = NewExecution
     answers: list[Any] = await engine.create_many(
         [

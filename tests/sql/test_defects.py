@@ -15,12 +15,13 @@ from flowfabric.values.attempt import Claimed, RetryScheduled
 from flowfabric.values.event import Event
 from flowfabric.values.execution import Created, Duplicate
 from flowfabric.values.grant import ClaimGrant, ReclaimGrant
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import FlowId
 from flowfabric.values.lease import Fence, Handle, Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
 from flowfabric.values.state import TerminalOutcome
 from flowfabric.values.vector import AttemptState, BlockingReason, LifecyclePhase
+from tests.ids import home, id_in
 from tests.sql.cases import CaseEngine, World, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 
@@ -89,7 +90,7 @@ async def test_a_created_execution_can_be_claimed_at_once(world: World) -> None:
 @pytest.mark.parametrize("state", STATES)
 async def test_every_state_can_be_described_listed_and_read_field_by_field(world: World, state: str) -> None:
     at = await world.reach(state)
-    key = f"{{fp:{at.id.partition}}}"
+    key = home(at.id)
     described = await world.engine.describe_execution(at.id)
     info = await world.engine.read_execution_info(at.id)
     assert described is not None and info is not None
@@ -240,7 +241,7 @@ async def test_a_finished_execution_cannot_be_renewed_completed_again_or_failed_
 async def test_a_resume_grant_never_wakes_the_dead(world: World) -> None:
     at = await world.reach("T:completed")
     grant = ClaimGrant(
-        execution_id=at.id, partition_key=f"{{fp:{at.id.partition}}}", grant_key="any", expires_at=at.claimed.created_at  # type: ignore[union-attr]
+        execution_id=at.id, grant_key="any", expires_at=at.claimed.created_at  # type: ignore[union-attr]
     )  # fmt: skip
     assert await world.engine.claim_from_resume_grant(grant, **WORKER) is None
     assert await world.at(at.id) == "T:success"
@@ -334,9 +335,7 @@ async def test_claims_follow_priority_then_age_across_all_partitions_and_pass_ov
     places = [(255, 1, None), (0, 1, None), (128, 7, None), (3, 9, gpu), (254, 7, None), (1, 0, None)]
     ids = {}
     for partition, priority, policy in places:
-        ids[partition] = await submit(
-            world.engine, execution_id=ExecutionId.of(partition, new_id()), priority=priority, policy=policy
-        )
+        ids[partition] = await submit(world.engine, execution_id=id_in(partition), priority=priority, policy=policy)
     order = []
     while (claimed := await world.engine.claim(**WORKER)) is not None:
         order.append(claimed.handle.partition)
@@ -592,7 +591,7 @@ async def test_every_cancel_announces_the_end_once_whoever_cancels(world: World,
 
 
 async def test_a_reader_gets_the_events_of_all_partitions_and_goes_on_where_it_stopped(world: World) -> None:
-    ids = [await submit(world.engine, execution_id=ExecutionId.of(p, new_id())) for p in (255, 0, 17)]
+    ids = [await submit(world.engine, execution_id=id_in(p)) for p in (255, 0, 17)]
     for _ in ids:
         await world.engine.complete((await claim_one(world.engine)).handle)
     assert len(await read_all(world, 6)) == 6
@@ -619,8 +618,8 @@ async def test_an_event_whose_transaction_began_early_and_ended_late_is_not_skip
     await world.sql.fetch(
         "select * from flowfabric.cancel(array[$1::int], array[$2::uuid], array[null::uuid], array[null::bigint],"
         " array[null::uuid], array[null::int], false, 'operator_override', 'x')",
-        slow.partition,
-        slow.uuid,
+        home(slow),
+        slow,
     )
     await world.engine.cancel(Operator(fast), "x")
     page = await world.engine.read_events()
@@ -702,7 +701,7 @@ async def test_the_same_id_again_is_a_duplicate_and_no_other_conflict(world: Wor
 
 async def test_refusals_of_operators_are_typed_and_never_transport_errors(world: World) -> None:
     at = await world.reach("T:completed")
-    unknown = ExecutionId.of(3, new_id())
+    unknown = id_in(3)
     for call, error, status in (
         (world.engine.cancel(Operator(at.id), "x"), ExecutionNotActive, 409),
         (world.engine.change_priority(at.id, 3), Contention, 409),
@@ -749,11 +748,11 @@ async def test_partitions_above_32767_work_like_any_other(world: World) -> None:
     await world.sql.execute("update flowfabric.deployment set flow_partitions = 65535")
     try:
         async with await CaseEngine.connect(world.dsn, notifications=False) as engine:
-            execution_id = await submit(engine, execution_id=ExecutionId.of(65534, new_id()))
+            execution_id = await submit(engine, execution_id=id_in(65534))
             claimed = await claim_one(engine)
             assert claimed.execution_id == execution_id
             await engine.complete(claimed.handle, b"x")
-            found = await engine.list_executions("{fp:65534}")
+            found = await engine.list_executions(65534)
             assert [info.execution_id for info in found.items] == [execution_id]
     finally:
         await world.sql.execute("update flowfabric.deployment set flow_partitions = 256")

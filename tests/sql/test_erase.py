@@ -12,10 +12,10 @@ import flowfabric as ff
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Created, Duplicate
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, Suspended
+from tests.ids import id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
@@ -227,7 +227,7 @@ async def test_a_redacted_result_says_so(world: World) -> None:
 
 
 async def test_a_missing_execution_cannot_be_redacted(world: World) -> None:
-    assert await outcome(world.engine.redact_execution(ExecutionId.of(4, new_id()))) == "not_found"
+    assert await outcome(world.engine.redact_execution(id_in(4))) == "not_found"
 
 
 # ---- keys
@@ -237,12 +237,12 @@ async def test_a_missing_execution_cannot_be_redacted(world: World) -> None:
 async def test_a_key_is_freed_only_by_an_end_without_success(world: World, state: str) -> None:
     at = await world.reach(state, idempotency_key="k", namespace="n")
     freed = state in ("T:failed", "T:cancelled", "T:expired")
-    assert await world.engine.free_key(at.id) is freed
+    assert await world.engine.free_key(at.id, "k", namespace="n") is freed
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n")
     assert isinstance(again, Created if freed else Duplicate)
     if freed:
         # The old one frees nothing that is not its own any more.
-        assert await world.engine.free_key(at.id) is True
+        assert await world.engine.free_key(at.id, "k", namespace="n") is True
         assert await world.engine.create_execution(execution_kind="t", idempotency_key="k", namespace="n") == Duplicate(
             again.execution_id
         )
@@ -253,7 +253,7 @@ async def test_the_key_of_what_is_not_stored_any_more_is_free(world: World) -> N
     await world.engine.delete_execution(at.id)
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k")
     assert again == Duplicate(at.id), "a record lives out its own time"
-    assert await world.engine.free_key(at.id) is True
+    assert await world.engine.free_key(at.id, "k") is True
     assert isinstance(await world.engine.create_execution(execution_kind="t", idempotency_key="k"), Created)
 
 
@@ -264,7 +264,7 @@ async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
         {"idempotency_key": "b"}, {"idempotency_key": "a", "namespace": "n"}, {"idempotency_key": "a", "flow_id": flow},
     ]  # fmt: skip
     standing = [await submit(world.engine, **fields) for fields in others]
-    assert await world.engine.free_key(failed.id) is True
+    assert await world.engine.free_key(failed.id, "a") is True
     for fields, execution_id in zip(others, standing, strict=True):
         found = await world.engine.create_execution(execution_kind="t", **fields)
         assert found == Duplicate(execution_id)
@@ -302,7 +302,7 @@ async def test_a_policy_says_how_long_whatever_the_end(world: World, state: str)
 
 async def test_many_are_cancelled_and_replayed_with_a_verdict_each(world: World) -> None:
     waiting_one, ended = await submit(world.engine, lane_id="a"), (await world.reach("T:completed")).id
-    nobody = ExecutionId.of(5, new_id())
+    nobody = id_in(5)
     cancelled = await world.engine.cancel_many([waiting_one, nobody, ended, waiting_one], "enough")
     assert [type(answer).__name__ for answer in cancelled] == [
         "Cancelled", "NotFound", "ExecutionNotActive", "Cancelled",

@@ -17,6 +17,7 @@ from flowfabric.values.ids import FlowId
 from flowfabric.values.lease import Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from tests.ids import home
 from tests.support import OTHER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
 CAP_0 = ExecutionPolicy(max_reclaim_count=0)
@@ -321,8 +322,8 @@ async def test_an_event_waits_for_every_older_transaction(
     await sql.execute(
         "select flowfabric.cancel(array[$1::int], array[$2::uuid], array[null]::uuid[], array[null]::bigint[],"
         " array[null]::uuid[], array[null]::int[], false, 'operator_override', 'slow')",
-        early.partition,
-        early.uuid,
+        home(early),
+        early,
     )
     await engine.cancel(Operator(late), "quick")
     assert (await engine.read_events()).items == []

@@ -18,6 +18,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from tests.conftest import fresh_database
+from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import RETRY, claim_one
 
@@ -390,6 +391,6 @@ async def test_every_rule_about_flows_is_tried() -> None:
 async def test_the_audit_of_one_partition_looks_at_that_alone(stage: Stage, engine: Party) -> None:
     flow = await _chain(engine)
     await stage.watch.execute(_flow("node_count = 7"))
-    mine = flow.nodes["a"].partition
+    mine = home(flow.nodes["a"])
     assert await found(stage, mine) == {"flow_counts"}
     assert await found(stage, (mine + 1) % 256) == set()

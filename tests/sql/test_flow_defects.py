@@ -23,11 +23,12 @@ from flowfabric.values.conditions import on
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Applied, CancellationPolicy, CancellationScheduled, FlowCancelled, FlowStatus, NoOp
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
+from tests.ids import home, id_in
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     CHAIN,
@@ -85,7 +86,7 @@ async def test_a_hop_that_fails_leaves_its_event_and_no_other(
     await sql.execute(
         "create function public.refuse() returns trigger language plpgsql as $$ begin raise 'tired'; end $$;"
         "create trigger refuse before update on flowfabric.execution for each row"
-        f" when (old.id = '{flows[1]['c'].uuid}') execute function refuse()"
+        f" when (old.id = '{flows[1]['c']}') execute function refuse()"
     )
     done = await plain_engine.dispatch_cascades()
     assert (done.seen, done.finished, done.failed) == (3, 2, 1)
@@ -104,7 +105,7 @@ async def test_a_resolved_edge_is_not_counted_again(engine: CheckedEngine, sql: 
     await sql.execute(
         "insert into flowfabric.pending_cascade (seq, partition, id, flow_id, run, outcome, enqueued_at)"
         " values ($1, $2, $3, $4, 0, 'success', now())",
-        event.cursor.position, flow["u1"].partition, flow["u1"].uuid, flow.id,
+        event.cursor.position, home(flow["u1"]), flow["u1"], flow.id,
     )  # fmt: skip
     before = await flow.describe()
     assert await engine.dispatch_completion(event.cursor.position) != NoOp()
@@ -222,8 +223,8 @@ async def test_depth_is_not_limited_and_nobody_starves(plain_engine: ff.Engine, 
     blocked = [await submitted(plain_engine, PAIR) for _ in range(7)]
     lost = blocked[-1]
     await lost.complete("a")
-    await sql.execute("select flowfabric.block_members($1, $2, '{x}', flowfabric.now())", [lost["b"].partition],
-                      [lost["b"].uuid])  # fmt: skip
+    await sql.execute("select flowfabric.block_members($1, $2, '{x}', flowfabric.now())", [home(lost["b"])],
+                      [lost["b"]])  # fmt: skip
     after: EdgePlace | None = None
     mended = 0
     for _ in range(200):
@@ -388,8 +389,8 @@ async def test_a_reference_passes_the_result(engine: CheckedEngine) -> None:
 async def test_each_refusal_has_its_class(engine: CheckedEngine) -> None:
     flow, closed = await empty_flow(engine, "a", "b"), await empty_flow(engine, "a", "b")
     await engine.cancel_flow(closed.id, policy="flow_only")
-    elsewhere = ExecutionId.of((flow["a"].partition + 1) % 256, mint_uuid())
-    flow.members["stranger"] = ExecutionId.of(flow["a"].partition, mint_uuid())
+    elsewhere = id_in((home(flow["a"]) + 1) % 256)
+    flow.members["stranger"] = id_in(home(flow["a"]))
     refusals: list[tuple[Any, type[ff.FlowFabricError], int]] = [
         (flow.stage("a", "a"), Conflict, 409),
         (engine.add_execution_to_flow(FlowId(mint_uuid()), flow["a"]), ff.FlowFabricError, 400),
@@ -487,7 +488,7 @@ async def test_the_list_shows_how_a_flow_ended(engine: CheckedEngine) -> None:
     await flows["failed"].fail("a")
     await FlowSummaries(engine).run_once()
     for state, flow in flows.items():
-        page = await engine.list_flows(f"{{fp:{flow['a'].partition}}}")
+        page = await engine.list_flows(home(flow["a"]))
         assert next(one.status for one in page.items if one.flow_id == flow.id) == FlowStatus(state)
         assert (await flow.describe()).public_flow_state == "open", "the header stays open for more"
         await flow.member("more")

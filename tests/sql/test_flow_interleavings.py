@@ -33,6 +33,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, Suspended
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
+from tests.ids import id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.sql.flowing import LONG, Flow, submitted
 from tests.support import WORKER
@@ -116,14 +117,14 @@ class Scene:
         await holder.begin()
         await holder.connection.execute(
             "select from flowfabric.edge_group where downstream = any($1) for update",
-            [self.flow[down].uuid for down in downstreams],
+            [self.flow[down] for down in downstreams],
         )
         if name not in self.handles:
             await self.hold(name)
         await (act or complete(name)).call(self, self.parties[0])
         await holder.rollback()
         left = await self.stage.watch.fetch("select id from flowfabric.pending_cascade")
-        assert self.flow[name].uuid in [row["id"] for row in left]
+        assert self.flow[name] in [row["id"] for row in left]
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ def extend(*after: str, ref: str | None = REF) -> Act:
     async def call(scene: Scene, party: Party) -> Any:
         new = NewExecution(
             execution_kind=scene.flow.kind("x"),
-            execution_id=ff.ExecutionId.of(scene.flow[after[0]].partition, scene.added),
+            execution_id=id_in(scene.flow[after[0]].partition, scene.added),
         )
         edges = [NewEdge(upstream=scene.flow[up], edge_id=scene.edge(f"{up}>x"), data_passing_ref=ref) for up in after]
         return await party.extend_flow(scene.flow.id, [NewNode(name="x", execution=new, after=edges)])
@@ -857,7 +858,7 @@ async def test_a_completion_that_finds_the_group_taken_leaves_the_rest_to_be_don
     await complete("u1").call(scene, one)
     await asyncio.wait_for(complete("u2").call(scene, two), PATIENCE)  # does not wait
     left_over = await stage.watch.fetch("select id, outcome from flowfabric.pending_cascade")
-    assert [tuple(row) for row in left_over] == [(scene.flow["u2"].uuid, "success")]
+    assert [tuple(row) for row in left_over] == [(scene.flow["u2"], "success")]
     await one.commit()
     assert await scene.flow.counts("d") == (1, 0, 0, 3)
     swept = await two.dispatch_cascades()
@@ -872,9 +873,7 @@ async def test_who_ends_waits_for_no_group_and_no_downstream(stage: Stage, parti
     for table, column in (("edge_group", "downstream"), ("execution", "id")):
         scene = await fan_in()(stage, parties)
         await one.begin()
-        await one.connection.execute(
-            f"select from flowfabric.{table} where {column} = $1 for update", scene.flow["d"].uuid
-        )
+        await one.connection.execute(f"select from flowfabric.{table} where {column} = $1 for update", scene.flow["d"])
         act = {"complete": complete, "fail": fail, "cancel": cancel}[call]("u1")
         await asyncio.wait_for(act.call(scene, two), PATIENCE)
         assert (await two.dispatch_cascades()).finished == 0

@@ -44,6 +44,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.flow_model import BACKOFF, MAX_RETRIES, FlowModel, Group, Member, Refused, final_states
+from tests.ids import id_in
 from tests.sql.test_model import MS, START, World, ms, same
 from tests.support import WORKER, CheckedEngine, claim_one, in_database
 
@@ -112,7 +113,7 @@ class History:
         return uuid5(SPACE, name)
 
     def id(self, member: Member) -> ff.ExecutionId:
-        return ff.ExecutionId.of(PARTITION, self.uuid(member.name))
+        return id_in(PARTITION, self.uuid(member.name))
 
     def name(self) -> str:
         self.minted += 1
@@ -198,7 +199,7 @@ class History:
         uuid = self.uuid(name)
         return NewExecution(
             execution_kind=name,
-            execution_id=ff.ExecutionId.of(PARTITION, uuid),
+            execution_id=id_in(PARTITION, uuid),
             input_payload=name.encode(),
             policy=POLICY,
             **fields,
@@ -213,7 +214,7 @@ class History:
         times = times_of(a)
         await self.engine.create_execution(
             execution_kind=name,
-            execution_id=ff.ExecutionId.of(PARTITION, self.uuid(name)),
+            execution_id=id_in(PARTITION, self.uuid(name)),
             flow_id=FLOW,
             input_payload=name.encode(),
             policy=POLICY,
@@ -870,9 +871,7 @@ async def test_of_an_execution_that_ended_twice_the_first_end_counts(
             await engine.cancel(Operator(flow.nodes["b"]), "no")
     finally:
         await other.close()
-    assert (
-        await sql.fetchval("select count(*) from flowfabric.pending_cascade where id = $1", flow.nodes["b"].uuid) == 2
-    )
+    assert await sql.fetchval("select count(*) from flowfabric.pending_cascade where id = $1", flow.nodes["b"]) == 2
 
     assert [(await engine.dispatch_cascades()).resolved for _ in range(3)] == [1, 0, 0]
     found = await engine.describe_flow(flow.flow_id)

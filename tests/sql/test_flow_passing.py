@@ -13,6 +13,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.lease import Operator
+from tests.ids import home
 from tests.support import CheckedEngine, Clock
 
 pytestmark = pytest.mark.both_servers
@@ -35,7 +36,7 @@ async def claimed(engine: ff.Engine) -> dict[str, Any]:
 
 
 def results(flow: FlowSubmitted, one: Any) -> dict[str, bytes | None]:
-    names = {execution_id.uuid: name for name, execution_id in flow.nodes.items()}
+    names = {execution_id: name for name, execution_id in flow.nodes.items()}
     return {names[upstream]: passed.result for upstream, passed in one.inputs.items()}
 
 
@@ -56,7 +57,7 @@ async def test_an_upstream_that_was_stamped_later_and_counted_earlier_is_passed(
     )
     await sql.execute(
         "create trigger wait_here before insert on flowfabric.event for each row execute function"
-        f" public.wait_here('{flow.nodes['a2'].uuid}')"
+        f" public.wait_here('{flow.nodes['a2']}')"
     )
     async with sql.transaction():
         await sql.execute("select pg_advisory_xact_lock(4711)")
@@ -138,7 +139,7 @@ async def test_who_was_held_back_stays_so_when_its_dependencies_are_satisfied(
     ]
     await engine.add_executions_to_flow(made.flow_id, [upstream, downstream])
     await engine.block_execution_for_admission(downstream, reason)
-    edge = {"edge_id": upstream.uuid, "upstream_execution_id": upstream, "downstream_execution_id": downstream}
+    edge = {"edge_id": upstream, "upstream_execution_id": upstream, "downstream_execution_id": downstream}
     await engine.stage_dependency_edge(made.flow_id, expected_graph_revision=2, **edge)
     await engine.apply_dependency_to_child(made.flow_id, **edge)
     info = await engine.read_execution_info(downstream)
@@ -160,7 +161,7 @@ async def test_a_pause_may_be_lifted_while_dependencies_are_waited_for(engine: C
     await engine.add_execution_to_flow(flow.flow_id, late.execution_id)
     await engine.block_execution_for_admission(late.execution_id, "paused_by_operator")
     edge = {
-        "edge_id": late.execution_id.uuid,
+        "edge_id": late.execution_id,
         "upstream_execution_id": flow.nodes["a"],
         "downstream_execution_id": late.execution_id,
     }
@@ -179,7 +180,7 @@ async def test_reading_a_flow_takes_time_in_proportion_to_its_size(
     plan = await sql.fetchval(
         "select prosrc from pg_proc where proname = 'describe_flow' and pronamespace = 'flowfabric'::regnamespace"
     )
-    body = plan.replace("p_partition", str(flow.nodes["n0"].partition)).replace("p_flow", f"'{flow.flow_id}'::uuid")
+    body = plan.replace("p_partition", str(home(flow.nodes["n0"]))).replace("p_flow", f"'{flow.flow_id}'::uuid")
     explained = "\n".join(row[0] for row in await sql.fetch(f"explain (analyze, timing off, costs off) {body}"))
     assert "Rows Removed by Join Filter" not in explained
     found = await engine.describe_flow(flow.flow_id)

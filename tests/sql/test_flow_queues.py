@@ -43,7 +43,7 @@ async def refuse_to_end(sql: asyncpg.Connection[Any], execution_id: ff.Execution
     )
     await sql.execute(
         "create trigger refuse before update on flowfabric.execution for each row execute function"
-        f" public.refuse('{execution_id.uuid}')"
+        f" public.refuse('{execution_id}')"
     )
 
 
@@ -75,7 +75,7 @@ async def test_members_in_somebodys_hands_keep_no_other_waiting(
     new = NewExecution(execution_kind="k")
     flow = await plain_engine.submit_flow([NewNode(name=f"n{n}", execution=new) for n in range(6)])
     await plain_engine.cancel_flow_header(flow.flow_id, grace=timedelta())
-    lowest = sorted(one.uuid for one in flow.nodes.values())[:2]
+    lowest = sorted(one for one in flow.nodes.values())[:2]
     async with sql.transaction():
         await sql.fetch("select 1 from flowfabric.execution where id = any ($1) for update", lowest)
         done = await plain_engine.reconcile_cancellations(members=2)

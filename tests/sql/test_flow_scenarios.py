@@ -43,6 +43,7 @@ from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import Fresh
 from tests import sampling
+from tests.ids import home, id_in
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
     BUILDS,
@@ -349,7 +350,7 @@ async def test_a_dispatcher_dies_before_or_after_the_cancels(
     assert await engine.reconcile_sibling_cancel_group(after.id, after["join"]) == "no_op"
     assert await engine.drain_sibling_cancel_group(after.id, after["join"]) == "already_drained"
     reason = "select cancel_siblings_reason from flowfabric.edge_group where downstream = $1"
-    assert await sql.fetchval(reason, after["join"].uuid) == WON
+    assert await sql.fetchval(reason, after["join"]) == WON
     assert (await after.group("join")).satisfied_at is not None
 
 
@@ -375,7 +376,7 @@ async def test_the_process_dies_after_the_first_chunk(plain_engine: ff.Engine, s
     assert await sql.fetchval(count, "waiting") == 1100
     assert await sql.fetchval(count, "active") == 100
     again = {row["id"]: row["transitioned_at"] for row in await sql.fetch("select * from flowfabric.execution")}
-    busy = {one.execution_id.uuid for one in claimed}
+    busy = {one.execution_id for one in claimed}
     assert all(again[row["id"]] == row["transitioned_at"] for row in first if row["id"] not in busy)
     assert await sql.fetchval("select count(*) from flowfabric.ready") == 1100
     assert (await plain_engine.flow_progress(flow.flow_id))[:2] == (1201, 1200)
@@ -571,15 +572,15 @@ async def test_a_policy_is_fixed_by_the_first_edge(engine: CheckedEngine) -> Non
 
 async def test_who_may_be_added_to_a_flow(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a")
-    partition = flow["a"].partition
+    partition = home(flow["a"])
     other = FlowId(next(one for one in iter(mint_uuid, None) if crc16(one.bytes) % 256 == partition))
     before = await stored(sql)
     with pytest.raises(ff.NotFound, match="flow"):
         await engine.add_execution_to_flow(other, flow["a"])
     with pytest.raises(ff.NotFound, match="execution"):
-        await engine.add_execution_to_flow(flow.id, ExecutionId.of(partition, mint_uuid()))
+        await engine.add_execution_to_flow(flow.id, id_in(partition))
     with pytest.raises(ff.InvalidInput, match="partition_mismatch"):
-        await engine.add_execution_to_flow(flow.id, ExecutionId.of((partition + 1) % 256, mint_uuid()))
+        await engine.add_execution_to_flow(flow.id, id_in((partition + 1) % 256))
     assert await stored(sql) == before
     await engine.create_flow(other)
     before = await stored(sql)
@@ -772,7 +773,7 @@ async def test_a_member_cannot_be_cancelled_yet(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     flow = await submitted(engine, {"first": (), "second": ()})
-    await sql.execute(FAULT.format(flow["second"].uuid))
+    await sql.execute(FAULT.format(flow["second"]))
     answer = await engine.cancel_flow(flow.id, reason="stop", wait=True)
     assert isinstance(answer, PartiallyCancelled)
     assert answer.failed_member_execution_ids == (flow["second"],)
@@ -834,7 +835,7 @@ async def test_an_acknowledged_member_leaves_the_backlog_and_the_last_ends_it(
 ) -> None:
     flow = await submitted(engine, {"a": (), "b": ()})
     await engine.cancel_flow_header(flow.id)
-    unknown = ExecutionId.of(flow["a"].partition, mint_uuid())
+    unknown = id_in(home(flow["a"]))
     before = await stored(sql)
     await engine.ack_cancel_member(flow.id, unknown)
     await engine.ack_cancel_member(FlowId(mint_uuid()), flow["a"])

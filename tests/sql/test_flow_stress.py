@@ -275,7 +275,7 @@ async def drain(stage: Stage, party: Party) -> None:
         for kind in KINDS:
             await party.run_timers(kind)
         for row in await stage.watch.fetch("select partition, id from flowfabric.execution where state = 'suspended'"):
-            await party.resume_execution(ExecutionId.of(row["partition"], row["id"]))
+            await party.resume_execution(ExecutionId(row["id"]))
         claims = await party.claim_many(worker_id="pool", worker_instance_id="last", limit=100)
         for claimed in claims:
             await party.complete(claimed.handle)

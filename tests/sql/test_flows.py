@@ -33,6 +33,7 @@ from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.wait import Fresh
+from tests.ids import home, id_in
 from tests.interleave import Party
 from tests.sql.cases import outcome
 from tests.sql.flowing import (
@@ -89,8 +90,8 @@ class Scene:
             await flow.join("a", "b", "ref")
             await flow.stage("b", "c", "ref")
             stranger = await flow.execution("stranger")
-            taken = ExecutionId.of(stranger.partition, mint_uuid())
-            other = Flow(self.engine, unknown_flow(taken.partition))
+            taken = id_in(home(stranger))
+            other = Flow(self.engine, unknown_flow(home(taken)))
             await self.engine.create_flow(other.id)
             await other.member("taken", execution_id=taken)
             self.flows[name], self.taken[name] = flow, taken
@@ -100,16 +101,16 @@ class Scene:
         """The flow that is meant, and the one whose members are."""
         if words["flow"] == "missing":
             members = self.flows["open"]
-            return unknown_flow(members["a"].partition), members
+            return unknown_flow(home(members["a"])), members
         return self.flows[words["flow"]].id, self.flows[words["flow"]]
 
     def execution(self, words: Words, name: str) -> ExecutionId:
         _, flow = self.flow(words)
         match name:
             case "unknown":
-                return ExecutionId.of(flow["a"].partition, mint_uuid())
+                return id_in(home(flow["a"]))
             case "elsewhere":
-                return ExecutionId.of((flow["a"].partition + 1) % 256, mint_uuid())
+                return id_in((home(flow["a"]) + 1) % 256)
             case "taken":
                 return self.taken["closed" if words["flow"] == "closed" else "open"]
             case _:
@@ -260,13 +261,13 @@ async def test_an_edge_whose_downstream_is_gone_or_was_moved_is_not_applied(
     await flow.stage("a", "b")
     move = "update flowfabric.execution set flow_id = $2 where id = $1"
     for other, kind in ((None, "execution_not_in_flow"), (mint_uuid(), "execution_already_in_flow")):
-        await sql.execute(move, flow["b"].uuid, other)
+        await sql.execute(move, flow["b"], other)
         assert await outcome(flow.apply("a", "b")) == kind
-    await sql.execute(move, flow["b"].uuid, flow.id)
-    await sql.execute("update flowfabric.execution set id = $2 where id = $1", flow["b"].uuid, gone := mint_uuid())
+    await sql.execute(move, flow["b"], flow.id)
+    await sql.execute("update flowfabric.execution set id = $2 where id = $1", flow["b"], gone := mint_uuid())
     with pytest.raises(ff.NotFound, match="execution"):
         await flow.apply("a", "b")
-    await sql.execute("update flowfabric.execution set id = $2 where id = $1", gone, flow["b"].uuid)
+    await sql.execute("update flowfabric.execution set id = $2 where id = $1", gone, flow["b"])
     assert await flow.apply("a", "b") == Applied(1)
 
 
@@ -695,7 +696,7 @@ async def test_results_can_be_read_beside_the_input(engine: CheckedEngine) -> No
     (claimed,) = await hold(engine, 1)
     assert claimed.input_payload == b"own"
     assert claimed.inputs is not None
-    assert {uuid: one.result for uuid, one in claimed.inputs.items()} == {made.nodes["a"].uuid: b"a"}
+    assert {uuid: one.result for uuid, one in claimed.inputs.items()} == {made.nodes["a"]: b"a"}
 
 
 # Policies and their decisions (3)
@@ -720,7 +721,7 @@ async def test_a_policy_is_set_until_the_first_edge_is_staged(engine: CheckedEng
 
 async def test_a_policy_may_be_set_before_its_execution_is_a_member(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "a")
-    later = ExecutionId.of(flow["a"].partition, mint_uuid())
+    later = id_in(home(flow["a"]))
     assert await engine.set_edge_group_policy(flow.id, later, AnyOf()) == "Set"
     assert (await flow.describe()).edge_groups == (), "a group is shown once an edge is staged"
     await flow.member("b", execution_id=later)
@@ -825,7 +826,7 @@ async def test_an_impossible_group_skips_whatever_has_not_ended(
     assert (record.blocking_detail, record.delay_until) == (None, None)
     assert await flow.outcomes("b") == ["skipped"]
     assert (await flow.group("b")).group_state == IMPOSSIBLE
-    assert await sql.fetchval("select count(*) from flowfabric.ready where id = $1", flow["b"].uuid) == 0
+    assert await sql.fetchval("select count(*) from flowfabric.ready where id = $1", flow["b"]) == 0
     if held is None:
         assert await engine.list_attempts(flow["b"]) == []
         return
@@ -863,7 +864,7 @@ async def test_a_satisfied_group_releases_only_who_is_blocked(engine: CheckedEng
 
 async def test_eligibility_follows_the_table(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, *"abcdefg")
-    alone = ExecutionId.of(1, mint_uuid())
+    alone = id_in(1)
     assert await engine.evaluate_flow_eligibility(alone) == "not_found"
     assert await engine.evaluate_flow_eligibility(await submit(engine)) == "eligible"
     await flow.claim("c")
@@ -936,10 +937,10 @@ async def test_promoting_by_hand_repairs_only_what_is_wrong(
     await flow.claim("d")
     assert await promote("d") == "not_runnable"
     with pytest.raises(ff.NotFound, match="execution"):
-        await plain_engine.promote_blocked_to_eligible(ExecutionId.of(1, mint_uuid()))
+        await plain_engine.promote_blocked_to_eligible(id_in(1))
     await flow.complete("a")
-    await sql.execute("select flowfabric.block_members($1, $2, '{x}', flowfabric.now())", [flow["b"].partition],
-                      [flow["b"].uuid])  # fmt: skip
+    await sql.execute("select flowfabric.block_members($1, $2, '{x}', flowfabric.now())", [home(flow["b"])],
+                      [flow["b"]])  # fmt: skip
     assert await flow.state("b") == "waiting_children"
     assert await promote("b") == "none"
     assert await flow.vector("b") == RELEASED
@@ -951,16 +952,16 @@ async def test_promoting_by_hand_repairs_only_what_is_wrong(
 async def test_members_are_added_all_or_none(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine)
     made = [await flow.execution(f"m{n}") for n in range(4)]
-    elsewhere = Flow(engine, unknown_flow(made[0].partition))
+    elsewhere = Flow(engine, unknown_flow(home(made[0])))
     await engine.create_flow(elsewhere.id)
     taken = await elsewhere.member("taken")
-    unknown = ExecutionId.of(made[0].partition, mint_uuid())
+    unknown = id_in(home(made[0]))
     before = await stored(sql)
     for items, kind, words in [
         ([*made, unknown, unknown], "not_found", "execution_ids[4]"),
         ([*made, taken, unknown], "execution_already_in_flow", "execution_ids[4]"),
         ([made[0], unknown, taken], "not_found", "execution_ids[1]"),
-        ([*made, ExecutionId.of((unknown.partition + 1) % 256, mint_uuid())], "invalid_input", "execution_ids[4]"),
+        ([*made, id_in((home(unknown) + 1) % 256)], "invalid_input", "execution_ids[4]"),
         ([*made, "nonsense"], "invalid_input", "execution_ids[4]"),
         ("text", "invalid_input", "execution_ids"),
         (made * 300, "invalid_input", "1200 items"),
@@ -1054,7 +1055,7 @@ BAD_GRAPHS: dict[str, tuple[Any, type[ff.FlowFabricError], str]] = {
     "any of none": ([node("a", policy=AnyOf())], ff.InvalidInput, "'a' wants 1 of 0"),
     "a bad k": ([node("a"), node("b", "a", policy=Quorum(0))], ff.InvalidInput, "nodes[1].policy.k"),
     "an idempotency key": ([node("a", idempotency_key="k")], ff.InvalidInput, "nodes[0].execution.idempotency_key"),
-    "a member of another flow": ([node("a", ExecutionId.of(3, UUID(int=7)))], ff.InvalidInput, "nodes"),
+    "a member of another flow": ([node("a", id_in(3, UUID(int=7)))], ff.InvalidInput, "nodes"),
     "an edge id twice": ([node("a"), node("b", *[NewEdge(upstream="a", edge_id=UUID(int=9))] * 2)], ff.InvalidInput,
                          "an edge id is given twice"),
     "a bad kind": ([node("a", execution_kind="a\0")], ff.InvalidInput, "execution_kind"),
@@ -1114,7 +1115,7 @@ async def test_a_graph_is_stored_as_it_was_given(engine: CheckedEngine, clock: C
     assert edge is not None
     assert (edge.upstream_execution_id, edge.data_passing_ref) == (flow["second"], "r")
     assert [one.name for one in await engine.list_flow_members(flow_id)] == [
-        name for name, _ in sorted(made.nodes.items(), key=lambda one: one[1].uuid)
+        name for name, _ in sorted(made.nodes.items(), key=lambda one: one[1])
     ]
     (held,) = await hold(engine, 1)
     assert (held.execution_id, held.input_payload, held.flow_id) == (flow["first"], b"in", flow_id)
@@ -1160,7 +1161,7 @@ async def test_a_closed_lane_refuses_the_whole_graph(engine: CheckedEngine, sql:
 async def test_an_execution_that_exists_is_no_new_node(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a")
     outside = await flow.execution("outside")
-    new = unknown_flow(outside.partition)
+    new = unknown_flow(home(outside))
     before = await stored(sql)
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: engine.submit_flow([node("n"), node("m", "n", execution_id=outside)], flow_id=new),
@@ -1225,14 +1226,14 @@ async def test_growing_is_refused_as_a_whole(engine: CheckedEngine, sql: asyncpg
     flow, closed = await submitted(engine, {"a": ()}), await submitted(engine, {"a": ()})
     await engine.cancel_flow(closed.id, policy="flow_only")
     stranger = await flow.execution("stranger")
-    unknown = ExecutionId.of(flow["a"].partition, mint_uuid())
+    unknown = id_in(home(flow["a"]))
     before = await stored(sql)
     for flow_id, nodes, kind in [
         (unknown_flow(5), [node("b")], "not_found"),
         (closed.id, [node("b", closed["a"])], "flow_already_terminal"),
         (flow.id, [node("b", flow["a"]), node("c", stranger)], "execution_not_in_flow"),
         (flow.id, [node("b", unknown)], "execution_not_in_flow"),
-        (flow.id, [node("b", ExecutionId.of((unknown.partition + 1) % 256, mint_uuid()))], "invalid_input"),
+        (flow.id, [node("b", id_in((home(unknown) + 1) % 256))], "invalid_input"),
         (flow.id, [node("b", "c"), node("c", "b")], "cycle_detected"),
         (flow.id, [], "invalid_input"),
     ]:
@@ -1347,7 +1348,7 @@ async def test_the_description_shows_every_group_by_id(engine: CheckedEngine) ->
     await flow.complete("b")
     found = await flow.describe()
     assert [one.downstream_execution_id for one in found.edge_groups] == sorted(
-        (flow[name] for name in "bcde"), key=lambda one: one.uuid
+        (flow[name] for name in "bcde"), key=lambda one: one
     )
     group = await flow.group("d")
     assert (group.policy, group.total_deps, group.group_state) == (Quorum(1, LET_RUN), 2, SATISFIED)
@@ -1395,7 +1396,7 @@ async def test_a_flow_belongs_to_its_members_alone(engine: CheckedEngine) -> Non
     flow = await submitted(engine, {"a": ()})
     assert await engine.resolve_execution_flow_id(flow["a"]) == flow.id
     assert await engine.resolve_execution_flow_id(await submit(engine)) is None
-    assert await engine.resolve_execution_flow_id(ExecutionId.of(0, mint_uuid())) is None
+    assert await engine.resolve_execution_flow_id(id_in(0)) is None
 
 
 async def test_flows_are_listed_page_by_page(engine: CheckedEngine) -> None:
@@ -1403,15 +1404,15 @@ async def test_flows_are_listed_page_by_page(engine: CheckedEngine) -> None:
     for one in made:
         await engine.create_flow(one)
     await engine.create_flow(unknown_flow(8))
-    first = await engine.list_flows("{fp:7}", limit=2)
+    first = await engine.list_flows(7, limit=2)
     assert [one.flow_id for one in first.items] == made[:2]
     assert first.next_cursor == made[1]
-    second = await engine.list_flows("{fp:7}", cursor=first.next_cursor, limit=3)
+    second = await engine.list_flows(7, cursor=first.next_cursor, limit=3)
     assert [one.flow_id for one in second.items] == made[2:]
     assert second.next_cursor is None
-    nothing = await engine.list_flows("{fp:7}", limit=0)
+    nothing = await engine.list_flows(7, limit=0)
     assert (list(nothing.items), nothing.next_cursor) == ([], None)
-    assert list((await engine.list_flows("{fp:7}", cursor=made[-1])).items) == []
+    assert list((await engine.list_flows(7, cursor=made[-1])).items) == []
 
 
 async def test_the_status_in_a_list_comes_from_header_and_summary(
@@ -1420,7 +1421,7 @@ async def test_the_status_in_a_list_comes_from_header_and_summary(
     flow = await submitted(engine, {"a": ()})
 
     async def status() -> FlowStatus:
-        page = await engine.list_flows(f"{{fp:{flow['a'].partition}}}")
+        page = await engine.list_flows(home(flow["a"]))
         return next(one.status for one in page.items if one.flow_id == flow.id)
 
     assert await status() == FlowStatus.ACTIVE, "before it was ever counted"

@@ -21,9 +21,9 @@ from flowfabric.values.grant import (
     ReclaimGrant,
     ResumeGrant,
 )
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, TimeoutPolicy
+from tests.ids import home, id_in
 from tests.sql.cases import World, outcome, shorthand
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
 
@@ -118,13 +118,12 @@ async def test_a_grant_key_is_signed_over_what_it_grants(world: World, kind: str
     )
     grant = await (granted(world) if kind == "claim" else reclaim_granted(world))
     expires = int(grant.expires_at.timestamp() * 1000)
-    uuid = grant.execution_id.uuid
+    uuid = grant.execution_id
     tail = "|reclaim" if kind == "reclaim" else ""
-    message = f"k1:{grant.partition_key}|{uuid}|pool|pool-1|{expires}{tail}"
+    message = f"k1:{{fp:{home(uuid)}}}|{uuid}|pool|pool-1|{expires}{tail}"
     digest = hmac.new(SECRET, message.encode(), hashlib.sha256).hexdigest()
     prefix = "pg:reclaim:" if kind == "reclaim" else "pg:"
-    assert grant.grant_key == f"{prefix}{grant.partition_key}:{uuid}:{expires}:k1:{digest}"
-    assert grant.partition_key == f"{{fp:{grant.execution_id.partition}}}"
+    assert grant.grant_key == f"{prefix}{{fp:{home(uuid)}}}:{uuid}:{expires}:k1:{digest}"
     assert grant.grant_key not in repr(grant)
 
 
@@ -159,7 +158,7 @@ async def test_verify_answers_ok_or_exactly_one_reason(world: World, kind: str) 
     }
     for presented, answer in answers.items():
         assert await world.engine.verify_grant(execution_id, presented) == answer, presented
-    assert await world.engine.verify_grant(ExecutionId.of(9, new_id()), key) == "malformed"
+    assert await world.engine.verify_grant(id_in(9), key) == "malformed"
 
     await world.clock.advance(seconds=6)
     assert await world.engine.verify_grant(execution_id, key) == "expired"
@@ -196,7 +195,7 @@ async def test_without_a_signing_key_no_grant_is_issued_and_direct_claims_go_on(
     await world.sql.execute("update flowfabric.keystore set state = 'verifying', expires_at = 'infinity'")
     assert await outcome(world.engine.issue_claim_grant(at.id, **WORKER)) == "unavailable"
     # Asked before anything else, the execution included.
-    assert await outcome(world.engine.issue_reclaim_grant(ExecutionId.of(3, new_id()), **WORKER)) == "unavailable"
+    assert await outcome(world.engine.issue_reclaim_grant(id_in(3), **WORKER)) == "unavailable"
     assert await stored(world, at.id) is None
     assert (await claim_one(world.engine)).execution_id == at.id
 
@@ -456,7 +455,6 @@ async def test_a_resume_grant_for_what_cannot_be_resumed_any_more_gives_nothing(
     at = await world.reach(state)
     grant = ResumeGrant(
         execution_id=at.id,
-        partition_key=f"{{fp:{at.id.partition}}}",
         grant_key="any",
         expires_at=await world.clock.now(),
         lane_id="default",

@@ -29,6 +29,7 @@ from flowfabric.values.step import NewStep
 from flowfabric.values.wait import AlreadySatisfied, Fresh, NewWaitpoint, Suspended
 from tests import sampling
 from tests.conftest import fresh_database
+from tests.ids import home, id_in
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
@@ -380,8 +381,8 @@ async def place_of(connection: asyncpg.Connection[Any], case: Case) -> tuple[str
                   e.lease_expires_at <= t.now as lapsed, coalesce(e.deadline_at <= t.now, false) as overdue,
                   exists (select from flowfabric.claim_grant g where g.id = e.id and g.expires_at > t.now) as granted
            from flowfabric.execution e, (select flowfabric.now() as now) t where e.partition = $1 and e.id = $2""",
-        case.id.partition,
-        case.id.uuid,
+        home(case.id),
+        case.id,
     )
     match row["state"]:
         case "active" if row["lease_lost"] == "revoked":
@@ -604,15 +605,15 @@ def _by_key(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
 
 
 def _by_kind(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
-    return NewExecution(execution_kind=f"kind-{ids[0].uuid}-{number}")
+    return NewExecution(execution_kind=f"kind-{ids[0]}-{number}")
 
 
 def _by_lane(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
-    return NewExecution(execution_kind="test", lane_id=f"{ids[0].uuid}-{number}")
+    return NewExecution(execution_kind="test", lane_id=f"{ids[0]}-{number}")
 
 
 def _by_capability(number: int, ids: list[ff.ExecutionId]) -> NewExecution:
-    needs = RoutingRequirements(required_capabilities=[f"{ids[0].uuid}-{number}"])
+    needs = RoutingRequirements(required_capabilities=[f"{ids[0]}-{number}"])
     return NewExecution(execution_kind="test", policy=ExecutionPolicy(routing_requirements=needs))
 
 
@@ -627,7 +628,7 @@ async def test_creating_the_same_in_opposite_orders_does_not_deadlock(
 ) -> None:
     one, two, holder = three
     await stage.empty()
-    ids = sorted((ff.ExecutionId.of(n, mint_uuid()) for n in range(5)), key=lambda e: (e.partition, e.uuid))
+    ids = sorted((id_in(n) for n in range(5)), key=lambda e: (e.partition, e))
     items = [item(number, ids) for number in range(5)]
 
     await holder.begin()
@@ -676,8 +677,8 @@ async def test_a_claim_that_passed_by_lets_the_other_finish(
     await two.begin()
     await two.connection.execute(
         "select from flowfabric.execution where partition = $1 and id = $2 for no key update",
-        case.id.partition,
-        case.id.uuid,
+        home(case.id),
+        case.id,
     )
     await one.begin()
     assert await one.claim(**OTHER) is None

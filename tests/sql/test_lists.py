@@ -19,9 +19,10 @@ from flowfabric.values.ids import FlowId, PartitionKey, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.page import Page
 from flowfabric.values.vector import BlockingReason
+from tests.ids import home, id_in
 from tests.support import STATES, WORKER, CheckedEngine, Clock, claim_one, started, submit, submit_member
 
-MISSING = ff.ExecutionId.of(3, UUID("0b0e8400-e29b-41d4-a716-446655440000"))
+MISSING = id_in(3, UUID("0b0e8400-e29b-41d4-a716-446655440000"))
 FLOW = FlowId(UUID("11111111-1111-1111-1111-111111111111"))
 CORE_FIELDS = [
     "lane_id", "lifecycle_phase", "ownership_state", "eligibility_state", "blocking_reason", "terminal_outcome",
@@ -47,12 +48,12 @@ async def test_a_read_of_an_unknown_execution_finds_nothing_or_says_that_the_id_
         engine.get_execution_namespace,
         lambda target: engine.get_execution_tag(target, "a.b"),
     ]
-    beyond = ff.ExecutionId.of(60_000, MISSING.uuid)
+    beyond = id_in(60_000, MISSING)
     for read in finds_nothing:
         assert await read(MISSING) is None
         assert await read(beyond) is None
     assert await engine.list_attempts(MISSING) == []
-    assert await engine.read_exec_core_fields("{fp:3}", MISSING, CORE_FIELDS) == dict.fromkeys(CORE_FIELDS)
+    assert await engine.read_exec_core_fields(3, MISSING, CORE_FIELDS) == dict.fromkeys(CORE_FIELDS)
     for refuses in (
         engine.read_execution_context,
         engine.read_current_attempt_index,
@@ -123,7 +124,7 @@ async def _reads_agree(engine: CheckedEngine, clock: Clock, name: str) -> None:
     full = await engine.read_execution(at.id)
     snapshot = await engine.describe_execution(at.id)
     info = await engine.read_execution_info(at.id)
-    fields = await engine.read_exec_core_fields(PartitionKey("fp", at.id.partition), at.id, CORE_FIELDS)
+    fields = await engine.read_exec_core_fields(PartitionKey("fp", home(at.id)), at.id, CORE_FIELDS)
     assert full is not None
     assert snapshot is not None
     assert info is not None
@@ -173,7 +174,7 @@ async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEn
     full = await engine.read_execution(target)
     assert full is not None
     assert full.completed_at is not None
-    fields = await engine.read_exec_core_fields("{fp:6}", target, CORE_FIELDS)
+    fields = await engine.read_exec_core_fields(6, target, CORE_FIELDS)
     assert list(fields) == CORE_FIELDS
     assert fields == {
         "lane_id": "l", "lifecycle_phase": "terminal", "ownership_state": "unowned",
@@ -188,7 +189,7 @@ async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEn
     }  # fmt: skip
     claimed = await started(engine)
     running = await engine.read_exec_core_fields(
-        f"{{fp:{claimed.execution_id.partition}}}", claimed.execution_id, ["current_worker_instance_id", "nonsense"]
+        home(claimed.execution_id), claimed.execution_id, ["current_worker_instance_id", "nonsense"]
     )
     assert running == {"current_worker_instance_id": "pool-1", "nonsense": None}
 
@@ -199,10 +200,10 @@ def _ms(moment: datetime) -> str:
 
 async def test_core_fields_are_read_by_partition_and_name_only_what_was_asked(engine: CheckedEngine) -> None:
     target = await submit(engine, idempotency_key="k")
-    home = target.partition
-    assert await engine.read_exec_core_fields(f"{{fp:{home}}}", target, []) == {}
-    assert await engine.read_exec_core_fields(f"{{fp:{home}}}", target, ["priority"]) == {"priority": "0"}
-    for wrong in (f"{{fp:{(home + 1) % 256}}}", f"{{b:{home}}}", "nonsense"):
+    place = home(target)
+    assert await engine.read_exec_core_fields(place, target, []) == {}
+    assert await engine.read_exec_core_fields(f"{{fp:{place}}}", target, ["priority"]) == {"priority": "0"}
+    for wrong in ((place + 1) % 256, f"{{b:{place}}}", "nonsense"):
         with pytest.raises(ff.InvalidInput) as refused:
             await engine.read_exec_core_fields(wrong, target, ["priority"])
         assert refused.value.field == "partition_key"
@@ -281,33 +282,33 @@ async def _walk(read: Callable[[Any], Awaitable[Page[Any, Any]]]) -> list[list[A
 
 async def test_a_partition_is_listed_by_id_and_a_cursor_is_set_only_if_more_follows(engine: CheckedEngine) -> None:
     uuids = [UUID(int=0), *(mint_uuid() for _ in range(4)), UUID(int=2**128 - 1)]
-    ids = [ff.ExecutionId.of(9, uuid) for uuid in uuids]
+    ids = [id_in(9, uuid) for uuid in uuids]
     await engine.create_many(
-        [NewExecution(execution_kind="k", execution_id=one) for one in (*ids[::-1], ff.ExecutionId.of(8, uuids[0]))]
+        [NewExecution(execution_kind="k", execution_id=one) for one in (*ids[::-1], id_in(8, uuids[0]))]
     )
     for size in range(1, 8):
-        pages = await _walk(lambda after, n=size: engine.list_executions("{fp:9}", cursor=after, limit=n))
+        pages = await _walk(lambda after, n=size: engine.list_executions(9, cursor=after, limit=n))
         assert [item.execution_id for page in pages for item in page] == ids
         assert all(len(page) == size for page in pages[:-1])
         assert pages[-1]
-    assert await engine.list_executions("{fp:9}", limit=0) == Page(())
-    assert await engine.list_executions("{fp:10}") == Page([], None)
+    assert await engine.list_executions(9, limit=0) == Page(())
+    assert await engine.list_executions(10) == Page([], None)
     assert len((await engine.list_executions(PartitionKey("fp", 9), limit=2**31 - 1)).items) == 6
 
 
 async def test_a_cursor_excludes_its_own_place_and_shows_what_was_inserted_behind_it(engine: CheckedEngine) -> None:
     async def make(number: int) -> ff.ExecutionId:
-        return await submit(engine, execution_id=ff.ExecutionId.of(1, UUID(int=number)))
+        return await submit(engine, execution_id=id_in(1, UUID(int=number)))
 
     await make(10), await make(20), await make(30)
-    page = await engine.list_executions("{fp:1}", limit=2)
-    assert page.next_cursor == ff.ExecutionId.of(1, UUID(int=20))
+    page = await engine.list_executions(1, limit=2)
+    assert page.next_cursor == id_in(1, UUID(int=20))
     await make(15), await make(25)
-    rest = await engine.list_executions("{fp:1}", cursor=page.next_cursor)
-    assert [item.execution_id.uuid.int for item in rest.items] == [25, 30]
+    rest = await engine.list_executions(1, cursor=page.next_cursor)
+    assert [item.execution_id.int for item in rest.items] == [25, 30]
     # The execution that the cursor names may be gone, or never have been.
-    gone = await engine.list_executions("{fp:1}", cursor=ff.ExecutionId.of(1, UUID(int=26)))
-    assert [item.execution_id.uuid.int for item in gone.items] == [30]
+    gone = await engine.list_executions(1, cursor=id_in(1, UUID(int=26)))
+    assert [item.execution_id.int for item in gone.items] == [30]
 
 
 async def test_expired_leases_with_one_deadline_are_paged_without_repeat_or_gap(
@@ -386,7 +387,7 @@ async def _random_world(engine: ff.Engine, rng: random.Random) -> None:
                     execution_deadline_at=rng.choice([None] * 5 + [timedelta(seconds=1)]),
                     flow_id=flow,
                     # The same uuid in several partitions, at the same instant.
-                    execution_id=ff.ExecutionId.of(number, shared) if twin else None,
+                    execution_id=id_in(number, shared) if twin else None,
                 )
             )
         shared = mint_uuid()
@@ -480,7 +481,7 @@ async def test_every_combination_of_filters_finds_what_a_search_by_hand_finds(
     combined = [{name: rng.choice(values) for name, values in choices.items()} for _ in range(120)]
     for asked in [{}, *singles, *combined]:
         wanted = dict.fromkeys(choices) | asked
-        expected = [ff.ExecutionId.of(row["partition"], row["id"]) for row in world if matches(row, wanted)]
+        expected = [ff.ExecutionId(row["id"]) for row in world if matches(row, wanted)]
         sizes = {rng.choice([1000, 50, 7]), max(len(expected), 1), max(len(expected) - 1, 1)}
         if len(expected) < 40:
             sizes.add(1)  # so that a page ends between executions that differ in their partition only
@@ -493,7 +494,7 @@ async def test_every_combination_of_filters_finds_what_a_search_by_hand_finds(
 
 async def test_a_page_may_end_between_executions_that_differ_in_their_partition_only(engine: CheckedEngine) -> None:
     uuid = mint_uuid()
-    ids = [ff.ExecutionId.of(partition, uuid) for partition in (5, 4, 3)]
+    ids = [id_in(partition, uuid) for partition in (5, 4, 3)]
     await engine.create_many(
         [NewExecution(execution_kind="k", namespace="n", tags={"a.b": "c"}, execution_id=one) for one in ids]
     )
@@ -652,6 +653,6 @@ async def test_a_search_among_a_million_executions_looks_at_few_of_them(
         deep = Place(START + timedelta(seconds=999), UUID(int=0), 0)
         page, rows = await cost(lambda: engine.find_executions(namespace="common", cursor=deep, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)
-        middle = ff.ExecutionId.of(7, UUID("00000000-0000-7000-8000-000000080000"))
-        page, rows = await cost(lambda: engine.list_executions("{fp:7}", cursor=middle, limit=50))
+        middle = id_in(7, UUID("00000000-0000-7000-8000-000000080000"))
+        page, rows = await cost(lambda: engine.list_executions(7, cursor=middle, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)

@@ -46,14 +46,15 @@ from flowfabric.values.conditions import (
 )
 from flowfabric.values.execution import Created, Duplicate, Execution, NewExecution
 from flowfabric.values.grant import ClaimGrant
-from flowfabric.values.ids import mint_uuid, partition_of
+from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Fence as EngineFence
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, NewWaitpoint, ResumePolicy, Suspended, SuspensionDetails, UsePending
 from tests import sampling
 from tests.conftest import fresh_database
-from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, home, refused
+from tests.ids import home, id_in
+from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -145,7 +146,7 @@ def spoken(answer: Any, like: Any = None) -> Any:
             return ms(answer)
         case StrEnum():
             return answer.value
-        case ff.ExecutionId():
+        case UUID():
             return str(answer)
         case list():
             likes = like if isinstance(like, list) and len(like) == len(answer) else [None] * len(answer)
@@ -429,7 +430,7 @@ class Histories(RuleBasedStateMachine):
 
     def target(self, pick: int) -> ff.ExecutionId:
         """One of the executions, the last ones first; now and then one that does not exist."""
-        return self.ids[-1 - pick % len(self.ids)] if self.ids else ff.ExecutionId.of(1, UUID(int=1))
+        return self.ids[-1 - pick % len(self.ids)] if self.ids else id_in(1, UUID(int=1))
 
     def right(self, drawn: tuple[str, int]) -> tuple[Any, Fence | Override]:
         """An authority for the engine and for the model."""
@@ -478,7 +479,7 @@ class Histories(RuleBasedStateMachine):
         if not known:
             return self.target(pick), UUID(int=9)
         execution_id, waitpoint_id = known[-1 - pick % len(known)]
-        return ff.ExecutionId(execution_id), waitpoint_id
+        return ff.ExecutionId(UUID(execution_id)), waitpoint_id
 
     # Submitting
 
@@ -487,8 +488,7 @@ class Histories(RuleBasedStateMachine):
         key, namespace = drawn.get("key"), drawn.get("namespace", "")
         self.born += 1
         uuid = uuid5(NAMESPACE_OID, str(self.born))
-        home = uuid.bytes if key is None else f"{namespace}\0{key}".encode()
-        execution_id = ff.ExecutionId.of(partition_of(home, self.engine.flow_partitions), uuid)
+        execution_id = ff.ExecutionId(uuid)  # which may lie apart from its key
         again = drawn.get("again")
         if again is not None and again > 4 and self.ids:
             known = self.target(again)
@@ -511,7 +511,7 @@ class Histories(RuleBasedStateMachine):
         )
         new = New(
             execution_id=str(execution_id),
-            uuid=execution_id.uuid,
+            uuid=execution_id,
             id_given=given,
             lane=item.lane_id,
             kind=item.execution_kind,
@@ -537,7 +537,7 @@ class Histories(RuleBasedStateMachine):
                 self.ids.append(execution_id)
                 self.keys[execution_id] = (new.namespace, new.key)
         expected = [
-            new if new.id_given or born is None else new._replace(execution_id=str(born), uuid=born.uuid)
+            new if new.id_given or born is None else new._replace(execution_id=str(born), uuid=born)
             for (_, new), born in zip(items, made, strict=True)
         ]
         self.agree(answer, lambda: self.model.create_many(expected))
@@ -685,7 +685,7 @@ class Histories(RuleBasedStateMachine):
     @step("take", weight=2, pick=picks, worker=workers, ttl=grant_ttls, cap=optional_caps)
     def issue_reclaim_grant(self, pick: int, worker: Worker, ttl: int, cap: int | None) -> None:
         lost = [e.id for e in self.model.executions.values() if e.place in "XV"]
-        target = ff.ExecutionId(lost[pick % len(lost)]) if lost and pick < 7 else self.target(pick)
+        target = ff.ExecutionId(UUID(lost[pick % len(lost)])) if lost and pick < 7 else self.target(pick)
         answer = self.ask(
             self.engine.issue_reclaim_grant(
                 target,
@@ -851,7 +851,7 @@ class Histories(RuleBasedStateMachine):
         waitpoint_id = UUID(int=8)
         if isinstance(answer, NewWaitpoint):
             waitpoint_id = answer.waitpoint_id
-            self.tokens[waitpoint_id] = (ff.ExecutionId(ours.execution_id), answer.token.reveal())
+            self.tokens[waitpoint_id] = (ff.ExecutionId(UUID(ours.execution_id)), answer.token.reveal())
         self.agree(
             answer,
             lambda: self.model.create_waitpoint(ours, waitpoint_id, key, expires_in, outlives_attempt=outlives),
@@ -860,7 +860,7 @@ class Histories(RuleBasedStateMachine):
     @step("wait", drawn=waiters, pick=picks)
     def close_waitpoint(self, drawn: tuple[str, int], pick: int) -> None:
         theirs, ours = self.right(drawn)
-        own = None if pick == 9 else ff.ExecutionId(ours.execution_id)
+        own = None if pick == 9 else ff.ExecutionId(UUID(ours.execution_id))
         waitpoint_id = self.waitpoint(pick, of=own)[1]
         answer = self.ask(self.engine.close_waitpoint(theirs, waitpoint_id, "no use"))
         self.agree(answer, lambda: self.model.close_waitpoint(ours, waitpoint_id, "no use"))
@@ -878,7 +878,7 @@ class Histories(RuleBasedStateMachine):
     @step("wait", weight=3, drawn=waiters, pick=picks, condition=conditions_on, wait=waits)
     def suspend_on_pending(self, drawn: tuple[str, int], pick: int, condition: Any, wait: dict[str, Any]) -> None:
         theirs, ours = self.right(drawn)
-        owner, waitpoint_id = self.waitpoint(pick, of=None if pick == 9 else ff.ExecutionId(ours.execution_id))
+        owner, waitpoint_id = self.waitpoint(pick, of=None if pick == 9 else ff.ExecutionId(UUID(ours.execution_id)))
         if drawn[0] == "live" and pick < 8:
             # Who has made a waitpoint, best one that was signalled already; who has none makes one.
             able = [
@@ -918,7 +918,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         """What is waited for arrives before it is waited for."""
         self.create_waitpoint(("live", pick), key, 60 * SECOND, outlives)
-        target = ff.ExecutionId(self.right(("live", pick))[1].execution_id)
+        target = ff.ExecutionId(UUID(self.right(("live", pick))[1].execution_id))
         e = self.model.executions.get(str(target))
         if e is not None and e.place == "A" and e.pending_waitpoints:
             waitpoint_id = e.pending_waitpoints[-1].waitpoint_id
@@ -963,7 +963,7 @@ class Histories(RuleBasedStateMachine):
             ),
         )
         if isinstance(getattr(answer, "details", None), SuspensionDetails):
-            self._learn(ff.ExecutionId(ours.execution_id), answer.details)
+            self._learn(ff.ExecutionId(UUID(ours.execution_id)), answer.details)
         if isinstance(answer, Suspended):
             self.suspended.append(answer.handle)
 
@@ -1115,7 +1115,7 @@ class Histories(RuleBasedStateMachine):
     )
     def resume_execution(self, pick: int, trigger: Any, delay: int) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "S"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.resume_execution(target, trigger, delay * MS))
         self.agree(answer, lambda: self.model.resume_execution(str(target), trigger, delay))
 
@@ -1157,18 +1157,18 @@ class Histories(RuleBasedStateMachine):
                 [(w.waitpoint_id, w.state, w.required_signal_names, w.token_kid) for w in wanted],
                 "pending waitpoints",
             )
-            token = self.ask(self.engine.read_waitpoint_token(f"{{fp:{target.partition}}}", waitpoint_id))
+            token = self.ask(self.engine.read_waitpoint_token(home(target), waitpoint_id))
             own = next((w for w in wanted if w.waitpoint_id == waitpoint_id), None)
             is_known = own is not None and self.model.kids[own.token_kid].state != "retired"
             same(None if token is None else token.reveal(), self.tokens[waitpoint_id][1] if is_known else None, "token")
         states = self.model.executions.values()
-        page = self.ask(self.engine.list_suspended(f"{{fp:{target.partition}}}"))
+        page = self.ask(self.engine.list_suspended(home(target)))
         same(
             [(ms(one.suspended_at), str(one.execution_id), one.reason, ms(one.timeout_at)) for one in page.items],
             sorted(
                 (s.suspended_at, e.id, s.reason_code, s.timeout_at)
                 for e in states
-                if (s := e.suspension) is not None and home(e.id) == home(str(target))
+                if (s := e.suspension) is not None and home(UUID(e.id)) == home(target)
             ),
             "suspended",
         )
@@ -1194,7 +1194,7 @@ class Histories(RuleBasedStateMachine):
     )
     def revoke_lease(self, pick: int, lease: str, instance: str | None) -> None:
         active = [e.id for e in self.model.executions.values() if e.place == "A"]
-        target = ff.ExecutionId(active[pick % len(active)]) if active and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(active[pick % len(active)])) if active and pick < 8 else self.target(pick)
         state = self.model.executions.get(str(target))
         expected = UUID(int=7) if lease == "other" else None
         if lease == "own" and state is not None and state.lease is not None:
@@ -1207,7 +1207,7 @@ class Histories(RuleBasedStateMachine):
     @step("operate", weight=3, pick=picks, reason=st.sampled_from([None, "again"]), by=st.sampled_from([None, "me"]))
     def replay_execution(self, pick: int, reason: str | None, by: str | None) -> None:
         ended = [e.id for e in self.model.executions.values() if e.place == "T"]
-        target = ff.ExecutionId(ended[pick % len(ended)]) if ended and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(ended[pick % len(ended)])) if ended and pick < 8 else self.target(pick)
         answer = self.ask(self.engine.replay_execution(target, reason=reason, requested_by=by))
         self.agree(answer, lambda: self.model.replay(str(target), reason, by))
 
@@ -1226,7 +1226,7 @@ class Histories(RuleBasedStateMachine):
     @step("operate", pick=picks, expected=st.sampled_from([None, "its own", "its own", *sorted(BLOCKS)]))
     def unblock(self, pick: int, expected: str | None) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "B"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         if expected == "its own":
             state = self.model.executions.get(str(target))
             expected = None if state is None else state.blocked_for
@@ -1303,14 +1303,14 @@ class Histories(RuleBasedStateMachine):
         if how == "duty":
             self.run_timers(kind)
         elif how == "one" and kind == "suspension":
-            self._expire_suspension(ff.ExecutionId(e.id))
+            self._expire_suspension(ff.ExecutionId(UUID(e.id)))
         elif how == "one":
-            self._expire_waitpoint(ff.ExecutionId(e.id), e.pending_waitpoints[0].waitpoint_id)
+            self._expire_waitpoint(ff.ExecutionId(UUID(e.id)), e.pending_waitpoints[0].waitpoint_id)
 
     @step("time", pick=picks)
     def expire_suspension(self, pick: int) -> None:
         held = [e.id for e in self.model.executions.values() if e.place == "S"]
-        target = ff.ExecutionId(held[pick % len(held)]) if held and pick < 8 else self.target(pick)
+        target = ff.ExecutionId(UUID(held[pick % len(held)])) if held and pick < 8 else self.target(pick)
         self._expire_suspension(target)
 
     def _expire_suspension(self, target: ff.ExecutionId) -> None:
@@ -1322,7 +1322,7 @@ class Histories(RuleBasedStateMachine):
         known = [(e.id, w.waitpoint_id) for e in self.model.executions.values() for w in e.pending_waitpoints]
         target, waitpoint_id = self.waitpoint(pick)
         if known and pick < 8:
-            target, waitpoint_id = ff.ExecutionId(known[pick % len(known)][0]), known[pick % len(known)][1]
+            target, waitpoint_id = ff.ExecutionId(UUID(known[pick % len(known)][0])), known[pick % len(known)][1]
         self._expire_waitpoint(target, waitpoint_id)
 
     def _expire_waitpoint(self, target: ff.ExecutionId, waitpoint_id: UUID) -> None:
@@ -1380,7 +1380,7 @@ class Histories(RuleBasedStateMachine):
             " cross join lateral flowfabric.list_attempts(e.partition, e.id) a order by a.attempt_index"
         ):
             attempt = rows.attempt(row)
-            attempts[str(ff.ExecutionId.of(row["home"], row["of"]))].append(
+            attempts[str(row["of"])].append(
                 {
                     name: spoken(getattr(attempt, name))
                     for name in attempt.__struct_fields__
@@ -1415,7 +1415,7 @@ class Histories(RuleBasedStateMachine):
             )
         finally:
             await transaction.rollback()
-        found = [str(ff.ExecutionId.of(row["partition"], row["id"])) for row in taken]
+        found = [str(row["id"]) for row in taken]
         wanted = [e.id for e in model.claimable(lane, worker) if not (e.place in "XV" and model.is_capped(e))]
         if not model.claim_wakes(lane, worker):
             same(found, wanted, "claimable")
@@ -1529,7 +1529,7 @@ def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.R
 
 def owner(row: asyncpg.Record) -> str:
     """Whose a stored row is."""
-    return str(ff.ExecutionId.of(row["partition"], row["id"]))
+    return str(row["id"])
 
 
 _IDENTITY = ("signal_id", "waitpoint_id", "is_dropped")
@@ -1758,7 +1758,7 @@ async def test_a_lapsed_grant_is_gone_once_the_execution_was_blocked(engine: Che
 async def test_an_item_that_is_not_made_does_not_stand_in_the_way_of_those_behind_it(engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
-    given = ff.ExecutionId.of(known.partition, mint_uuid())
+    given = id_in(home(known))
     refused_first, made, duplicate = await engine.create_many(
         [
             NewExecution(execution_kind="test", lane_id="closed", idempotency_key="key"),

@@ -19,13 +19,13 @@ import flowfabric as ff
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.values.attempt import Claimed, Failure
 from flowfabric.values.execution import NewExecution
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.step import Parked
 from tests.conftest import fresh_database
+from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
-from tests.support import OTHER, WORKER, claim_one, new_id, submit
+from tests.support import OTHER, WORKER, claim_one, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
@@ -65,8 +65,8 @@ async def state(stage: Stage, one: Claimed) -> str:
     return str(
         await stage.watch.fetchval(
             "select state from flowfabric.execution where partition = $1 and id = $2",
-            one.execution_id.partition,
-            one.execution_id.uuid,
+            home(one.execution_id),
+            one.execution_id,
         )
     )
 
@@ -421,7 +421,7 @@ async def test_a_parking_and_a_batch_over_the_same_rows_lock_in_one_order(stage:
 async def test_an_unknown_execution_counts_as_ended(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     father = await parent(one)
-    answer = await one.park(father.handle, ends_of=[ExecutionId.of(3, new_id())])
+    answer = await one.park(father.handle, ends_of=[id_in(3)])
     assert answer == Parked(father.execution_id, False, "ended")
 
 
@@ -646,8 +646,8 @@ async def test_the_audit_sees_who_would_sleep_for_ever(stage: Stage, parties: li
     assert sorted(v.rule for v in await one.audit()) == ["parked_for_ever", "waiter_missed"]
     await stage.watch.execute(
         "insert into flowfabric.timer values ('parked', now(), array[$1::int], array[$2::uuid])",
-        father.execution_id.partition,
-        father.execution_id.uuid,
+        home(father.execution_id),
+        father.execution_id,
     )
     await stage.audit()
     assert (await one.run_timers("parked")).handled == 1
@@ -742,7 +742,7 @@ async def test_what_nobody_watches_any_more_is_swept(stage: Stage, parties: list
 async def test_outcomes_tell_how_it_ended_and_nothing_about_what_has_not(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     sons = [await child(one) for _ in range(4)]
-    nobody = ExecutionId.of(3, new_id())
+    nobody = id_in(3)
     await one.complete(sons[0].handle, b"1", result_encoding="e")
     await one.fail(sons[1].handle, "boom", category="ValueError")
     await one.cancel(sons[2].handle, "enough")

@@ -15,11 +15,11 @@ from flowfabric.errors import ExecutionNotActive
 from flowfabric.values.attempt import Failure, RetryScheduled
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Duplicate
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Handle, HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 from tests import sampling
+from tests.ids import home, id_in
 from tests.sql.cases import (
     BY_NAME,
     HOLDER_CALLS,
@@ -87,7 +87,7 @@ async def test_a_partial_fence_is_refused_before_anything_is_looked_up(world: Wo
         pairs = [(HELD_OR_NOT[(turn + place) % 4], given) for place, given in enumerate(PARTIAL)]
     for state in HELD_OR_NOT:
         await world.wipe()
-        missing = stranger(ExecutionId.of(3, new_id()))
+        missing = stranger(id_in(3))
         handle = missing if state == "missing" else (await world.reach(state)).handle
         before = await world.picture(handle.execution_id)
         triple = (handle.lease_id, handle.lease_epoch, handle.attempt_id)
@@ -101,7 +101,7 @@ async def test_a_partial_fence_is_refused_before_anything_is_looked_up(world: Wo
 
 @pytest.mark.parametrize("name", ["renew", "progress"])
 async def test_a_missing_execution_is_reported_before_a_missing_fence(world: World, name: str) -> None:
-    nobody = Operator(ExecutionId.of(3, new_id()))
+    nobody = Operator(id_in(3))
     with pytest.raises(ff.NotFound) as caught:
         await getattr(world.engine, name)(nobody)
     assert caught.value.entity == "execution"
@@ -118,7 +118,7 @@ async def test_a_missing_fence_is_reported_before_any_state(world: World, name: 
 # A bare fence has no kind, and to suspend is the one call that a suspended handle is told of in its own words.
 @pytest.mark.parametrize("name", [name for name in HOLDER_CALLS if not name.startswith(("cancel as", "suspend"))])
 async def test_a_suspended_handle_is_stale_before_anything_is_looked_up(world: World, name: str) -> None:
-    for execution_id in ((await world.reach("T:completed")).id, ExecutionId.of(3, new_id())):
+    for execution_id in ((await world.reach("T:completed")).id, id_in(3)):
         case = Case(world, Reached(execution_id, None))
         case.handle = msgspec.structs.replace(case.handle, kind=HandleKind.SUSPENDED)
         with pytest.raises(ff.LeaseLost) as caught:
@@ -150,10 +150,8 @@ FAULTS = [
 async def test_the_first_fault_in_the_order_of_the_lease_check_is_told(
     world: World, name: str, state: str, faults: str, told: str
 ) -> None:
-    if state == "missing":
-        case = Case(world, Reached(ExecutionId.of(3, new_id()), None))
-    else:
-        case = Case(world, await world.reach(state))
+    reached = Reached(id_in(3), None) if state == "missing" else await world.reach(state)
+    case = Case(world, reached)
     replace = msgspec.structs.replace
     for fault in faults.split(", "):
         match fault:
@@ -518,8 +516,8 @@ async def test_cancel_names_what_is_missing_of_the_fence_before_it_looks_at_the_
     row = await world.sql.fetchrow(
         "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
         " array[null::bigint], array[null::uuid], array[null::int], false, $4, 'x')",
-        at.id.partition,
-        at.id.uuid,
+        home(at.id),
+        at.id,
         at.handle.lease_id,
         source,
     )
@@ -618,7 +616,7 @@ async def test_another_lane_than_the_executions_is_refused_before_its_state(worl
         with pytest.raises(ff.InvalidInput, match="lane_id"):
             await call
     assert await world.picture(at.id) == before
-    unknown = ExecutionId.of(3, new_id())
+    unknown = id_in(3)
     assert await outcome(world.engine.change_priority(unknown, 3, **elsewhere)) == "not_found"
 
 
@@ -683,7 +681,7 @@ async def test_answers_of_a_batch_stand_in_the_place_of_their_items(world: World
     failed = (await world.reach("T:failed")).handle
     held = (await world.reach("A")).handle
     lost = (await world.reach("V")).handle
-    unknown = stranger(ExecutionId.of(3, new_id()))
+    unknown = stranger(id_in(3))
     answers = await world.engine.complete_many([lost, held, unknown, done, other_lease(held)])
     kinds = [getattr(answer, "kind", type(answer).__name__) for answer in answers]
     assert kinds == ["lease_revoked", "Completed", "not_found", "Completed", "execution_not_active"]

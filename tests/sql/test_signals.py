@@ -28,12 +28,12 @@ from flowfabric.values.conditions import (
     on,
 )
 from flowfabric.values.event import Event
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import AlreadySeeded
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import AlreadySatisfied, Fresh, ResumePolicy, Suspended
+from tests.ids import home, id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -266,9 +266,7 @@ async def test_a_key_that_is_not_open_is_not_found(world: SuspendingWorld) -> No
     with pytest.raises(ff.NotFound, match=r"waitpoint k \(no waitpoint is open\)"):
         await by_key(world, wait, "k", idempotency_key="unseen")
     with pytest.raises(ff.NotFound, match="execution"):
-        await world.engine.signal_execution(
-            ExecutionId.of(wait.id.partition, new_id()), "k", signal_name="go", source_type="client"
-        )
+        await world.engine.signal_execution(id_in(home(wait.id)), "k", signal_name="go", source_type="client")
 
 
 @pytest.mark.parametrize("key", ["k", None])
@@ -871,8 +869,8 @@ async def fill(world: SuspendingWorld, wait: Waiting, count: int) -> None:
            select $1, $2, n, gen_random_uuid(), $3, $4, $5, 'noise', 'x', 'x', '', '', 'json', 'waitpoint',
                   flowfabric.now(), flowfabric.now(), 'appended_to_waitpoint', 'matcher_failed'
            from generate_series(1, $6::integer) n""",
-        wait.id.partition,
-        wait.id.uuid,
+        home(wait.id),
+        wait.id,
         wait.point.id,
         wait.key,
         wait.details.suspension_id,
@@ -1011,7 +1009,7 @@ async def test_an_operators_mistakes_are_told_in_order(world: SuspendingWorld, w
     for what in wrong.split():
         match what:
             case "execution":
-                given["execution_id"] = ExecutionId.of(wait.id.partition, new_id())
+                given["execution_id"] = id_in(home(wait.id))
             case "lane":
                 given["lane_id"] = "elsewhere"
             case "waitpoint":

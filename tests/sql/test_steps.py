@@ -13,10 +13,10 @@ import pytest
 import flowfabric as ff
 from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Fence, Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep, Step
+from tests.ids import home, id_in
 from tests.sql.cases import NOT_HELD, Case, World, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
 
@@ -98,7 +98,7 @@ async def test_an_operator_has_no_way_to_write_a_step(world: World) -> None:
     for call in (
         lambda: record(world.engine, Operator(at.id)),  # type: ignore[arg-type]
         lambda: world.engine.submit_child(Operator(at.id), "s", 0, CHILD),  # type: ignore[arg-type]
-        lambda: world.engine.park(Operator(at.id), ends_of=[ExecutionId.of(1, new_id())]),  # type: ignore[arg-type]
+        lambda: world.engine.park(Operator(at.id), ends_of=[id_in(1)]),  # type: ignore[arg-type]
     ):
         with pytest.raises(ff.InvalidInput, match="fence_required"):
             await call()
@@ -107,7 +107,7 @@ async def test_an_operator_has_no_way_to_write_a_step(world: World) -> None:
 
 async def test_many_executions_in_one_call_each_get_their_own_verdict(world: World) -> None:
     held = [await started(world.engine) for _ in range(3)]
-    gone = stranger(ExecutionId.of(9, new_id()))
+    gone = stranger(id_in(9))
     stale = msgspec.structs.replace(held[1].handle, lease_id=new_id())
     items: list[Any] = [
         (held[0].handle, NewStep(name="a", result=b"0")),
@@ -336,7 +336,7 @@ async def test_steps_go_with_their_execution(world: World) -> None:
     await world.clock.advance(hours=25)
     assert await world.engine.trim_retention() == 1
     assert await world.engine.read_steps([gone.execution_id], all_generations=True) == []
-    assert [row["id"] for row in await world.sql.fetch("select id from flowfabric.step")] == [kept.execution_id.uuid]
+    assert [row["id"] for row in await world.sql.fetch("select id from flowfabric.step")] == [kept.execution_id]
 
 
 async def test_the_audit_finds_a_step_that_belongs_to_nobody(world: World) -> None:
@@ -366,7 +366,7 @@ async def test_a_child_that_is_delayed_or_has_tags_is_remembered_by_its_own_id(w
     items = [
         NewExecution(execution_kind="c", delay_until=timedelta(hours=1)),
         NewExecution(execution_kind="c", tags={"a.b": "c"}, policy=RETRY, priority=5, namespace="n"),
-        NewExecution(execution_kind="c", execution_id=ExecutionId.of(7, new_id())),
+        NewExecution(execution_kind="c", execution_id=id_in(7)),
         NewExecution(execution_kind="c", idempotency_key="k", execution_deadline_at=timedelta(hours=1)),
     ]
     made = [(await world.engine.submit_child(held.handle, "c", n, item)) for n, item in enumerate(items)]
@@ -465,7 +465,7 @@ async def pages(sql: asyncpg.Connection[Any], statement: str) -> int:
 async def test_the_steps_of_others_cost_nothing(world: World) -> None:
     world.engine.checking = False
     held = await started(world.engine)
-    at = f"array[{held.execution_id.partition}], array['{held.execution_id.uuid}'::uuid]"
+    at = f"array[{home(held.execution_id)}], array['{held.execution_id}'::uuid]"
     handle = held.handle
     read = f"select * from flowfabric.read_steps({at}, false)"
     fence = f"array['{handle.lease_id}'::uuid], array[{handle.lease_epoch}::bigint], array['{handle.attempt_id}'::uuid]"
@@ -479,5 +479,5 @@ async def test_the_steps_of_others_cost_nothing(world: World) -> None:
         " select i % 256, gen_random_uuid(), 0, 's', 0, 'step', 0, 0, now() from generate_series(1, 20000) i"
     )
     crowded = await pages(world.sql, read), await pages(world.sql, write % "crowded")
-    await world.sql.execute("delete from flowfabric.step where id <> $1", held.execution_id.uuid)
+    await world.sql.execute("delete from flowfabric.step where id <> $1", held.execution_id)
     assert crowded[0] <= alone[0] + 10 and crowded[1] <= alone[1] + 20, (alone, crowded)

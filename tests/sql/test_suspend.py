@@ -26,7 +26,6 @@ from flowfabric.values.conditions import (
     from_sources,
     on,
 )
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Fence, Handle, HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
 from flowfabric.values.wait import (
@@ -39,6 +38,7 @@ from flowfabric.values.wait import (
     UsePending,
 )
 from tests.each import Rows
+from tests.ids import home, id_in
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
 from tests.sql.suspending import (
@@ -85,8 +85,8 @@ async def fill(world: SuspendingWorld, wait: Waiting, count: int) -> None:
         "insert into flowfabric.waitpoint (partition, waitpoint_id, id, attempt_index, waitpoint_key, token_kid, state,"
         " outlives_attempt, created_at, expires_at) select $1, gen_random_uuid(), $2, 0, 'k', 'k1', 'pending', false,"
         " flowfabric.now(), flowfabric.now() + interval '1 day' from generate_series(1, $3::int)",
-        wait.id.partition,
-        wait.id.uuid,
+        home(wait.id),
+        wait.id,
         count,
     )
 
@@ -227,12 +227,12 @@ async def _active(world: SuspendingWorld, wait: Waiting) -> UUID:
 
 
 async def _foreign(world: SuspendingWorld, wait: Waiting) -> UUID:
-    other = await world.pend(execution_id=ExecutionId.of(wait.id.partition, new_id()))
+    other = await world.pend(execution_id=id_in(home(wait.id)))
     return other.point.id
 
 
 async def _elsewhere(world: SuspendingWorld, wait: Waiting) -> UUID:
-    other = await world.pend(execution_id=ExecutionId.of((wait.id.partition + 1) % 256, new_id()))
+    other = await world.pend(execution_id=id_in((home(wait.id) + 1) % 256))
     return other.point.id
 
 
@@ -311,12 +311,12 @@ async def test_a_pending_waitpoint_expires_when_its_time_has_come_and_not_before
 
 async def test_expiring_one_waitpoint_answers_why_it_did_nothing(world: SuspendingWorld) -> None:
     wait = await world.pend(expires_in=MINUTE)
-    other = await world.pend(execution_id=ExecutionId.of(wait.id.partition, new_id()), expires_in=MINUTE)
+    other = await world.pend(execution_id=id_in(home(wait.id)), expires_in=MINUTE)
     await world.clock.advance(seconds=61)
     before = await world.stored()
     assert await world.engine.expire_waitpoint(wait.id, new_id()) == AlreadySatisfied("not_found")
     assert await world.engine.expire_waitpoint(wait.id, other.point.id) == AlreadySatisfied("not_found")
-    nobody = ExecutionId.of(wait.id.partition, new_id())
+    nobody = id_in(home(wait.id))
     assert await world.engine.expire_waitpoint(nobody, wait.point.id) == AlreadySatisfied("not_found")
     assert await world.stored() == before
     assert await world.engine.expire_waitpoint(wait.id, wait.point.id) == Closed(wait.point.id)
@@ -425,7 +425,7 @@ async def test_waitpoints_are_listed_by_id_page_by_page(world: SuspendingWorld) 
         assert len((await world.engine.list_pending_waitpoints(wait.id, limit=limit)).items) == found
     assert (await world.engine.list_pending_waitpoints(wait.id, after=ids[-1])).items == []
     with pytest.raises(ff.NotFound) as unknown:
-        await world.engine.list_pending_waitpoints(ExecutionId.of(wait.id.partition, new_id()))
+        await world.engine.list_pending_waitpoints(id_in(home(wait.id)))
     assert unknown.value.entity == "execution"
 
 
@@ -438,8 +438,8 @@ async def test_at_most_a_thousand_waitpoints_are_on_a_page_and_a_hundred_if_noth
         "insert into flowfabric.waitpoint (partition, waitpoint_id, id, attempt_index, waitpoint_key, token_kid, state,"
         " outlives_attempt, created_at, expires_at) values ($1, $3, $2, 0, 'k', 'k1', 'pending', false,"
         " flowfabric.now(), flowfabric.now() + interval '1 day')",
-        wait.id.partition,
-        wait.id.uuid,
+        home(wait.id),
+        wait.id,
         UUID(int=2**128 - 1),
     )
     page = await world.engine.list_pending_waitpoints(wait.id, limit=2000)
@@ -449,8 +449,8 @@ async def test_at_most_a_thousand_waitpoints_are_on_a_page_and_a_hundred_if_noth
 
 async def test_the_token_of_a_waitpoint_can_be_read_while_it_can_be_signalled(world: SuspendingWorld) -> None:
     wait = await world.pend()
-    key = f"{{fp:{wait.id.partition}}}"
-    elsewhere = f"{{fp:{(wait.id.partition + 1) % 256}}}"
+    key = home(wait.id)
+    elsewhere = f"{{fp:{(home(wait.id) + 1) % 256}}}"
 
     async def read() -> Any:
         return await world.engine.read_waitpoint_token(key, wait.point.id)
@@ -516,7 +516,7 @@ async def test_the_first_rule_that_is_broken_is_told_whatever_the_state(
     world: SuspendingWorld, by: str, state: str
 ) -> None:
     world.engine.checking = False
-    handle = stranger(ExecutionId.of(5, new_id())) if state == "missing" else (await world.reach(state)).handle
+    handle = stranger(id_in(5)) if state == "missing" else (await world.reach(state)).handle
     before = await world.stored()
     now = await world.clock.now()
     rows = Rows()
@@ -586,12 +586,12 @@ async def _broken(world: SuspendingWorld, wait: Waiting, handle: Handle | None =
 
 
 async def _suspended_handle(world: SuspendingWorld) -> Scene:
-    handle = stranger(ExecutionId.of(5, new_id()))
+    handle = stranger(id_in(5))
     return Scene(msgspec.structs.replace(handle, kind=HandleKind.SUSPENDED), [Fresh(ONE, "k")], on("k"))
 
 
 async def _no_execution(world: SuspendingWorld) -> Scene:
-    return Scene(stranger(ExecutionId.of(5, new_id())), [Fresh(ONE, "k")], on("k"), "key")
+    return Scene(stranger(id_in(5)), [Fresh(ONE, "k")], on("k"), "key")
 
 
 async def _is_suspended(world: SuspendingWorld) -> Scene:
@@ -683,7 +683,7 @@ def _uses(how: Callable[[SuspendingWorld, Waiting], Awaitable[UUID]], key: str =
 
 
 async def _foreign_and_closed(world: SuspendingWorld, wait: Waiting) -> UUID:
-    other = await world.pend(execution_id=ExecutionId.of(wait.id.partition, new_id()))
+    other = await world.pend(execution_id=id_in(home(wait.id)))
     return await _closed(world, other)
 
 
@@ -1025,7 +1025,7 @@ async def test_the_answer_names_every_waitpoint_and_gives_a_handle_in_return(wor
         (ids[1], "cache"),
         (ids[2], "flags"),
     ]
-    key = f"{{fp:{wait.id.partition}}}"
+    key = home(wait.id)
     tokens = [details.waitpoint_token, *(one.waitpoint_token for one in details.additional_waitpoints)]
     assert tokens == [await world.engine.read_waitpoint_token(key, one) for one in ids]
     assert answer.handle == msgspec.structs.replace(wait.handle, kind=HandleKind.SUSPENDED)
@@ -1154,7 +1154,7 @@ async def test_a_suspension_that_never_opened_is_in_nobodys_way(world: Suspendin
     sent = await world.accept(wait)
     answer = await world.suspend_on_pending(wait, timeout_at=await world.in_an_hour())
     assert isinstance(answer, AlreadySatisfied)
-    page = await world.engine.list_suspended(f"{{fp:{wait.id.partition}}}")
+    page = await world.engine.list_suspended(home(wait.id))
     assert page.items == []
     await world.clock.advance(hours=2)
     assert (await world.engine.run_timers("suspension")).handled == 0
@@ -1242,7 +1242,7 @@ async def test_without_the_same_key_a_repeated_suspend_is_another(world: Suspend
 
 async def test_a_key_belongs_to_its_execution(world: SuspendingWorld) -> None:
     one = await world.suspend(idempotency_key="key")
-    two = await world.hold(execution_id=ExecutionId.of(one.id.partition, new_id()))
+    two = await world.hold(execution_id=id_in(home(one.id)))
     answer = await _repeat(world, two.handle)
     assert isinstance(answer, Suspended)
     assert answer.details.suspension_id != one.details.suspension_id
@@ -1318,14 +1318,14 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
         at = await world.in_an_hour() if n % 2 else None
         waits.append(
             await world.suspend(
-                creating={"execution_id": ExecutionId.of(partition, new_id())},
+                creating={"execution_id": id_in(partition)},
                 timeout_at=at,
                 reason_code="waiting_for_approval" if n % 2 else "manual_pause",
             )
         )
         await world.clock.advance(seconds=1)
-    await world.suspend(creating={"execution_id": ExecutionId.of(elsewhere, new_id())})
-    await world.hold(execution_id=ExecutionId.of(partition, new_id()))
+    await world.suspend(creating={"execution_id": id_in(elsewhere)})
+    await world.hold(execution_id=id_in(partition))
     listed = (await world.engine.list_suspended(key)).items
     assert [one.execution_id for one in listed] == [wait.id for wait in waits]
     for one, wait in zip(listed, waits, strict=True):
@@ -1347,11 +1347,11 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_a_cursor_survives_the_row_it_points_at_and_skips_no_other(world: SuspendingWorld, at_once: bool) -> None:
     key = "{fp:17}"
-    waits = [await world.suspend(creating={"execution_id": ExecutionId.of(17, new_id())}) for _ in range(7)]
+    waits = [await world.suspend(creating={"execution_id": id_in(17)}) for _ in range(7)]
     if at_once:
         # One instant for all: the id decides.
         await world.sql.execute("update flowfabric.suspension set suspended_at = '2026-01-01'")
-        waits.sort(key=lambda wait: wait.id.uuid)
+        waits.sort(key=lambda wait: wait.id)
     by_id = {wait.id: wait for wait in waits}
     seen: list[ff.ExecutionId] = []
     cursor: str | None = None
@@ -1667,7 +1667,7 @@ async def test_before_anything_was_suspended_nothing_is_seen(world: SuspendingWo
     wait = await world.pend()
     await world.accept(wait)
     assert await world.engine.observe_signals(wait.handle) == []
-    assert await world.engine.observe_signals(stranger(ExecutionId.of(5, new_id()))) == []
+    assert await world.engine.observe_signals(stranger(id_in(5))) == []
 
 
 async def test_a_signal_is_seen_with_all_that_it_said(world: SuspendingWorld) -> None:

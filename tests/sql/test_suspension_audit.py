@@ -21,6 +21,7 @@ from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.signal import Accepted
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.conftest import fresh_database
+from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import claim_one, submit
 
@@ -271,7 +272,7 @@ async def test_every_rule_about_suspensions_is_tried() -> None:
 async def test_the_audit_of_one_partition_looks_at_that_alone(stage: Stage, engine: Party) -> None:
     at = await _suspended(stage, engine)
     await stage.watch.execute(_WAITPOINT + "signal_count = 7")
-    mine = at.handle.execution_id.partition
+    mine = home(at.handle.execution_id)
     for partition, expected in ((mine, ["signal_count"]), ((mine + 1) % 256, [])):
         rows = await stage.watch.fetch("select rule from flowfabric.audit($1, true)", partition)
         assert [row["rule"] for row in rows] == expected

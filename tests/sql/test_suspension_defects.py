@@ -29,12 +29,13 @@ from flowfabric.values.conditions import (
     from_sources,
     on,
 )
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import parse_execution_id
 from flowfabric.values.keystore import Rotated
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import AlreadySatisfied, Closed, Fresh, ResumePolicy, Suspended, UsePending, WaitpointToken
+from tests.ids import home, id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -62,7 +63,7 @@ KEY_A, KEY_B = "ab" * 32, "cd" * 32
 
 async def neighbour(world: SuspendingWorld, wait: Waiting) -> Waiting:
     """Another execution of the same partition, under a lease."""
-    return await world.hold(execution_id=ExecutionId.of(wait.id.partition, new_id()))
+    return await world.hold(execution_id=id_in(home(wait.id)))
 
 
 def faulty(handle: Handle) -> list[Handle]:
@@ -383,7 +384,7 @@ async def test_resuming_is_not_reported_as_completing(world: SuspendingWorld) ->
 
 async def test_there_is_one_way_to_sign_a_token(world: SuspendingWorld) -> None:
     await world.engine.rotate_waitpoint_hmac_secret_all("kid-1", KEY_A)
-    wait = await world.hold(execution_id=ExecutionId.parse("{fp:0}:11111111-1111-4111-8111-111111111111"))
+    wait = await world.hold(execution_id=parse_execution_id("{fp:0}:11111111-1111-4111-8111-111111111111"))
     answer = await world.engine.suspend(
         wait.handle,
         waitpoints=[Fresh("22222222-2222-4222-8222-222222222222", "k")],  # type: ignore[arg-type]
@@ -398,7 +399,7 @@ async def test_who_has_no_token_learns_nothing(world: SuspendingWorld) -> None:
     wait, other = await world.suspend(), await world.suspend()
     over = await world.suspend()
     await world.engine.cancel(Operator(over.id), "enough")
-    nowhere = ExecutionId.of(wait.id.partition, new_id())
+    nowhere = id_in(home(wait.id))
     token = wait.point.token.reveal()
     told = [
         await refusal_of(call)
@@ -550,12 +551,12 @@ async def test_the_list_of_suspended_executions_shows_those_and_since_when(world
     other = await neighbour(world, wait)
     await world.suspend(of=other)
     await world.accept(other)
-    (listed,) = (await world.engine.list_suspended(f"{{fp:{wait.id.partition}}}")).items
+    (listed,) = (await world.engine.list_suspended(home(wait.id))).items
     suspension = await world.suspension(wait)
     assert (listed.execution_id, listed.suspended_at) == (wait.id, suspension.suspended_at)
     assert (listed.timeout_at, listed.reason) == (suspension.timeout_at, "waiting_for_approval")
     await world.accept(wait)
-    assert (await world.engine.list_suspended(f"{{fp:{wait.id.partition}}}")).items == []
+    assert (await world.engine.list_suspended(home(wait.id))).items == []
 
 
 async def test_there_is_one_clock_and_a_time_has_come_when_it_is_reached(world: SuspendingWorld) -> None:
@@ -579,9 +580,9 @@ async def test_there_is_one_clock_and_a_time_has_come_when_it_is_reached(world: 
     assert kept.accepted_at >= at
     # Nobody can stop the clock, so the two moments are given by hand.
     expire = "select flowfabric.expire_suspensions(array[$1::integer], array[$2::uuid], $3)"
-    await world.sql.execute(expire, wait.id.partition, wait.id.uuid, timeout - timedelta(microseconds=1))
+    await world.sql.execute(expire, home(wait.id), wait.id, timeout - timedelta(microseconds=1))
     assert (await world.suspension(wait)).closed_at is None
-    await world.sql.execute(expire, wait.id.partition, wait.id.uuid, timeout)
+    await world.sql.execute(expire, home(wait.id), wait.id, timeout)
     assert (await world.suspension(wait)).closed_at == timeout
 
 

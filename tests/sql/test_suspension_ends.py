@@ -20,6 +20,7 @@ from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
 from flowfabric.values.signal import DuplicateSignal
 from flowfabric.values.wait import AlreadySatisfied, ExpiredSuspension, Suspended
+from tests.ids import home, id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import outcome
 from tests.sql.suspending import (
@@ -160,7 +161,7 @@ async def test_an_escalated_suspension_stays_open_and_can_be_signalled(world: Su
     assert suspension.reason_code == "waiting_for_operator_review"
     assert (suspension.timeout_at, suspension.timeout_behavior) == (None, None)
     assert [(await world.waitpoint(wait, key))["expires_at"] for key in "ab"] == [None, None]
-    (listed,) = (await world.engine.list_suspended(f"{{fp:{wait.id.partition}}}")).items
+    (listed,) = (await world.engine.list_suspended(home(wait.id))).items
     assert (listed.reason, listed.timeout_at) == ("waiting_for_operator_review", None)
     assert await outcome(world.engine.expire_suspension(wait.id)) == "not_yet_due"
     (event,) = [e for e in await world.events(wait) if e.operator_type == "suspension_escalated"]
@@ -208,7 +209,7 @@ async def test_the_short_name_of_the_resuming_timeout_is_understood(world: Suspe
 
 
 async def _not_found(world: SuspendingWorld) -> ExecutionId:
-    return ExecutionId.of(3, new_id())
+    return id_in(3)
 
 
 async def _never_suspended(world: SuspendingWorld) -> ExecutionId:
@@ -309,7 +310,7 @@ async def test_one_suspension_that_cannot_be_expired_does_not_stop_the_others(wo
     world.engine.checking = False
     await world.sql.execute(
         f"""create function pg_temp.refuse() returns trigger language plpgsql as
-            $$ begin if old.id = '{waits[1].id.uuid}' then raise exception 'broken'; end if; return new; end $$;
+            $$ begin if old.id = '{waits[1].id}' then raise exception 'broken'; end if; return new; end $$;
             create trigger broken before update on flowfabric.suspension
             for each row execute function pg_temp.refuse()"""
     )

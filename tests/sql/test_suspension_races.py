@@ -34,6 +34,7 @@ from flowfabric.values.wait import (
     WaitpointToken,
 )
 from tests.conftest import fresh_database
+from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
@@ -102,16 +103,14 @@ async def suspended(stage: Stage, engine: Party, behavior: str = "fail", **field
 
 
 async def state(stage: Stage, one: Claimed) -> str:
-    return str(
-        await stage.watch.fetchval("select state from flowfabric.execution where id = $1", one.execution_id.uuid)
-    )
+    return str(await stage.watch.fetchval("select state from flowfabric.execution where id = $1", one.execution_id))
 
 
 async def reason(stage: Stage, one: Claimed) -> str | None:
     """How the newest suspension of an execution ended."""
     found: str | None = await stage.watch.fetchval(
         "select close_reason from flowfabric.suspension where id = $1 order by number desc limit 1",
-        one.execution_id.uuid,
+        one.execution_id,
     )
     return found
 
@@ -497,7 +496,7 @@ async def test_who_has_no_token_waits_for_nobody(stage: Stage, parties: list[Par
 
 
 def _partition(one: Claimed) -> str:
-    return f"{{fp:{one.execution_id.partition}}}"
+    return home(one.execution_id)
 
 
 _READS: dict[str, Callable[[Party, Claimed, Point], Awaitable[Any]]] = {
@@ -535,7 +534,7 @@ async def test_suspends_on_the_same_fresh_ids_in_opposite_orders_do_not_deadlock
     one, two, holder = parties
     claimed = []
     for _ in range(3):
-        await one.create_execution(execution_kind="test", execution_id=ExecutionId.of(7, mint_uuid()))
+        await one.create_execution(execution_kind="test", execution_id=id_in(7))
         claimed.append(await claim_one(one, lease_ttl=LONG))
     ids = sorted((mint_uuid() for _ in range(3)), key=str)
     bindings = [Fresh(each, f"k{place}") for place, each in enumerate(ids)]

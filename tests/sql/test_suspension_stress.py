@@ -265,7 +265,7 @@ async def drain(stage: Stage, party: Party, crowd: Crowd) -> None:
         for kind in KINDS:
             await party.run_timers(kind)
         for row in await stage.watch.fetch("select partition, id from flowfabric.execution where state = 'suspended'"):
-            await party.resume_execution(ExecutionId.of(row["partition"], row["id"]))
+            await party.resume_execution(ExecutionId(row["id"]))
         for claimed in await party.claim_many(worker_id="pool", worker_instance_id="last", limit=100):
             await party.complete(claimed.handle)
         if not await stage.watch.fetchval("select count(*) from flowfabric.execution where completed_at is null"):

@@ -11,6 +11,7 @@ import flowfabric as ff
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import Operator
+from tests.ids import home, id_in
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, Clock, claim_one, started, submit
 
@@ -57,7 +58,7 @@ async def test_the_history_of_one_is_what_the_log_says_of_it(database: str, cloc
 async def test_an_execution_nothing_happened_to_has_no_events(engine: ff.Engine) -> None:
     execution_id = await submit(engine)
     assert await engine.list_events(execution_id) == []
-    assert await engine.list_events(ff.ExecutionId.of((execution_id.partition + 1) % 256, execution_id.uuid)) == []
+    assert await engine.list_events(id_in((home(execution_id) + 1) % 256, execution_id)) == []
 
 
 async def test_events_are_counted_from_where_the_last_count_ended(engine: ff.Engine) -> None:
@@ -86,8 +87,8 @@ async def test_an_event_under_way_is_counted_when_it_is_there(engine: ff.Engine,
     await sql.execute(
         "select flowfabric.cancel(array[$1::integer], array[$2::uuid], array[null::uuid], array[null::bigint],"
         " array[null::uuid], array[null::integer], false, 'operator_override', 'slow')",
-        target.partition,
-        target.uuid,
+        home(target),
+        target,
     )
     await engine.complete(two.handle)
     first = await engine.count_events(cursor)

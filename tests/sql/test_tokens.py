@@ -29,7 +29,6 @@ from flowfabric.engine.service import migrate_database
 from flowfabric.errors import Conflict, StateError, ValidationFailed
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import OperatorOnly, all_of, on
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import (
     AlreadySeeded,
     Rotated,
@@ -42,6 +41,7 @@ from flowfabric.values.keystore import (
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests import sampling
+from tests.ids import home, id_in
 from tests.integration.test_connection import a_role, as_user
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, new_id, submit
 
@@ -81,7 +81,7 @@ class Spot:
 
 
 async def hold(engine: ff.Engine, *, partition: int = 7) -> Claimed:
-    execution_id = ExecutionId.of(partition, new_id())
+    execution_id = id_in(partition)
     await submit(engine, execution_id=execution_id, idempotency_key=None, flow_id=None)
     return await claim_one(engine, lease_ttl=timedelta(days=300))
 
@@ -207,7 +207,7 @@ async def test_every_token_is_signed_over_its_kid_its_execution_and_its_waitpoin
     await rotate(engine, "kid-1", SECRET)
     for partition in (0, 7, 255):
         at = await spot(engine, partition=partition)
-        assert at.text == signed("kid-1", SECRET, f"{{fp:{partition}}}:{at.id.uuid}", at.waitpoint_id)
+        assert at.text == signed("kid-1", SECRET, f"{{fp:{partition}}}:{at.id}", at.waitpoint_id)
     claimed = await hold(engine)
     ids = [new_id(), new_id()]
     suspended = await engine.suspend(
@@ -223,7 +223,7 @@ async def test_every_token_is_signed_over_its_kid_its_execution_and_its_waitpoin
 
 async def test_signing_twice_gives_the_same_token_and_the_key_label_is_not_part_of_it(engine: ff.Engine) -> None:
     at = await spot(engine)
-    partition = f"{{fp:{at.id.partition}}}"
+    partition = home(at.id)
     for _ in range(2):
         assert await engine.read_waitpoint_token(partition, at.waitpoint_id) == at.token
     twin = await spot(engine, at.claimed)
@@ -342,9 +342,9 @@ async def test_no_token_at_all_is_missing(engine: ff.Engine, sql: asyncpg.Connec
     assert await refused(engine, at, "") == "missing_token"
     assert await refused(engine, at, WaitpointToken("")) == "missing_token"
     # Also where nothing is known, so that it says nothing.
-    assert await refused(engine, at, "", execution_id=ExecutionId.of(3, new_id())) == "missing_token"
+    assert await refused(engine, at, "", execution_id=id_in(3)) == "missing_token"
     assert await refused(engine, at, "", waitpoint_id=new_id()) == "missing_token"
-    assert await sql.fetchval("select flowfabric.check_token(7, $1, $2, null)", at.id.uuid, at.waitpoint_id) == (
+    assert await sql.fetchval("select flowfabric.check_token(7, $1, $2, null)", at.id, at.waitpoint_id) == (
         "missing_token"
     )
 
@@ -364,8 +364,8 @@ async def test_all_that_is_unknown_gets_one_answer(engine: CheckedEngine, sql: a
     sibling = await spot(engine, old.claimed)
     neighbour = await spot(engine)  # another execution of the same partition
     stranger = await spot(engine, partition=8)
-    nobody, nowhere = ExecutionId.of(7, new_id()), new_id()
-    mirrored = ExecutionId.of(8, at.id.uuid)
+    nobody, nowhere = id_in(7), new_id()
+    mirrored = id_in(8, at.id)
 
     cases: dict[str, tuple[str, ff.ExecutionId, UUID]] = {
         "wrong digest": (f"b:{'0' * 64}", at.id, at.waitpoint_id),
@@ -392,7 +392,7 @@ async def test_all_that_is_unknown_gets_one_answer(engine: CheckedEngine, sql: a
             signed("b", B, str(at.id), neighbour.waitpoint_id), at.id, neighbour.waitpoint_id,
         ),
         "signed without the braces": (
-            signed("b", B, str(at.id.uuid), at.waitpoint_id), at.id, at.waitpoint_id,
+            signed("b", B, str(at.id), at.waitpoint_id), at.id, at.waitpoint_id,
         ),
     }  # fmt: skip
     before = await everything(sql)
@@ -526,7 +526,7 @@ async def test_a_used_token_does_nothing_twice(engine: CheckedEngine) -> None:
         await deliver(engine, at)
     assert late.value.kind == "waitpoint_closed"
     assert (await engine.list_pending_waitpoints(at.id)).items == []
-    assert await engine.read_waitpoint_token(f"{{fp:{at.id.partition}}}", at.waitpoint_id) is None
+    assert await engine.read_waitpoint_token(home(at.id), at.waitpoint_id) is None
 
 
 # Rotation and grace
@@ -553,7 +553,7 @@ async def test_a_kid_verifies_through_the_last_instant_of_its_grace(
     sibling = await spot(engine, at.claimed)
     assert await refused(engine, sibling, at.text) == "invalid_token"
     assert await refused(engine, at, waitpoint_id=sibling.waitpoint_id) == "invalid_token"
-    assert await refused(engine, at, execution_id=ExecutionId.of(7, new_id())) == "invalid_token"
+    assert await refused(engine, at, execution_id=id_in(7)) == "invalid_token"
 
 
 @pytest.mark.parametrize("how", ["rotation", "sweep"])
@@ -631,7 +631,7 @@ async def test_a_rotation_signs_no_old_waitpoint_again(engine: CheckedEngine, st
     await rotate(engine, "a", A)
     at = await spot(engine)
     await rotate(engine, "b", B, GRACE)
-    partition = f"{{fp:{at.id.partition}}}"
+    partition = home(at.id)
     assert await engine.read_waitpoint_token(partition, at.waitpoint_id) == at.token
     (listed,) = (await engine.list_pending_waitpoints(at.id)).items
     assert (listed.token_kid, listed.token_fingerprint) == ("a", at.digest[:16])
@@ -967,7 +967,7 @@ async def test_an_expired_token_is_noted_too_and_a_missing_execution_is_not(
     await advance(still, TICK)
     assert await refused(engine, at) == "token_expired"
     assert await stamp(engine, at.id) == await still.now()
-    await refused(engine, at, execution_id=ExecutionId.of(7, new_id()))
+    await refused(engine, at, execution_id=id_in(7))
     assert await sql.fetchval("select count(*) from flowfabric.execution") == 1
 
 
@@ -1033,7 +1033,7 @@ async def test_no_text_but_the_token_is_the_token(
         answer = "missing_token" if token == "" else "invalid_token"
         assert await refused(plain_engine, target, token) == answer
         if "\0" not in token and token.isprintable():  # what the database can be asked
-            at = (target.id.partition, target.id.uuid, target.waitpoint_id)
+            at = (home(target.id), target.id, target.waitpoint_id)
             assert await sql.fetchval("select flowfabric.check_token($1, $2, $3, $4)", *at, token) == answer
     assert await everything(sql) == before
 
@@ -1136,7 +1136,7 @@ async def test_nothing_secret_is_printed_told_logged_or_stored(
     await engine.close_waitpoint(claimed.handle, gone.waitpoint_id)
     await fails(deliver(engine, gone))
     shows(await deliver(engine, at, idempotency_key="d"), await deliver(engine, at, idempotency_key="d"))
-    partition = f"{{fp:{at.id.partition}}}"
+    partition = home(at.id)
     shows(
         made, bound, again, bound.details.additional_waitpoints,
         await engine.probe_waitpoint(at.id, at.waitpoint_id, "x"),

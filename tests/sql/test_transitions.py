@@ -10,10 +10,10 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.values.attempt import Attempt, Claimed
-from flowfabric.values.ids import ExecutionId
 from flowfabric.values.legal import LEGAL, is_consistent, legal_row
 from flowfabric.values.transitions import TRANSITIONS, position
 from tests.each import Rows, each
+from tests.ids import id_in
 from tests.sql.cases import (
     BLOCKING_REASONS,
     BY_NAME,
@@ -30,7 +30,7 @@ from tests.sql.cases import (
     shorthand,
     target,
 )
-from tests.support import STATES, Reached, new_id
+from tests.support import STATES, Reached
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -224,7 +224,7 @@ async def test_every_row_of_the_table_that_can_be_reached_is_tried() -> None:
 async def test_an_unknown_execution_is_reported_in_the_words_of_the_operation(
     world: World, operation: Operation
 ) -> None:
-    nobody = ExecutionId.of(7, new_id())
+    nobody = id_in(7)
     assert await outcome(operation.call(Case(world, Reached(nobody, None)))) == operation.missing
     assert await world.event_count() == 0
 

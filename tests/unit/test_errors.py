@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -43,6 +44,8 @@ from flowfabric.errors import (
     ValidationFailed,
 )
 from tests.each import each
+
+ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
 FAMILIES = {
     "not_found": NotFound,
@@ -150,27 +153,27 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
 def build(row: TaxonomyRow) -> FlowFabricError:
     match row.family:
         case "not_found":
-            return NotFound("execution", "{fp:1}:x")
+            return NotFound("execution", ID)
         case "unavailable":
             return Unavailable("list_workers")
         case "timed_out":
             return TimedOut("shutdown_prepare", 15_000)
         case "task" if row.kind == "purged":
-            return Purged("{fp:1}:x")
+            return Purged(ID)
         case "task":
             return TaskFailed(
-                row.kind, "boom", execution_id="{fp:1}:x", category="c", error_type="ValueError", traceback="File ..."
+                row.kind, "boom", execution_id=ID, category="c", error_type="ValueError", traceback="File ..."
             )
         case "step":
             return StepFailed("s", "E", "boom") if row.kind == "step_failed" else StepsChanged("'s' is gone")
         case "wait":
-            return NoSignal(row.kind, "approval", execution_id="{fp:1}:x")
+            return NoSignal(row.kind, "approval", execution_id=ID)
         case "transport" if row.kind in CONNECTION_KINDS:
             return ConnectionFailed(row.kind, "why", target="postgresql://ann:hunter2@db:5432/app")
         case "transport":
             return TransportError(row.kind, "why")
         case _:
-            return refusal(row.kind, "why", execution_id="{fp:1}:x")
+            return refusal(row.kind, "why", execution_id=ID)
 
 
 @each(("family", "kind", "error_class", "http", "code"), list(expected()))
@@ -255,25 +258,23 @@ def test_what_unwinds_a_handler_is_no_exception_that_it_would_catch() -> None:
 
 
 def test_a_failed_task_says_which_how_and_why() -> None:
-    error = TaskFailed(
-        "failed", "no such user", execution_id="{fp:1}:x", error_type="app.Missing", traceback="File ..."
-    )
-    assert str(error) == "execution {fp:1}:x failed: app.Missing: no such user"
+    error = TaskFailed("failed", "no such user", execution_id=ID, error_type="app.Missing", traceback="File ...")
+    assert str(error) == f"execution {ID} failed: app.Missing: no such user"
     assert (error.message, error.traceback, error.category) == ("no such user", "File ...", None)
-    assert str(TaskFailed("cancelled", execution_id="{fp:1}:x")) == "execution {fp:1}:x cancelled"
+    assert str(TaskFailed("cancelled", execution_id=ID)) == f"execution {ID} cancelled"
     assert str(TaskFailed("expired", "attempt_timeout")) == "expired: attempt_timeout"
 
 
 def test_a_purged_result_is_told_apart_from_a_failed_one() -> None:
-    error = Purged("{fp:1}:x")
+    error = Purged(ID)
     assert isinstance(error, TaskFailed)
-    assert (error.kind, error.execution_id, error.http_status) == ("purged", "{fp:1}:x", 410)
-    assert "{fp:1}:x was purged" in str(error)
+    assert (error.kind, error.execution_id, error.http_status) == ("purged", ID, 410)
+    assert f"{ID} was purged" in str(error)
 
 
 def test_a_failed_flow_names_its_nodes_and_keeps_what_succeeded() -> None:
     flow = "0b0e8400-e29b-41d4-a716-446655440000"
-    boom = TaskFailed("failed", "boom\nand more", execution_id="{fp:1}:x", error_type="ValueError")
+    boom = TaskFailed("failed", "boom\nand more", execution_id=ID, error_type="ValueError")
     error = FlowFailed("failed", flow, failures={"b": boom}, skipped=["c", "d"], results={"a": 1})
     assert str(error) == f"flow {flow} failed: b failed: ValueError: boom; 2 skipped"
     assert (error.failures, error.skipped, error.results) == ({"b": boom}, ("c", "d"), {"a": 1})
@@ -296,10 +297,10 @@ def test_a_step_that_failed_before_names_itself_and_its_error() -> None:
 def test_a_lost_lease_is_always_raised_as_lease_lost(kind: str) -> None:
     with pytest.raises(ValueError, match="LeaseLost"):
         StateError(kind)
-    error = refusal(kind, execution_id="{fp:3}:x")
+    error = refusal(kind, execution_id=ID)
     assert isinstance(error, LeaseLost)
-    assert error.execution_id == "{fp:3}:x"
-    assert "{fp:3}:x" in str(error)
+    assert error.execution_id == ID
+    assert str(ID) in str(error)
 
 
 @each(
@@ -355,7 +356,7 @@ def test_not_found_says_what_and_which() -> None:
     assert (error.entity, error.id, error.execution_id) == ("flow", "f1", None)
     assert str(error) == "not found: flow f1"
     assert str(NotFound("budget")) == "not found: budget"
-    assert NotFound("execution", "{fp:1}:x").execution_id == "{fp:1}:x"
+    assert NotFound("execution", ID).execution_id == ID
 
 
 def test_a_refusal_takes_the_facts_of_its_class() -> None:

@@ -22,9 +22,10 @@ from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.values import conditions
 from flowfabric.values.attempt import Passed
 from flowfabric.values.graph import NewNode
-from flowfabric.values.ids import ExecutionId, FlowId, crc16
+from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.joins import AllOf, AnyOf, OnSatisfied, Quorum
 from flowfabric.values.state import State
+from tests.ids import home, id_in
 
 FLOW = FlowId(UUID(int=7))
 SEED = UUID(int=8)
@@ -93,7 +94,7 @@ def filled(flow: Flow, name: str, results: dict[str, Any]) -> Any:
     """The arguments a node is called with when those nodes have succeeded with these results."""
     nodes = built(flow)
     inputs = {
-        nodes[one].execution.execution_id.uuid: Passed(State.COMPLETED, msgspec.json.encode(value), None)
+        nodes[one].execution.execution_id: Passed(State.COMPLETED, msgspec.json.encode(value), None)
         for one, value in results.items()
     }
     return msgspec.json.decode(node_arguments.fill(nodes[name].execution.input_payload, inputs, Codecs()))
@@ -391,7 +392,7 @@ def test_what_did_not_succeed_is_left_out_of_lists_and_null_elsewhere(flow: Flow
     assert filled(flow, "y", {"b": 2}) == {"name": None, "after": 2}
     nodes = built(flow)
     # Only successes are passed: one that has no result now was replayed since.
-    inputs = {nodes["a"].execution.execution_id.uuid: Passed(State.WAITING, None, None)}
+    inputs = {nodes["a"].execution.execution_id: Passed(State.WAITING, None, None)}
     with pytest.raises(CannotDecode, match="that node was replayed"):
         node_arguments.fill(nodes["x"].execution.input_payload, inputs, Codecs())
 
@@ -527,7 +528,7 @@ def test_a_flow_is_copied_into_another(flow: Flow) -> None:
 
 
 def test_what_cannot_be_included(flow: Flow) -> None:
-    grows = Flow(app, "grows", grows=FLOW, here=ExecutionId.of(1, UUID(int=1)))
+    grows = Flow(app, "grows", grows=FLOW, here=id_in(1, UUID(int=1)))
     for other in (flow, grows, None, "inner"):
         with refused("^other: got .*; allowed: another flow, made by app.flow"):
             flow.include(other)
@@ -537,7 +538,7 @@ def test_what_cannot_be_included(flow: Flow) -> None:
 
 
 def test_a_flow_that_grows_knows_its_members() -> None:
-    here, other = (ExecutionId.of(crc16(FLOW.bytes) % 8, UUID(int=n)) for n in (1, 2))
+    here, other = (ExecutionId(UUID(int=(n << 16) + home(FLOW, 8))) for n in (1, 2))
     flow = Flow(app, "grower", grows=FLOW, here=here)
     first = flow.member(other)
     assert first is flow.member(str(other))
@@ -554,11 +555,11 @@ def test_a_new_flow_has_no_members_yet(flow: Flow) -> None:
     with refused("^here: this flow was not made in a task; allowed: a flow from ctx.flow"):
         _ = flow.here
     with refused("^member: the flow does not exist yet"):
-        flow.member(ExecutionId.of(1, UUID(int=1)))
+        flow.member(id_in(1, UUID(int=1)))
 
 
 async def test_a_key_is_for_new_flows() -> None:
-    flow = Flow(app, "grower", grows=FLOW, here=ExecutionId.of(1, UUID(int=1)))
+    flow = Flow(app, "grower", grows=FLOW, here=id_in(1, UUID(int=1)))
     with refused("^idempotency_key: given for a flow that grows"):
         await flow.submit(idempotency_key="k")
     with refused("^idempotency_key"):
@@ -585,7 +586,7 @@ def test_a_seed_makes_the_same_of_the_same(flow: Flow) -> None:
     assert list(ids) == ["double", "double-2", "double-3", "double-4"]
     assert ids == flow.ids(FLOW, 8, SEED)
     assert len(set(ids.values())) == 4
-    assert {one.partition for one in ids.values()} == {crc16(FLOW.bytes) % 8}
+    assert {home(one, 8) for one in ids.values()} == {home(FLOW, 8)}
     assert set(flow.ids(FLOW, 8, UUID(int=9)).values()).isdisjoint(ids.values())
     assert set(flow.ids(FLOW, 8).values()).isdisjoint(flow.ids(FLOW, 8).values())
     assert flow.build(ids) == flow.build(ids)

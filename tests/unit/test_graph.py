@@ -28,7 +28,7 @@ from flowfabric.values.joins import (
     policy_to_json,
 )
 
-MEMBER = ff.ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")
+MEMBER = ff.ExecutionId(UUID("0b0e8400-e29b-41d4-a716-446655440000"))
 WORK = NewExecution(execution_kind="k")
 
 
@@ -64,7 +64,7 @@ def test_every_node_stands_once_and_behind_what_it_comes_after(nodes: list[NewNo
     for one in nodes:
         for edge in one.after:
             if edge.upstream != MEMBER:
-                assert place[edge.upstream] < place[one.name]
+                assert place[str(edge.upstream)] < place[one.name]
 
 
 def test_what_waits_for_nothing_keeps_the_order_it_was_given_in() -> None:
@@ -176,7 +176,7 @@ def test_an_unknown_upstream_is_named_with_who_wants_it() -> None:
         ([NewNode(name="a", execution=WORK, after="b"), node("b")], "nodes[0].after"),  # type: ignore[arg-type]
         ([NewNode(name="a", execution=WORK, after=["b"]), node("b")], "nodes[0].after"),  # type: ignore[list-item]
         ([node("a", ["b"]), node("b")], "nodes[0].after"),  # type: ignore[arg-type]
-        ([node("a", ff.ExecutionId("{fp:3}:b")), node("b")], "nodes[0].after"),
+        ([node("a", "0b0e8400-e29b-41d4-a716-446655440000"), node("b")], "nodes[0].after"),
         ([node("a"), node("b", "a", policy=5)], "nodes[1].policy"),  # type: ignore[arg-type]
         ([node("a"), node("b", "a", policy=Quorum(0))], "nodes[1].policy.k"),
         ([node("a"), node("b", "a", policy={"kind": "quorum", "k": 0})], "nodes[1].policy.k"),  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.step import Step, StepKind
 from flowfabric.worker.durable.memory import Memory, check_name, encode_error, remembered_error
 
-ID = ExecutionId("{fp:3}:0b0e8400-e29b-41d4-a716-446655440000")
+ID = ExecutionId(UUID("0b0e8400-e29b-41d4-a716-446655440000"))
 
 
 def step(name: str, n: int = 0, kind: StepKind = "step", run: int = 0, error: Any = None) -> Step:

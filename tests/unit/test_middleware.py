@@ -480,13 +480,13 @@ async def test_the_run_of_a_handler_joins_the_trace_of_its_submission(
     assert [s.kind for s in (submit, execute, call)] == [SpanKind.PRODUCER, SpanKind.CONSUMER, SpanKind.CLIENT]
     assert execute.attributes == {
         "flowfabric.kind": "send",
-        "flowfabric.execution_id": run.execution_id,
+        "flowfabric.execution_id": run.id,
         "flowfabric.attempt": 2,
         "flowfabric.lane": "default",
         "flowfabric.outcome": "ok",
     }
     assert submit.attributes is not None
-    assert submit.attributes["flowfabric.execution_id"] == run.execution_id
+    assert submit.attributes["flowfabric.execution_id"] == run.id
     assert call.attributes == {"flowfabric.method": "progress", "flowfabric.outcome": "ok"}
     assert {span.status.status_code for span in found.values()} == {StatusCode.UNSET}
 
@@ -859,7 +859,7 @@ async def test_a_run_is_logged_at_its_start_and_its_end(
     except BaseException as caught:
         assert caught is error
     start, end = lines()
-    about = {"execution_id": task.execution_id, "attempt": 3, "kind": "send", "lane": "slow"}
+    about = {"execution_id": str(task.execution_id), "attempt": 3, "kind": "send", "lane": "slow"}
     assert about.items() <= start.items()
     assert (start["level"], start["message"]) == ("INFO", f"started 'send', execution {task.execution_id}, attempt 3")
     assert about.items() <= end.items()
@@ -883,7 +883,7 @@ async def test_a_submission_is_logged_without_its_arguments(logger: logging.Logg
         await mw.chain_submit([mw.Logging(logger)], refuse)(Submission("two\nlines"))
     good, known, bad = lines()
     assert known["message"].startswith("'known' was submitted before as ")
-    assert (good["level"], good["execution_id"], good["kind"]) == ("DEBUG", run.execution_id, "send")
+    assert (good["level"], good["execution_id"], good["kind"]) == ("DEBUG", run.id, "send")
     assert (bad["level"], bad["error"], bad["kind"]) == ("ERROR", "flowfabric.errors.InvalidInput", "two\nlines")
     assert "\n" not in bad["message"]
     assert SECRET not in json.dumps(lines())
@@ -911,7 +911,7 @@ async def test_every_line_inside_a_handler_says_which_execution_it_belongs_to(lo
     other.warning("outside", extra={"kind": "mine"})
     *inside, outside = lines()
     assert sorted((line["execution_id"], line["kind"]) for line in inside) == sorted(
-        [(first.execution_id, "send"), (second.execution_id, "other")] * 2
+        [(str(first.execution_id), "send"), (str(second.execution_id), "other")] * 2
     )
     assert "execution_id" not in outside
     assert outside["kind"] == "mine"

@@ -51,7 +51,7 @@ HANDLE = Handle(
     kind=HandleKind.RECLAIMED,
 )
 # Where the numbers lie: behind three bytes of head, and texts with their length before them.
-_AFTER_ID = 3 + 4 + len(HANDLE.execution_id)
+_AFTER_ID = 3 + 8 + 4 + 36
 _AFTER_UUIDS = _AFTER_ID + 8 + 2 * (4 + 36)
 
 
@@ -65,8 +65,8 @@ def test_a_handle_survives_as_bytes(handle: Handle) -> None:
 
 def test_the_bytes_of_a_handle_do_not_change_between_releases() -> None:
     data = HANDLE.encode()
-    assert data[:3] == b"\x02\x01\x03"
-    assert data[3:_AFTER_ID] == struct.pack("<I", 43) + b"{fp:7}:00000000-0000-0000-0000-000000000001"
+    assert data[:3] == b"\x02\x02\x03"
+    assert data[3:_AFTER_ID] == struct.pack("<QI", 7, 36) + b"00000000-0000-0000-0000-000000000001"
     assert data[_AFTER_ID : _AFTER_ID + 8] == struct.pack("<Q", 2)
     assert data[_AFTER_UUIDS : _AFTER_UUIDS + 16] == struct.pack("<QQ", 5, 30_000)
     assert data.endswith(struct.pack("<I", 4) + b"lane" + struct.pack("<I", 8) + b"worker-1")
@@ -84,14 +84,15 @@ def _with(offset: int, patch: bytes) -> bytes:
         b"",
         b"\x02",
         _with(0, b"\x01"),
-        _with(1, b"\x02"),
+        _with(1, b"\x01"),
         _with(2, b"\x04"),
         _with(2, b"\xff"),
         HANDLE.encode() + b"\0",
         HANDLE.encode()[:-1],
-        _with(3, struct.pack("<I", 2**32 - 1)),
-        _with(7, b"[fp:7}"),
-        _with(7, b"{fp:\xff}"),
+        _with(3, struct.pack("<Q", 65_536)),
+        _with(11, struct.pack("<I", 2**32 - 1)),
+        _with(15, b"z"),
+        _with(15, b"\xff"),
         _with(_AFTER_ID, struct.pack("<Q", 2**31)),
         _with(_AFTER_UUIDS, struct.pack("<Q", 2**63)),
         _with(_AFTER_UUIDS + 8, struct.pack("<Q", 10**13 + 1)),
@@ -124,7 +125,7 @@ def test_no_bytes_whatsoever_break_the_decoder(data: bytes) -> None:
 
 
 def test_a_handle_names_its_execution_and_its_fence() -> None:
-    assert HANDLE.execution_id == ExecutionId("{fp:7}:00000000-0000-0000-0000-000000000001")
+    assert HANDLE.execution_id == ExecutionId(UUID(int=1))
     assert HANDLE.fence == Fence(
         execution_id=HANDLE.execution_id,
         lease_id=HANDLE.lease_id,  # type: ignore[arg-type]
@@ -169,7 +170,6 @@ def test_a_cursor_begins_at_the_beginning_and_a_page_without_one_is_the_last() -
 def test_a_grant_does_not_print_its_key(cls: Any) -> None:
     fields = {
         "execution_id": HANDLE.execution_id,
-        "partition_key": "{fp:7}",
         "grant_key": "pg:secret",
         "expires_at": datetime.now(UTC),
     }

@@ -72,7 +72,7 @@ def member(
     failure: str | None = None,
 ) -> FlowNode:
     return FlowNode(
-        execution_id=ExecutionId.of(3, UUID(int=number + 1)),
+        execution_id=ExecutionId(UUID(int=number + 1)),
         name=f"n{number}" if name is None else name,
         execution_kind=kind,
         state=state,
@@ -100,8 +100,8 @@ def flow(nodes: Sequence[FlowNode], edges: Sequence[tuple[int, int]] = ()) -> Fl
             EdgeSnapshot(
                 edge_id=UUID(int=number + 1),
                 flow_id=FLOW,
-                upstream_execution_id=ExecutionId.of(3, UUID(int=above + 1)),
-                downstream_execution_id=ExecutionId.of(3, UUID(int=below + 1)),
+                upstream_execution_id=ExecutionId(UUID(int=above + 1)),
+                downstream_execution_id=ExecutionId(UUID(int=below + 1)),
                 created_at=AT,
             )
             for number, (above, below) in enumerate(edges)
@@ -295,7 +295,7 @@ def test_every_box_tells_state_and_policy_without_colours(drawn: tuple[FlowGraph
         wanted = f"{LOOKS[node.state].sign} {node.name}\n{node.state}" + (f" · {join}" if join else "")
         assert read_mermaid(to_mermaid(graph))[0][number] == wanted
         assert read_dot(to_dot(graph))[0][number]["label"] == wanted
-        assert "\n".join(read_svg(to_svg(graph)).boxes[node.execution_id].text) == wanted
+        assert "\n".join(read_svg(to_svg(graph)).boxes[str(node.execution_id)].text) == wanted
         line = next(line for line in ALL["text"](graph).split("\n") if f" {node.name} " in line)
         assert LOOKS[node.state].sign in line
         assert re.search(rf" {node.name} +{node.state}\b", line)
@@ -331,7 +331,7 @@ def test_no_boxes_overlap_and_links_end_at_boxes_and_pass_none(
         assert 0 <= box.y <= box.y + box.height <= picture.height
     for edge in graph.edges:
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", picture.paths[str(edge.edge_id)])]
-        start, end = picture.boxes[edge.upstream_execution_id], picture.boxes[edge.downstream_execution_id]
+        start, end = picture.boxes[str(edge.upstream_execution_id)], picture.boxes[str(edge.downstream_execution_id)]
         assert start.x < numbers[0] < start.x + start.width
         assert numbers[1] == pytest.approx(start.y + start.height, abs=0.11)
         assert end.x < numbers[-2] < end.x + end.width
@@ -416,11 +416,11 @@ def test_long_names_keep_both_ends_and_stay_apart() -> None:
     assert " " + "a" * 20 + " " in text
 
 
-def test_same_names_get_the_shortest_part_of_the_id_that_differs() -> None:
-    early = [ExecutionId.parse(f"{{fp:3}}:{first}-0000-7000-8000-000000000001") for first in ("aaaaaaaa", "bbbbbbbb")]
-    late = [ExecutionId.parse(f"{{fp:3}}:aaaaaaaa-0000-7000-8000-00000000000{last}") for last in (1, 2)]
+def test_same_names_get_the_end_of_the_id_that_differs() -> None:
+    short = [ExecutionId(UUID(f"aaaaaaaa-0000-7000-8000-0000{end}")) for end in ("9f3c01a2", "9f3c01a3")]
+    longer = [ExecutionId(UUID(f"aaaaaaaa-0000-7000-8000-{end}")) for end in ("00009f3c01a2", "00019f3c01a2")]
     for name, lead in (("same", "same ("), ("", "work ")):
-        for ids, parts in ((early, ("aaaaaaaa", "bbbbbbbb")), (late, ("000000000001", "000000000002"))):
+        for ids, parts in ((short, ("9f3c01a2", "9f3c01a3")), (longer, ("00009f3c01a2", "00019f3c01a2"))):
             nodes = [
                 FlowNode(execution_id=one, name=name, execution_kind="work", state=State.ACTIVE, created_at=AT)
                 for one in ids
@@ -571,7 +571,7 @@ def test_too_many_branches_are_told_layer_by_layer() -> None:
 
 def test_the_tooltip_has_what_does_not_fit_the_box() -> None:
     node = member(0, "x" * 300, kind="work", state=State.FAILED, failure="ValueError: <no>\n  second line")
-    assert read_svg(to_svg(flow([node]))).boxes[node.execution_id].title.split("\n") == [
+    assert read_svg(to_svg(flow([node]))).boxes[str(node.execution_id)].title.split("\n") == [
         "x" * 300,
         f"work {node.execution_id}",
         "failed",

@@ -11,23 +11,24 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric._postgres.checks import MAX_BATCH
-from flowfabric._postgres.create_columns import PARTITION_HASHES, BadPolicy, Layout, is_plain, plain_columns
+from flowfabric._postgres.create_columns import BadPolicy, Layout, is_plain, plain_columns
 from flowfabric._postgres.rows.verdicts import FOR_ALL
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import PARTITION_VALUES, ExecutionId
 from flowfabric.values.state import State
 
 
 class CreateCall:
     """One call: its columns, `args` for the statement, and the verdicts from its rows.
 
-    Without `partitions` the args hold hashes for a statement rendered as `hashed`, and no item may give its id.
-    The policy is checked last: an item with a bad one is not sent, but `doubts` are the args of the statement that
-    checks whether it is a duplicate or its lane is closed.
+    Without `partitions` the args hold the last bits of ids, for a statement rendered as `hashed`. `home` is the
+    partition for items that may live in any.
+    A policy is judged last: an item with a bad one is not sent, but `doubts` are the args of the statement that finds
+    out whether it is a duplicate or its lane is closed.
     """
 
-    def __init__(self, items: Sequence[NewExecution], partitions: int | None) -> None:
+    def __init__(self, items: Sequence[NewExecution], partitions: int | None, home: int | None = None) -> None:
         if len(items) > MAX_BATCH:
             raise InvalidInput(f"{len(items)} items", field="items", allowed=f"at most {MAX_BATCH}")
         self._refused: dict[int, FlowFabricError] = {}
@@ -38,9 +39,9 @@ class CreateCall:
         self.doubts: list[list[Any]] = []
         if all(map(is_plain, items)) and all(item.policy is items[0].policy for item in items):
             self._places = list(range(len(items)))
-            self.columns = plain_columns(items, partitions or PARTITION_HASHES)
+            self.columns = plain_columns(items, partitions, home)
             return
-        lay = Layout(partitions or PARTITION_HASHES)
+        lay = Layout(partitions or PARTITION_VALUES, home)
         doubts: list[tuple[Any, ...]] = []
         for place, item in enumerate(items):
             try:
@@ -85,20 +86,20 @@ class CreateCall:
         """One verdict per item, in the order of the items. `repeated`: the first try may have been committed."""
         answers: dict[int, Created | Duplicate | FlowFabricError] = dict(self._refused)
         for row in standing:
-            ordinal, code, partition, uuid = row.values() if isinstance(row, Mapping) else row
+            ordinal, code, uuid = row.values() if isinstance(row, Mapping) else row
             if code == "duplicate":
-                answers[self._doubtful[ordinal - 1]] = Duplicate(ExecutionId.of(partition, uuid))
+                answers[self._doubtful[ordinal - 1]] = Duplicate(ExecutionId(uuid))
             elif code == "lane_closed":
-                answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId.of(partition, uuid))
+                answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId(uuid))
         for row in rows:
-            ordinal, code, partition, uuid, state = row.values() if isinstance(row, Mapping) else row
-            if ordinal == FOR_ALL:  # created and waiting; `partition` is the number of partitions
+            ordinal, code, uuid, state = row.values() if isinstance(row, Mapping) else row
+            if ordinal == FOR_ALL:  # created and waiting
                 waiting = State(state)
-                for place, home, sent in zip(self._places, self.columns.partitions, self.columns.ids, strict=True):
-                    answers[place] = Created(ExecutionId.of(home % partition, sent), waiting)
+                for place, sent in zip(self._places, self.columns.ids, strict=True):
+                    answers[place] = Created(ExecutionId(sent), waiting)
                 continue
             place = self._places[ordinal - 1]
-            execution_id = ExecutionId.of(partition, uuid)
+            execution_id = ExecutionId(uuid)
             if code == "created" or (repeated and code == "duplicate" and uuid == self._minted(ordinal - 1)):
                 answers[place] = Created(execution_id, State(state))
             elif code == "duplicate":

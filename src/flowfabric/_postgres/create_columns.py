@@ -17,12 +17,20 @@ from flowfabric._postgres.checks import MAX_PAYLOAD, instant
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.checks import check_key, check_lane, check_tags, check_text
 from flowfabric.values.execution import NewExecution
-from flowfabric.values.ids import ExecutionId, crc16, mint_many, mint_uuid, parse_uuid
+from flowfabric.values.ids import (
+    any_partition,
+    mint_many,
+    parse_execution_id,
+    parse_flow_id,
+    partition_of_id,
+    partition_of_key,
+)
 from flowfabric.values.policies import Derived, FrozenPolicy
 from flowfabric.values.policy_json import freeze_policy
 
 _INT32 = range(-(2**31), 2**31)
-PARTITION_HASHES = 1 << 16
+# How many partitions a new deployment has: a call laid out without knowing the number expects these.
+_USUAL_PARTITIONS = 256
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,32 +107,38 @@ def alike_columns(item: NewExecution, payloads: Sequence[bytes], partitions: int
     """Return the columns of a call for executions that differ only in their payload, from a plain item."""
     for data in payloads:
         if type(data) is not bytes or len(data) > MAX_PAYLOAD:
-            raise InvalidInput("one is too long or not bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
-    minted = mint_many(len(payloads))
+            raise InvalidInput("one is too long or no bytes", field="payloads", allowed=f"at most {MAX_PAYLOAD} bytes")
     columns = plain_columns([item], partitions)
-    columns.partitions = _homes(minted, partitions)
-    columns.ids = list(map(pgproto.UUID, minted))
+    columns.partitions, columns.ids = _mint_together(len(payloads), partitions)
     columns.payloads = payloads
     return columns
 
 
-def _homes(minted: Sequence[bytes], partitions: int) -> list[int]:
-    """Return one partition for all executions of a call: neighbours in the index keep reads and writes local."""
-    return [crc16(minted[0]) % partitions] * len(minted) if minted else []
+def _mint_together(number: int, partitions: int | None, home: int | None = None) -> tuple[list[int], list[UUID]]:
+    """Partitions and ids of a call, in one partition: neighbours in the index, which is written and read at one place.
+
+    Where their number is not known, the last bits of each id stand in for its partition.
+    """
+    count = partitions or _USUAL_PARTITIONS
+    if home is None:
+        home = any_partition(count)
+    minted = mint_many(number, home, count)
+    homes = [home] * number if partitions is not None else [int.from_bytes(one[-2:], "big") for one in minted]
+    return homes, list(map(pgproto.UUID, minted))  # made in C; UUIDs to everybody else
 
 
-def plain_columns(items: Sequence[NewExecution], partitions: int) -> Columns:
+def plain_columns(items: Sequence[NewExecution], partitions: int | None, home: int | None = None) -> Columns:
     routes: dict[tuple[str, str], int] = {}
     numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
-    minted = mint_many(len(items))
+    homes, ids = _mint_together(len(items), partitions, home)
     policy = items[0].policy if items else None
     return Columns(
         lanes=[lane for lane, _ in routes],
         kinds=[kind for _, kind in routes],
         capabilities=[""] * len(routes),
         routes=numbers if len(routes) > 1 else None,
-        partitions=_homes(minted, partitions),
-        ids=list(map(pgproto.UUID, minted)),  # implemented in C; equal to uuid.UUID
+        partitions=homes,
+        ids=ids,
         payloads=[item.input_payload for item in items],
         policies=[policy.text] if type(policy) is FrozenPolicy else None,
     )
@@ -164,10 +178,15 @@ class _Item(NamedTuple):
 
 
 class Layout:
-    """Arranges items as columns. A column that no item uses is sent as null."""
+    """Lays items out as columns. A column that no item uses is sent as null.
 
-    def __init__(self, partitions: int) -> None:
+    `partitions` is how many there are, or PARTITION_VALUES where that is not known. `home` is the partition for
+    stand-alone executions without a key and an id of their own; without it they are spread.
+    """
+
+    def __init__(self, partitions: int, home: int | None = None) -> None:
         self._partitions = partitions
+        self._home = home
         self._routes: dict[tuple[str, str, str], int] = {}
         self._id_given = False
         self._items: list[_Item] = []
@@ -179,7 +198,7 @@ class Layout:
         """
         if not self._id_given:
             return places
-        keys = [(one.partition, one.namespace, one.flow, one.key) for one in self._items if one.key is not None]
+        keys = [(one.namespace, one.flow, one.key) for one in self._items if one.key is not None]
         if len(set(keys)) < len(keys):
             return places
         order = sorted(range(len(places)), key=lambda n: (self._items[n].partition, self._items[n].uuid))
@@ -219,7 +238,7 @@ class Layout:
         deadline_at, deadline_ms = instant(item.execution_deadline_at, "execution_deadline_at")
         if item.execution_deadline_at is None:
             deadline_ms = derived.execution_deadline_ms
-        flow = None if item.flow_id is None else parse_uuid(item.flow_id, "flow_id")
+        flow = None if item.flow_id is None else parse_flow_id(item.flow_id)
         partition, uuid = self._identity(item, namespace, key, flow)
         if bad_policy is not None:
             raise BadPolicy(bad_policy, (partition, uuid, namespace, key, flow, lane))
@@ -236,30 +255,24 @@ class Layout:
         )  # fmt: skip
 
     def _identity(self, item: NewExecution, namespace: str, key: str | None, flow: UUID | None) -> tuple[int, UUID]:
-        given = None if item.execution_id is None else ExecutionId.parse(item.execution_id)
-        uuid = mint_uuid() if given is None else given.uuid
+        count = self._partitions
+        home = self._home
         if flow is not None:
-            home = crc16(flow.bytes) % self._partitions
+            home = partition_of_id(flow, count)
         elif key is not None:
-            home = crc16(namespace.encode() + b"\0" + key.encode()) % self._partitions
-        elif given is not None:
-            home = given.partition
-            if home >= self._partitions:
-                raise InvalidInput(
-                    f"partition {home} does not exist",
-                    field="execution_id",
-                    allowed=f"0..{self._partitions - 1}",
-                )
-        else:
-            home = crc16(uuid.bytes) % self._partitions
-        if given is not None and given.partition != home:
-            because = "its flow" if flow is not None else "its idempotency key"
+            home = partition_of_key(namespace, key, count)
+        if item.execution_id is None:
+            uuid = UUID(bytes=mint_many(1, home, count)[0])
+            return partition_of_id(uuid, count) if home is None else home, uuid
+        given = parse_execution_id(item.execution_id)
+        place = partition_of_id(given, count)
+        if flow is not None and place != home:
             raise InvalidInput(
-                f"partition {given.partition} is not that of {because}",
+                f"{given} is not of the partition of flow {flow}",
                 field="execution_id",
-                allowed=f"{{fp:{home}}}:...",
+                allowed="an id from mint_id(flow_id=...)",
             )
-        return home, uuid
+        return place, given
 
     @property
     def ids(self) -> list[UUID]:

@@ -13,7 +13,7 @@ from flowfabric._postgres.create_columns import BadPolicy, Layout
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.values.checks import check_text
 from flowfabric.values.graph import NewNode, check_graph
-from flowfabric.values.ids import ExecutionId, crc16, mint_many, parse_uuid
+from flowfabric.values.ids import ExecutionId, mint_many, parse_uuid, partition_of_id
 from flowfabric.values.joins import AllOf, Quorum, check_policy
 
 MAX_NODES = 100_000
@@ -38,7 +38,7 @@ class GrowCall:
         if not 1 <= len(nodes) <= MAX_NODES:
             raise InvalidInput(f"{len(nodes)} nodes", field="nodes", allowed=f"1 to {MAX_NODES}")
         check_graph(nodes)
-        partition = crc16(flow_id.bytes) % partitions
+        partition = partition_of_id(flow_id, partitions)
         layout = Layout(partitions)
         for place, node in enumerate(nodes):
             if node.execution.idempotency_key is not None:
@@ -55,11 +55,13 @@ class GrowCall:
                 raise _named(error, place) from error
         ids = layout.ids
         if len(set(ids)) < len(ids):
-            raise InvalidInput("an execution id is given twice", field="nodes", allowed="a unique id for each node")
-        self.nodes = {node.name: ExecutionId.of(partition, uuid) for node, uuid in zip(nodes, ids, strict=True)}
+            raise InvalidInput(
+                "an execution id is given twice", field="nodes", allowed="an id of its own for each node"
+            )
+        self.nodes = {node.name: ExecutionId(uuid) for node, uuid in zip(nodes, ids, strict=True)}
         self._names = [node.name for node in nodes]
         self.old: list[ExecutionId] = []
-        edges = self._edges(nodes, partition)
+        edges = self._edges(nodes, partition, partitions)
         self.edges: list[UUID] = edges[0]
         self.is_new = is_new
         laid = layout.columns()
@@ -74,15 +76,15 @@ class GrowCall:
             laid.lanes, laid.kinds, laid.capabilities, laid.routes, laid.ids, list(self._names),
             laid.namespaces, laid.creators, laid.payloads, laid.encodings, laid.priorities, laid.tags, policies,
             laid.budgets, laid.quotas, laid.delays_at, laid.delays_ms, laid.deadlines_at, laid.deadlines_ms,
-            [one.uuid for one in self.old], *edges,
+            self.old, *edges,
             [n for n, _ in joins],
             ["quorum" if isinstance(policy, Quorum) else "any_of" for _, policy in joins],
             [policy.k if isinstance(policy, Quorum) else 1 for _, policy in joins],
             [policy.on_satisfied == "cancel_remaining" for _, policy in joins if not isinstance(policy, AllOf)],
         ]  # fmt: skip
 
-    def _edges(self, nodes: Sequence[NewNode], partition: int) -> list[Any]:
-        """Return the edges as columns: id, from, to, ref, passes; and how many lead to each node."""
+    def _edges(self, nodes: Sequence[NewNode], partition: int, count: int) -> list[Any]:
+        """The edges as columns: id, from, to, ref, passes; and how many lead to each node."""
         numbers = {node.name: n for n, node in enumerate(nodes, 1)}
         olds: dict[UUID, int] = {}
         given: list[UUID | None] = []
@@ -92,17 +94,17 @@ class GrowCall:
         passes: list[bool] = []
         for n, node in enumerate(nodes, 1):
             for edge in node.after:
-                if isinstance(edge.upstream, ExecutionId):
-                    if edge.upstream.partition != partition:
+                if isinstance(edge.upstream, UUID):
+                    if partition_of_id(edge.upstream, count) != partition:
                         raise InvalidInput(
                             f"{edge.upstream} is not in the flow's partition",
                             field=f"nodes[{n - 1}].after",
-                            allowed=f"{{fp:{partition}}}:...",
+                            allowed="a member of the flow",
                         )
-                    if edge.upstream.uuid not in olds:
+                    if edge.upstream not in olds:
                         self.old.append(edge.upstream)
-                        olds[edge.upstream.uuid] = -len(self.old)
-                    froms.append(olds[edge.upstream.uuid])
+                        olds[edge.upstream] = -len(self.old)
+                    froms.append(olds[edge.upstream])
                 else:
                     froms.append(numbers[edge.upstream])
                 tos.append(n)

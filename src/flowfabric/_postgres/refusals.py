@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
+from uuid import UUID
 
 from flowfabric._taxonomy import LEASE_LOST_KINDS, TAXONOMY
 from flowfabric.errors import (
@@ -30,8 +31,8 @@ _REFUSAL_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def refusal(kind: str, detail: str = "", *, execution_id: str | None = None, **facts: Any) -> FlowFabricError:
-    """Return the exception for a refusal of this kind, in its most specific class.
+def refusal(kind: str, detail: str = "", *, execution_id: UUID | None = None, **facts: Any) -> FlowFabricError:
+    """The exception for a refusal that arrived as a kind, in its most specific class.
 
     Kinds are unique among the families a refusal can belong to, so the kind alone decides. `facts` are the
     extra attributes of that class (`entity` and `id` of not_found, `field` of invalid_input, the four texts

@@ -29,7 +29,7 @@ CLAIMED = (
     " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,"
     " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
 )
-_CREATED = "ordinal, code, partition, id, state"
+_CREATED = "ordinal, code, id, state"
 _GRANT = "code, detail, state, lease_epoch, attempt_id, at, lane"
 _INFO = (
     "partition, id, namespace, lane, priority, kind, state, blocking_reason, blocking_detail, pending, resume_pending,"
@@ -54,10 +54,11 @@ _CREATE_TYPES = (
     "bigint[]", "timestamptz[]", "bigint[]",
 )  # fmt: skip
 _STANDING_TYPES = ("integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]")
-# A driver that does not know the partition count sends hashes, and the statement itself makes partitions of them.
+# A driver that does not know the partition count sends the last bits of the ids, and the statement itself makes
+# partitions of them.
 _HOMES = (
-    "(select array_agg(mod(u.hash, d.flow_partitions) order by u.place)"
-    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (hash, place))"
+    "(select array_agg(mod(u.bits, d.flow_partitions) order by u.place)"
+    " from flowfabric.deployment_info() d, unnest({}) with ordinality as u (bits, place))"
 )
 
 
@@ -79,7 +80,7 @@ def create_executions(placeholder: str = "${}", *, hashed: bool = False) -> str:
 def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> str:
     """The question behind `CreateCall.doubts`, rendered like `create_executions`."""
     given = _typed(placeholder, _STANDING_TYPES, 1 if hashed else None)
-    return _rows("standing_executions", given, "ordinal, code, partition, id")
+    return _rows("standing_executions", given, "ordinal, code, id")
 
 
 # Executions
@@ -96,7 +97,7 @@ REDACT_EXECUTION = _rows("redact_execution", 2, VERDICT)
 CHANGE_PRIORITY = _rows("change_priority", 4, VERDICT)
 BLOCK = _rows("block", 4, VERDICT)
 UNBLOCK = _rows("unblock", 3, VERDICT)
-FREE_KEY = _value("free_key", 2, "freed")
+FREE_KEY = _value("free_key", 5, "freed")
 SET_TAG = _value("set_tag", 4, "found")
 
 # Claims and leases
@@ -284,6 +285,7 @@ LIST_ATTEMPTS = _rows(
 )
 LIST_PARTITION = _rows("list_partition", 3, _INFO)
 FIND = _rows("find", 14, _INFO)
+FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
 

@@ -25,7 +25,14 @@ from flowfabric.errors import InvalidInput
 from flowfabric.values import conditions
 from flowfabric.values.checks import check_key, check_tags, check_text
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.ids import (
+    ExecutionId,
+    FlowId,
+    fit_partition,
+    mint_execution_id,
+    parse_execution_id,
+    partition_of_id,
+)
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 
 if TYPE_CHECKING:
@@ -251,8 +258,8 @@ class Flow:
     def member(self, execution_id: str | ExecutionId, name: str = "") -> Node[Any]:
         """Return an existing node of the flow, for new nodes to come after or to use its result."""
         if self.grows is None:
-            raise InvalidInput("the flow does not exist yet", field="member", allowed="a node that `add` returned")
-        found = ExecutionId.parse(execution_id)
+            raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
+        found = parse_execution_id(execution_id)
         return self._old.setdefault(str(found), Node(self, name or str(found), None, found))
 
     def add(
@@ -423,10 +430,13 @@ class Flow:
         return {name: entry.submission for name, entry in self._entries.items()}
 
     def ids(self, flow_id: FlowId, partitions: int, seed: UUID | None = None) -> dict[str, ExecutionId]:
-        """Return ids for the nodes, by name. With a `seed` the same flow gets the same ids."""
-        home = crc16(flow_id.bytes) % partitions
+        """Ids for the nodes, by name. With a `seed` the same flow gives the same ids."""
+        home = partition_of_id(flow_id, partitions)
         return {
-            name: ExecutionId.of(home, mint_uuid() if seed is None else uuid5(seed, name)) for name in self._entries
+            name: mint_execution_id(flow_id=flow_id, count=partitions)
+            if seed is None
+            else ExecutionId(fit_partition(uuid5(seed, name), home, partitions))
+            for name in self._entries
         }
 
     def build(self, ids: Mapping[str, ExecutionId], changed: Mapping[str, Submission] | None = None) -> list[NewNode]:
@@ -441,7 +451,7 @@ class Flow:
             self._is_built = True
 
         def uuid_of(node: Node[Any]) -> UUID:
-            return ids[node.name].uuid if node.execution_id is None else node.execution_id.uuid
+            return ids[node.name] if node.execution_id is None else node.execution_id
 
         nodes = []
         for name, declared in self._entries.items():

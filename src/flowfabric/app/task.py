@@ -15,7 +15,7 @@ from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import parse_execution_id
 from flowfabric.values.options import OptionNames, Options
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class Task(Generic[P, R]):
         return await client.submit_many(self, arguments, **options)
 
     def run(self, execution_id: str) -> Run[R]:
-        """Return a handle on an execution of this task, from its id."""
-        return Run(ExecutionId.parse(execution_id), kind=self.name, connector=self.app)
+        """A handle on an execution of this task, from its id."""
+        return Run(parse_execution_id(execution_id), kind=self.name, connector=self.app)
 
 
 def checked_function(given: Any) -> Callable[..., Any]:

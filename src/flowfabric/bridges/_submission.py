@@ -1,8 +1,9 @@
 """A submission as a conversation without a connection: statements out, rows in, verdicts at the end.
 
 A bridge only knows how its driver runs a statement. The partition count is the database's to know: the statement takes
-hashes and makes partitions of them itself, so that a submission is one round trip and nothing about the database is
-remembered between calls. Only ids given by the caller, whose partition must be checked here, cost a second one.
+the last bits of the ids and makes partitions of them itself, so that a submission is one round trip and nothing about
+the database is remembered between calls. Only ids given for members of a flow, which must be of the flow's partition,
+cost a second one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def submission(items: Sequence[NewExecution], placeholder: str) -> Submission:
     """Yields statements with their arguments, takes their rows, returns one verdict per item."""
     check_batch(items)
     partitions = None
-    if any(isinstance(item, NewExecution) and item.execution_id is not None for item in items):
+    if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
         partitions = (yield FLOW_PARTITIONS, [])[0][0]
     call = CreateCall(items, partitions)
     hashed = partitions is None

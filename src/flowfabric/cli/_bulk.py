@@ -75,7 +75,7 @@ def change(
 
 
 def _without_id(error: FlowFabricError) -> str:
-    return error.kind if error.execution_id is not None and error.execution_id in str(error) else str(error)
+    return error.kind if error.execution_id is not None and str(error.execution_id) in str(error) else str(error)
 
 
 async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:

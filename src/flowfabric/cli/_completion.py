@@ -55,10 +55,10 @@ def flow_names(ctx: Any, incomplete: str) -> list[str]:
 
 
 def waiting(ctx: Any, incomplete: str) -> list[str]:
-    """Executions that wait for a signal, by the uuids in their ids."""
+    """Executions that wait for a signal, by their ids."""
 
     async def uuids(engine: Engine) -> list[str]:
-        return list(dict.fromkeys(str(one.execution_id.uuid) for one in (await engine.list_waits(limit=1000)).items))
+        return list(dict.fromkeys(str(one.execution_id) for one in (await engine.list_waits(limit=1000)).items))
 
     return _ask(ctx, incomplete, uuids)
 
@@ -70,7 +70,7 @@ def waitpoint_keys(ctx: Any, incomplete: str) -> list[str]:
         # While an option's value is being typed, the arguments before it are not parsed yet.
         wanted = str(ctx.params.get("execution") or ctx.params.get("token") or next(iter(ctx.args), ""))
         found = (await engine.list_waits(limit=1000)).items
-        return list(dict.fromkeys(one.waitpoint_key for one in found if one.execution_id.endswith(wanted)))
+        return list(dict.fromkeys(one.waitpoint_key for one in found if str(one.execution_id).endswith(wanted)))
 
     return _ask(ctx, incomplete, keys)
 

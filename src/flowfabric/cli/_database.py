@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
 from flowfabric import settings
-from flowfabric.cli._output import printable
+from flowfabric.cli._output import note, printable, when
 from flowfabric.cli._pages import everything
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
-from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid, partition_of
+from flowfabric.values.found import What
+from flowfabric.values.ids import ExecutionId, FlowId, id_digits
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
 
 _Answer = TypeVar("_Answer")
 _CONNECTIONS = 8
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# With more partitions than this, an id must name its own: they are not all searched.
-_MOST_PARTITIONS = 4096
-# How many flows are read per partition, to name some of them, if the beginning of an id is ambiguous.
-_NAMED = 4
+_WHOLE = 32
+# How many are named if a part of an id fits several.
+_CANDIDATES = 10
 _SECRETS = ("password", "sslpassword")
 
 
@@ -92,90 +90,47 @@ def split_password(dsn: str) -> tuple[str, str | None]:
 
 
 async def resolve(engine: Engine, text: str) -> ExecutionId:
-    """The execution that an id names: the whole id, or its uuid alone. `NotFound` suggests similar ones."""
-    given = text.strip()
-    if _UUID.fullmatch(given):
-        found = await _locate(engine, parse_uuid(given))
-        if found is None:
-            raise await _not_an_execution(engine, given, parse_uuid(given))
-        return found
-    if re.fullmatch(r"[0-9a-fA-F]{4,}[0-9a-fA-F-]*", given):
-        raise InvalidInput(
-            "a part of an id", field="ID", allowed="the whole uuid, or {fp:N}:<uuid> as `flowfabric ls` shows it"
-        )
-    return ExecutionId.parse(given, "ID")
-
-
-async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
-    """The error for an unknown id. It names the execution with the same uuid, if there is one."""
-    near = await _locate(engine, execution_id.uuid)
-    if near is None:
-        return await _not_an_execution(engine, execution_id, execution_id.uuid)
-    return NotFound("execution", execution_id, detail=f"did you mean {near}?")
-
-
-async def _not_an_execution(engine: Engine, named: str, uuid: UUID) -> NotFound:
-    hint = "`flowfabric ls` lists all"
-    if await _flows_from(engine, uuid.hex):
-        hint = f"it is a flow: `flowfabric flow show {uuid}`"
-    return NotFound("execution", named, detail=hint)
-
-
-async def _locate(engine: Engine, uuid: UUID) -> ExecutionId | None:
-    """The execution with this uuid: tried first in the partition of an execution without a flow, then in all."""
-    count = engine.flow_partitions
-    likely = ExecutionId.of(partition_of(uuid.bytes, count), uuid)
-    if await engine.read_execution_state(likely) is not None:
-        return likely
-    if count > _MOST_PARTITIONS:
-        raise InvalidInput("the uuid alone does not name a partition", field="ID", allowed="{fp:N}:<uuid>")
-    others = [ExecutionId.of(partition, uuid) for partition in range(count)]
-    states = await asyncio.gather(*(engine.read_execution_state(other) for other in others))
-    return next((other for other, state in zip(others, states, strict=True) if state is not None), None)
+    """The execution that an id names, or a unique end or beginning of one. A whole id is not looked up."""
+    return ExecutionId(await _named(engine, text, "execution"))
 
 
 async def resolve_flow(engine: Engine, text: str) -> FlowId:
-    """The flow that an id names: the whole id, or a unique beginning. `NotFound` suggests similar ones."""
-    given = text.strip().lower()
-    if given.startswith("{"):
-        raise await _not_a_flow(engine, given, ExecutionId.parse(given, "ID").uuid)
-    digits = given.replace("-", "")
-    if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
-        raise InvalidInput(
-            f"got {text!r}", field="ID", allowed="the id of a flow as `flowfabric flow ls` shows it, or its beginning"
-        )
-    found = await _flows_from(engine, digits)
+    """The flow that an id names, or a unique end or beginning of one. `NotFound` suggests similar ones."""
+    return FlowId(await _named(engine, text, "flow"))
+
+
+async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
+    """The error for an unknown id."""
+    return await _not_found(engine, str(execution_id), "execution")
+
+
+async def _named(engine: Engine, text: str, what: What) -> UUID:
+    digits = id_digits(text, "ID")
+    if len(digits) == _WHOLE and what == "execution":
+        return UUID(digits)
+    found = await engine.find_id(digits, what=what, limit=_CANDIDATES + 1)
     if not found:
-        raise await _not_a_flow(engine, given, UUID(digits) if len(digits) == 32 else None)
+        raise await _not_found(engine, digits, what)
     if len(found) > 1:
-        some = ", ".join(map(str, found[:3])) + (", ..." if len(found) > 3 else "")
-        raise InvalidInput(f"more than one flow begins with {given}: {some}", field="ID", allowed="more of the id")
-    return found[0]
+        for one in found[:_CANDIDATES]:
+            note(f"{one.id}  {printable(one.kind)}  {one.state}  {when(one.created_at)}")
+        more = "more than " if len(found) > _CANDIDATES else ""
+        count = min(len(found), _CANDIDATES)
+        raise InvalidInput(f"{more}{count} {what}s end or begin with {digits}", field="ID", allowed="more of the id")
+    return found[0].id
 
 
-async def _flows_from(engine: Engine, digits: str) -> list[FlowId]:
-    """Flows whose ids begin with these digits, at most a few of each partition."""
-    least, count = UUID(digits.ljust(32, "0")), engine.flow_partitions
-    if len(digits) == 32:
-        places: Iterable[int] = [partition_of(least.bytes, count)]
-    elif count > _MOST_PARTITIONS:
-        raise InvalidInput("a part of the id does not name a partition", field="ID", allowed="the whole id")
+async def _not_found(engine: Engine, named: str, what: What) -> NotFound:
+    """The error for an id or a part of one that names nothing of this kind."""
+    others = await engine.find_id(named, limit=1)
+    if not others or others[0].what == what:
+        hint = "`flowfabric ls` lists all" if what == "execution" else "`flowfabric flow ls` lists all"
+    elif what == "execution":
+        hint = f"it is a flow: `flowfabric flow show {others[0].id}`"
     else:
-        places = range(count)
-    after = FlowId(UUID(int=least.int - 1)) if least.int else None
-    pages = await asyncio.gather(
-        *(engine.list_flows(PartitionKey("fp", place), cursor=after, limit=_NAMED) for place in places)
-    )
-    return sorted(one.flow_id for page in pages for one in page.items if one.flow_id.hex.startswith(digits))
-
-
-async def _not_a_flow(engine: Engine, given: str, uuid: UUID | None) -> NotFound:
-    hint = "`flowfabric flow ls` lists all"
-    member = None if uuid is None else await _locate(engine, uuid)
-    if member is not None:
-        flow_id = await engine.resolve_execution_flow_id(member)
+        flow_id = await engine.resolve_execution_flow_id(ExecutionId(others[0].id))
         hint = "it is an execution without a flow" if flow_id is None else f"it is an execution of flow {flow_id}"
-    return NotFound("flow", given, detail=hint)
+    return NotFound(what, UUID(named) if len(named) >= _WHOLE else named, detail=hint)
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -58,7 +58,7 @@ def ls(
             _output.document({"items": found, "next_cursor": rest and rest.encode()})
         elif quiet:
             for one in found:
-                _output.say(one.execution_id)
+                _output.say(str(one.execution_id))
         else:
             _show(found)
         if rest is not None and not json:
@@ -81,7 +81,7 @@ async def _all(engine: Engine, wanted: Filter, start: Place | None, *, as_json: 
             if as_json:
                 _output.line(one)
             else:
-                _output.say(one.execution_id)
+                _output.say(str(one.execution_id))
 
 
 def _show(found: list[ExecutionInfo]) -> None:

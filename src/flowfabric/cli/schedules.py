@@ -90,7 +90,7 @@ def run(name: Name, json: Json = False, dsn: Dsn = None) -> None:
         if json:
             _output.document({"name": name, "execution_id": made})
         else:
-            _output.say(made)
+            _output.say(str(made))
 
     ask(dsn, work)
 

@@ -99,12 +99,12 @@ def submit(
                 if json:
                     _output.document({"execution_id": run.execution_id, "is_new": run.is_new})
                 else:
-                    _output.say(run.execution_id)
+                    _output.say(run.id)
                     if not run.is_new:
                         _output.note("this key was used before; showing the existing execution")
                 return 0
             if not json:
-                _output.note(run.execution_id)
+                _output.note(run.id)
             client = await loaded.client()
             return await until_ended(client.engine, run.execution_id, seconds, loaded.codecs, as_json=json)
 

@@ -14,7 +14,8 @@ from flowfabric.contracts.value_types import ValueType
 from flowfabric.engine import Engine
 from flowfabric.errors import NotFound
 from flowfabric.values.execution import Execution
-from flowfabric.values.ids import ExecutionId, FlowId, parse_uuid
+from flowfabric.values.found import FoundId, What
+from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_flow_id
 
 _ANYTHING = ValueType.of(Any)
 
@@ -47,17 +48,21 @@ class ClientBase:
         if isinstance(execution_id, Run):
             known = execution_id
             return Run(known.execution_id, kind=known.kind or kind, connector=self._connector, is_new=known.is_new)
-        return Run(ExecutionId.parse(execution_id), kind=kind, connector=self._connector)
+        return Run(parse_execution_id(execution_id), kind=kind, connector=self._connector)
 
     def flow(self, flow_id: str | UUID | FlowRun) -> FlowRun:
         """A handle on a flow from its id (or from a handle of another process)."""
         if isinstance(flow_id, FlowRun):
             return FlowRun(flow_id.flow_id, nodes=flow_id.nodes, connector=self._connector, is_new=flow_id.is_new)
-        return FlowRun(FlowId(parse_uuid(flow_id, "flow_id")), connector=self._connector, is_new=False)
+        return FlowRun(parse_flow_id(flow_id), connector=self._connector, is_new=False)
+
+    async def find_id(self, text: str, *, what: What | None = None, limit: int = 10) -> list[FoundId]:
+        """Executions and flows whose id ends or begins with at least 6 hex digits, newest first."""
+        return await self.engine.find_id(text, what=what, limit=limit)
 
     async def get(self, execution_id: str | ExecutionId) -> Execution:
         """Read everything about an execution except payload and result; `NotFound` if it does not exist."""
-        wanted = ExecutionId.parse(execution_id)
+        wanted = parse_execution_id(execution_id)
         found = await self.engine.read_execution(wanted)
         if found is None:
             raise NotFound("execution", wanted)

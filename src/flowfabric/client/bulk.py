@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, Unpack, overload
-from uuid import UUID
 
 from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.client import current
@@ -15,6 +14,7 @@ from flowfabric.client.submitting import Submitting
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.middleware import overriding
 from flowfabric.values.execution import Created, Duplicate, NewExecution
+from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import OptionNames, Options
 
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class BulkSubmitting(Submitting):
                 one = submissions[len(runs)]
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
-                if isinstance(verdict, Duplicate) and await self._is_free(verdict, one.options):
+                if isinstance(verdict, Duplicate) and await self._is_free(verdict, item, one.options):
                     verdict = await self.create(item, one.options)  # noqa: PLW2901 - the verdict of the second try
                 runs.append(self._made(one, verdict))
         return runs
@@ -97,12 +97,12 @@ class BulkSubmitting(Submitting):
         ]
         await _run_all([self._check_kind(*one) for one in known])
 
-    async def _create_alike(self, item: NewExecution, payloads: list[bytes]) -> list[tuple[int, UUID]] | None:
+    async def _create_alike(self, item: NewExecution, payloads: list[bytes]) -> list[ExecutionId] | None:
         """Create executions that differ only in their payload, in concurrent calls; None if the options forbid it."""
         if not self.engine.is_plain(item) or (payloads and max(map(len, payloads)) > MAX_PAYLOAD):
             return None
         batches = list(_batches(payloads, len))
-        made: list[list[tuple[int, UUID]]] = [[] for _ in batches]
+        made: list[list[ExecutionId]] = [[] for _ in batches]
         numbers = iter(range(len(batches)))
 
         async def line() -> None:

@@ -12,7 +12,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.flow import FlowInfo
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.lease import Operator
 from flowfabric.values.options import meant
@@ -104,23 +104,23 @@ class AsyncClient(Signalling, BulkSubmitting):
 
     async def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
         """Cancel an execution, whatever it is doing. Cancelling it again changes nothing."""
-        await self.engine.cancel(Operator(ExecutionId.parse(execution_id)), reason)
+        await self.engine.cancel(Operator(parse_execution_id(execution_id)), reason)
 
     async def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
         """Run an ended execution again; finished steps are kept unless it had succeeded."""
-        await self.engine.replay_execution(ExecutionId.parse(execution_id), reason=reason)
+        await self.engine.replay_execution(parse_execution_id(execution_id), reason=reason)
 
     async def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
         """Change the priority of a claimable execution."""
-        await self.engine.change_priority(ExecutionId.parse(execution_id), priority)
+        await self.engine.change_priority(parse_execution_id(execution_id), priority)
 
     async def delete(self, execution_id: str | ExecutionId) -> None:
         """Delete an ended execution now."""
-        await self.engine.delete_execution(ExecutionId.parse(execution_id))
+        await self.engine.delete_execution(parse_execution_id(execution_id))
 
     async def redact(self, execution_id: str | ExecutionId) -> None:
         """Remove payloads, results and failure messages of an ended execution; its history stays."""
-        await self.engine.redact_execution(ExecutionId.parse(execution_id))
+        await self.engine.redact_execution(parse_execution_id(execution_id))
 
     async def cancel_all(
         self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]

@@ -26,7 +26,7 @@ from flowfabric.values.flow import (
     PartiallyCancelled,
 )
 from flowfabric.values.graph import replayable
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id
 from flowfabric.values.state import State
 
 if TYPE_CHECKING:
@@ -279,5 +279,5 @@ def _revive(flow_id: str, nodes: dict[str, str], is_new: bool, key: str | None, 
     if app is None and key is not None:
         known: list[Any] = [one for one in connectors.values() if one.name == name]
         app = known[-1] if len({one.address for one in known}) == 1 else None
-    found = {node: ExecutionId.parse(one) for node, one in nodes.items()}
+    found = {node: parse_execution_id(one) for node, one in nodes.items()}
     return FlowRun(FlowId(UUID(flow_id)), nodes=found, connector=app, is_new=is_new)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from flowfabric.client import current
@@ -13,7 +12,7 @@ from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.values.attempt import Attempt
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.execution import Execution, Outcome
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
@@ -35,26 +34,20 @@ class Run(Generic[R_co]):
     submitted it.
     """
 
-    __slots__ = ("_connector", "_id", "is_new", "kind")
+    __slots__ = ("_connector", "execution_id", "is_new", "kind")
 
     def __init__(
         self,
-        execution_id: ExecutionId | tuple[int, UUID],
+        execution_id: ExecutionId,
         *,
         kind: str | None,
         connector: Connector | None,
         is_new: bool = True,
     ) -> None:
-        self._id = execution_id
+        self.execution_id = execution_id
         self.kind = kind
         self.is_new = is_new
         self._connector = connector
-
-    @property
-    def execution_id(self) -> ExecutionId:
-        if type(self._id) is tuple:  # made on demand: few ids of a large batch are ever read
-            self._id = ExecutionId.of(*self._id)
-        return cast("ExecutionId", self._id)
 
     @property
     def id(self) -> str:
@@ -179,7 +172,7 @@ class Run(Generic[R_co]):
 
 def _revive(execution_id: str, kind: str | None, is_new: bool, key: str | None, name: str | None) -> Run[Any]:
     app = None if key is None else connectors.get(key) or _find(name, kind)
-    return Run(ExecutionId.parse(execution_id), kind=kind, connector=app, is_new=is_new)
+    return Run(parse_execution_id(execution_id), kind=kind, connector=app, is_new=is_new)
 
 
 def _find(name: str | None, kind: str | None) -> Connector | None:

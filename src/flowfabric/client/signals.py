@@ -11,7 +11,7 @@ from flowfabric.contracts.waits import encode_payload
 from flowfabric.errors import InvalidInput
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.durations import Duration, duration
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import Page
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import PendingWaitpoint, Wait
@@ -39,7 +39,7 @@ class Signalling(ClientBase):
         found: list[PendingWaitpoint] = []
         after: UUID | None = None
         while True:
-            page = await self.engine.list_pending_waitpoints(ExecutionId.parse(execution_id), after=after, limit=1000)
+            page = await self.engine.list_pending_waitpoints(parse_execution_id(execution_id), after=after, limit=1000)
             found += page.items
             after = page.next_cursor
             if after is None:
@@ -57,7 +57,7 @@ class Signalling(ClientBase):
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
         """Send a signal to an execution; `key` names the waitpoint if it has several."""
-        target = ExecutionId.parse(execution_id)
+        target = parse_execution_id(execution_id)
         data, encoding = encode_payload(payload, self.codecs)
         return await self.engine.signal_execution(
             target,
@@ -74,13 +74,13 @@ class Signalling(ClientBase):
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
         """Send an execution the signal `approved` as an operator; `by` names who decided."""
-        return await self._decide(ExecutionId.parse(execution_id), key, "approved", by)
+        return await self._decide(parse_execution_id(execution_id), key, "approved", by)
 
     async def reject(
         self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
     ) -> Accepted | DuplicateSignal:
         """Send an execution the signal `rejected` as an operator; `by` names who decided."""
-        return await self._decide(ExecutionId.parse(execution_id), key, "rejected", by)
+        return await self._decide(parse_execution_id(execution_id), key, "rejected", by)
 
     async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
         return await self.engine.signal_execution(
@@ -96,7 +96,7 @@ class Signalling(ClientBase):
 
     async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
         """Resume a suspended execution without a signal, whatever it waits for."""
-        await self.engine.resume_execution(ExecutionId.parse(execution_id), "operator", duration(delay, "delay"))
+        await self.engine.resume_execution(parse_execution_id(execution_id), "operator", duration(delay, "delay"))
 
     async def receive(
         self,

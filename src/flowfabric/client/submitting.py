@@ -61,7 +61,7 @@ class Submitting(ClientBase):
             if isinstance(verdict, Created):
                 return verdict
             await self._check_kind(verdict, item.execution_kind)
-            if not await self._is_free(verdict, options):
+            if not await self._is_free(verdict, item, options):
                 return verdict
 
     async def _check_kind(self, existing: Duplicate, kind: str) -> None:
@@ -70,11 +70,15 @@ class Submitting(ClientBase):
         if found is not None and found.execution_kind != kind:
             raise _key_is_known(existing, f" of {found.execution_kind}")
 
-    async def _is_free(self, existing: Duplicate, options: Options) -> bool:
+    async def _is_free(self, existing: Duplicate, item: NewExecution, options: Options) -> bool:
         """Whether the key may be reused: only if its execution did not succeed."""
         if options.on_duplicate == "raise":
             raise _key_is_known(existing)
-        return options.on_duplicate == "replace" and await self.engine.free_key(existing.execution_id)
+        if options.on_duplicate != "replace" or item.idempotency_key is None:
+            return False
+        return await self.engine.free_key(
+            existing.execution_id, item.idempotency_key, namespace=item.namespace or "", flow_id=item.flow_id
+        )
 
     async def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> FlowRun:
         """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""

@@ -32,6 +32,7 @@ from flowfabric.values.flow import (
     FlowSummary,
     PartiallyCancelled,
 )
+from flowfabric.values.found import FoundId, What
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.options import OptionNames
@@ -299,6 +300,10 @@ class Client:
         """A handle on a flow from its id (or from a handle of another process or client)."""
         known = flow_id.run if isinstance(flow_id, SyncFlowRun) else flow_id
         return SyncFlowRun(self._portal, self._client.flow(known))
+
+    def find_id(self, text: str, *, what: What | None = None, limit: int = 10) -> list[FoundId]:
+        """Executions and flows whose id ends or begins with at least 6 hex digits, newest first."""
+        return self._portal.call(self._client.find_id(text, what=what, limit=limit))
 
     def get(self, execution_id: str | ExecutionId) -> Execution:
         """Read everything about an execution except payload and result; `NotFound` if it does not exist."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Final, Protocol
+from uuid import UUID
 
 from flowfabric.contracts.misfits import type_name
 from flowfabric.errors import Corruption, InvalidInput
@@ -20,7 +21,7 @@ class CannotDecode(Corruption):
     `what` names the argument, result or step. The message says what is wrong and never shows the data.
     """
 
-    def __init__(self, problem: str, *, what: str | None = None, execution_id: str | None = None) -> None:
+    def __init__(self, problem: str, *, what: str | None = None, execution_id: UUID | None = None) -> None:
         self.what = what
         self.problem = problem
         super().__init__(problem if what is None else f"{what}: {problem}", execution_id=execution_id)

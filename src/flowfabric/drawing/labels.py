@@ -9,7 +9,7 @@ from typing import Final
 from unicodedata import combining, east_asian_width
 
 from flowfabric.values.flow import FlowNode
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import SHORT_ID, ExecutionId
 from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, Quorum
 
 _LABEL_COLUMNS: Final = 32
@@ -63,10 +63,10 @@ def shorten(text: str, columns: int = _LABEL_COLUMNS) -> str:
 
 
 def short_ids(nodes: Sequence[FlowNode]) -> dict[ExecutionId, str]:
-    """Return the fewest characters that distinguish the ids: their end if they share a beginning."""
+    """The ends of the ids: the short form, or more where it does not tell the members apart."""
     ids = [node.execution_id for node in nodes]
-    for part in (slice(-36, -28), slice(-12, None)):
-        short = {one: one[part] for one in ids}
+    for digits in (SHORT_ID, 12):
+        short = {one: str(one)[-digits:] for one in ids}
         if len(set(short.values())) == len(short):
             return short
     return {one: str(one) for one in ids}

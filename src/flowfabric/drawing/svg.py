@@ -57,7 +57,7 @@ def _svg_box(box: Box, x: float, y: float, width: float) -> str:
     size = f'width="{number_text(width)}" height="{number_text(BOX_HEIGHT)}" rx="7"'
     shifts = (2 * _STACK, _STACK, 0) if len(box.nodes) > 1 else (0,)
     boxes = "".join(f'<rect x="{number_text(x + by)}" y="{number_text(y + by)}" {size}/>' for by in shifts)
-    identity = "" if len(box.nodes) > 1 else f' data-execution-id="{escape(box.nodes[0].execution_id)}"'
+    identity = "" if len(box.nodes) > 1 else f' data-execution-id="{escape(str(box.nodes[0].execution_id))}"'
     middle = number_text(x + width / 2)
     return (
         f'<g{identity} fill="{look.fill}" stroke="{look.line}" stroke-width="1.4"{dashes}>'

@@ -5,11 +5,11 @@ from __future__ import annotations
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
-from flowfabric.engine.checks import check_limit, parse_execution, parse_partition
+from flowfabric.engine.checks import check_limit, parse_partition
 from flowfabric.errors import InvalidInput, ValidationFailed
 from flowfabric.values.checks import check_lane, check_text
 from flowfabric.values.execution import Blocked, Changed, Rejected
-from flowfabric.values.ids import ExecutionId, PartitionKey
+from flowfabric.values.ids import ExecutionId, PartitionKey, parse_execution_id
 
 BLOCKING_REASONS = frozenset(
     (
@@ -34,11 +34,10 @@ class Admission(Operations):
                 "invalid_blocking_reason",
                 f"reason: got {reason!r}, allowed: {', '.join(sorted(BLOCKING_REASONS))}",
             )
-        target = parse_execution(execution_id)
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.BLOCK,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             reason,
             None if reason_detail is None else check_text(reason_detail, "reason_detail", 4096),
         )
@@ -68,11 +67,10 @@ class Admission(Operations):
                 field="expected_blocking_reason",
                 allowed=", ".join(sorted(BLOCKING_REASONS)),
             )
-        target = parse_execution(execution_id)
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.UNBLOCK,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             expected_blocking_reason,
         )
         if row["code"] != "ok":
@@ -80,7 +78,7 @@ class Admission(Operations):
         return Changed(target)
 
     async def scan_eligible_executions(
-        self, lane_id: str, *, partition_key: str | PartitionKey | None = None, limit: int = 100
+        self, lane_id: str, *, partition_key: int | str | PartitionKey | None = None, limit: int = 100
     ) -> list[ExecutionId]:
         """Return the ids of claimable executions, in claim order. For schedulers and tests."""
         found = await self._fetch(
@@ -90,4 +88,4 @@ class Admission(Operations):
             check_limit(limit, 1000),
             repeatable=True,
         )
-        return [ExecutionId.of(row["partition"], row["id"]) for row in found]
+        return [ExecutionId(row["id"]) for row in found]

@@ -35,7 +35,7 @@ class Audits(Operations):
         return [
             Violation(
                 rule=row["rule"],
-                execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
+                execution_id=None if row["id"] is None else ExecutionId(row["id"]),
                 detail=row["detail"],
             )
             for row in found

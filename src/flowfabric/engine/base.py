@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -10,10 +11,11 @@ import asyncpg
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
-from flowfabric.engine.checks import parse_execution
+from flowfabric.engine.batch import Fences
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.values.flow import EdgeSnapshot
-from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id, parse_flow_id, partition_of_id
+from flowfabric.values.lease import Authority
 
 
 class Operations:
@@ -31,23 +33,37 @@ class Operations:
     async def _row(self, sql: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
         return (await self._database.fetch(sql, args, repeatable=repeatable))[0]
 
+    def _home(self, uuid: UUID) -> int:
+        """The partition that an id says."""
+        return partition_of_id(uuid, self._database.flow_partitions)
+
+    def _at(self, uuid: UUID) -> tuple[int, UUID]:
+        """Where an execution or flow is stored: its partition and its id."""
+        return self._home(uuid), uuid
+
+    def _all_at(self, ids: Sequence[ExecutionId]) -> tuple[list[int], Sequence[ExecutionId]]:
+        """The same of many, as columns."""
+        return [self._home(one) for one in ids], ids
+
+    def _fences(self, authorities: Sequence[Authority]) -> Fences:
+        return Fences(authorities, self._database.flow_partitions)
+
 
 class FlowOperations(Operations):
     """The base of the groups of flow operations."""
 
     def _flow(self, flow_id: object) -> tuple[int, UUID]:
         """The partition of a flow, and its id."""
-        uuid = parse_uuid(flow_id, "flow_id")
-        return crc16(uuid.bytes) % self._database.flow_partitions, uuid
+        return self._at(parse_flow_id(flow_id))
 
     def _member(self, flow: tuple[int, UUID], execution_id: object, field: str = "execution_id") -> ExecutionId:
-        """Return an execution that can be a member of the flow: one in its partition."""
-        found = parse_execution(execution_id, field)
-        if found.partition != flow[0]:
+        """An execution that could be a member of the flow: one of its partition."""
+        found = parse_execution_id(execution_id, field)
+        if self._home(found) != flow[0]:
             raise InvalidInput(
                 f"partition_mismatch: {found} is not in the partition of flow {flow[1]}",
                 field=field,
-                allowed=f"{{fp:{flow[0]}}}:... (create it with flow_id)",
+                allowed="an execution created with flow_id",
             )
         return found
 
@@ -60,10 +76,9 @@ class FlowOperations(Operations):
             return StateError(code, f"flow {flow[1]} cannot be changed any more")
         return None
 
-    @staticmethod
-    def _uuid(flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
-        """Return its uuid, or an unused uuid if it is in another partition and so cannot be a member."""
-        return execution_id.uuid if execution_id.partition == flow[0] else UUID(int=0)
+    def _uuid(self, flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
+        """The id, or that of no execution when it lies in another partition and so cannot be a member."""
+        return execution_id if self._home(execution_id) == flow[0] else UUID(int=0)
 
     async def _edges_of(
         self,
@@ -81,4 +96,4 @@ class FlowOperations(Operations):
             edge,
             repeatable=True,
         )
-        return [rows.edge(row, flow[0], FlowId(flow[1])) for row in found]
+        return [rows.edge(row, FlowId(flow[1])) for row in found]

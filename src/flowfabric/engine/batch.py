@@ -9,10 +9,10 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows
-from flowfabric.engine.checks import check_int, parse_execution
+from flowfabric.engine.checks import check_int
 from flowfabric.errors import FlowFabricError, InvalidInput, LeaseLost
 from flowfabric.values.attempt import Completion, Failure
-from flowfabric.values.ids import ExecutionId, parse_uuid
+from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid, partition_of_id
 from flowfabric.values.lease import Authority, Fence, Handle, HandleKind, Operator
 
 _Value = TypeVar("_Value")
@@ -21,7 +21,8 @@ _Value = TypeVar("_Value")
 class Fences:
     """The fence columns of a holder's call, for one authority or many."""
 
-    def __init__(self, authorities: Sequence[Handle | Fence | Operator]) -> None:
+    def __init__(self, authorities: Sequence[Authority], count: int) -> None:
+        """`count`: how many partitions there are."""
         self.partitions: list[int] = []
         self.ids: list[UUID] = []
         self.leases: list[UUID | None] = []
@@ -50,10 +51,10 @@ class Fences:
                     authority.attempt_id, authority.attempt_index,
                 )  # fmt: skip
             elif type(authority) is Fence:
-                execution_id = parse_execution(authority.execution_id)
+                execution_id = parse_execution_id(authority.execution_id)
                 self._add(
-                    execution_id.partition,
-                    execution_id.uuid,
+                    partition_of_id(execution_id, count),
+                    execution_id,
                     parse_uuid(authority.lease_id, "lease_id"),
                     check_int(authority.lease_epoch, "lease_epoch", 0, 2**63 - 1),
                     parse_uuid(authority.attempt_id, "attempt_id"),
@@ -62,8 +63,8 @@ class Fences:
                     else check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
                 )
             elif type(authority) is Operator:
-                execution_id = parse_execution(authority.execution_id)
-                self._add(execution_id.partition, execution_id.uuid, None, None, None, None)
+                execution_id = parse_execution_id(authority.execution_id)
+                self._add(partition_of_id(execution_id, count), execution_id, None, None, None, None)
             else:
                 raise InvalidInput(
                     f"got {type(authority).__name__}",
@@ -72,9 +73,9 @@ class Fences:
                 )
 
     @classmethod
-    def of(cls, items: Sequence[Completion | Failure]) -> Fences:
-        """Return the fences of items that name their authority."""
-        return cls([item.authority for item in items])
+    def of(cls, items: Sequence[Completion | Failure], count: int) -> Fences:
+        """The fences of items that name their authority."""
+        return cls([item.authority for item in items], count)
 
     def _add(
         self,
@@ -102,7 +103,7 @@ class Fences:
         return tuple(column[0] for column in self.columns)
 
     def execution_id(self, place: int) -> ExecutionId:
-        return ExecutionId.of(self.partitions[place], self.ids[place])
+        return ExecutionId(self.ids[place])
 
 
 def used(values: list[_Value]) -> list[_Value] | None:
@@ -118,20 +119,20 @@ _Answer = TypeVar("_Answer")
 class Batch(Generic[_Given, _Ready]):
     """The checked items of a batch call: `ready` can be sent; for a bad item the verdict is its error."""
 
-    def __init__(self, items: Sequence[_Given], prepare: Callable[[Sequence[_Given]], _Ready]) -> None:
+    def __init__(self, items: Sequence[_Given], prepare: Callable[[Sequence[_Given], int], _Ready], count: int) -> None:
         self._count = len(items)
         self._refused: dict[int, FlowFabricError] = {}
         self._places: Sequence[int] = range(self._count)
         try:
-            self.ready = prepare(items)
+            self.ready = prepare(items, count)
         except FlowFabricError:
             for place, item in enumerate(items):
                 try:
-                    prepare([item])
+                    prepare([item], count)
                 except FlowFabricError as error:
                     self._refused[place] = error
             self._places = [place for place in range(self._count) if place not in self._refused]
-            self.ready = prepare([items[place] for place in self._places])
+            self.ready = prepare([items[place] for place in self._places], count)
 
     @property
     def is_empty(self) -> bool:

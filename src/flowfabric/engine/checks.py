@@ -16,7 +16,7 @@ import msgspec
 from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, moment
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import ExecutionId, PartitionKey
+from flowfabric.values.ids import PartitionKey
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
 
@@ -25,18 +25,13 @@ MAX_GRANT_TTL = timedelta(seconds=60)
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
-def parse_execution(value: object, field: str = "execution_id", count: int | None = None) -> ExecutionId:
-    """Return an execution id; with `count`, of an existing partition."""
-    found = ExecutionId.parse(value, field)
-    if count is not None and found.partition >= count:
-        raise InvalidInput(f"partition {found.partition} does not exist", field=field, allowed=f"0..{count - 1}")
-    return found
-
-
 def parse_partition(value: object, count: int) -> int:
+    """The number of a partition, given as such or as the reference writes it."""
+    if type(value) is int:
+        return check_int(value, "partition_key", 0, count - 1)
     key = value if isinstance(value, PartitionKey) else PartitionKey.parse(value)
     if key.family != "fp" or key.index >= count:
-        raise InvalidInput(f"got {key}", field="partition_key", allowed=f"{{fp:0}} to {{fp:{count - 1}}}")
+        raise InvalidInput(f"got {key}", field="partition_key", allowed=f"an integer from 0 to {count - 1}")
     return key.index
 
 

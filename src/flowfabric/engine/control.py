@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
-from flowfabric.engine.checks import check_batch, check_int, parse_execution
+from flowfabric.engine.checks import check_batch, check_int
 from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.values.attempt import Cancelled
-from flowfabric.values.checks import check_lane, check_tag_key, check_text, escape_text
+from flowfabric.values.checks import check_key, check_lane, check_tag_key, check_text, escape_text
 from flowfabric.values.execution import Changed, Replayed
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id
 from flowfabric.values.state import State
 
 
@@ -22,12 +22,11 @@ class Control(Operations):
     async def cancel_many(self, execution_ids: Sequence[ExecutionId], reason: str) -> list[Cancelled | FlowFabricError]:
         """Cancel up to 1,000 executions as an operator in one call; one verdict per execution."""
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         nothing: list[None] = [None] * len(targets)
         found = await self._fetch(
             statements.CANCEL_AS_OPERATOR,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             nothing,
             nothing,
             nothing,
@@ -43,12 +42,11 @@ class Control(Operations):
     async def replay_execution(
         self, execution_id: ExecutionId, *, reason: str | None = None, requested_by: str | None = None
     ) -> Replayed:
-        """Run an ended execution again as a new attempt; earlier attempts are kept."""
-        target = parse_execution(execution_id)
+        """Run an ended execution again as a new attempt; every earlier attempt stays as it is."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.REPLAY,
-            [target.partition],
-            [target.uuid],
+            *self._all_at([target]),
             None if reason is None else escape_text(reason, 4096),
             None if requested_by is None else check_text(requested_by, "requested_by"),
         )
@@ -61,11 +59,10 @@ class Control(Operations):
     ) -> list[Replayed | FlowFabricError]:
         """Replay up to 1,000 ended executions in one call; one verdict per execution."""
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         found = await self._fetch(
             statements.REPLAY,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             None if reason is None else escape_text(reason, 4096),
             None if requested_by is None else check_text(requested_by, "requested_by"),
         )
@@ -83,20 +80,19 @@ class Control(Operations):
         await self._erase(statements.REDACT_EXECUTION, execution_id)
 
     async def _erase(self, statement: str, execution_id: ExecutionId) -> None:
-        target = parse_execution(execution_id)
-        row = await self._row(statement, target.partition, target.uuid)
+        target = parse_execution_id(execution_id)
+        row = await self._row(statement, *self._at(target))
         if row["code"] != "ok":
             raise raised(row, target)
 
     async def change_priority(
         self, execution_id: ExecutionId, new_priority: int, *, lane_id: str | None = None
     ) -> Changed:
-        """Change the priority of a claimable execution; clamped to 0..9000."""
-        target = parse_execution(execution_id)
+        """Another rank for an execution that may be claimed now; clamped to 0..9000."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.CHANGE_PRIORITY,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             check_int(new_priority, "new_priority", -(2**31), 2**31 - 1),
             None if not lane_id else check_lane(lane_id),
         )
@@ -104,21 +100,32 @@ class Control(Operations):
             raise raised(row, target)
         return Changed(target)
 
-    async def free_key(self, execution_id: ExecutionId) -> bool:
-        """Free the idempotency key of an execution that ended without success; False if it did not."""
-        target = parse_execution(execution_id)
-        row = await self._row(statements.FREE_KEY, target.partition, target.uuid, repeatable=True)
+    async def free_key(
+        self, execution_id: ExecutionId, idempotency_key: str, *, namespace: str = "", flow_id: FlowId | None = None
+    ) -> bool:
+        """Let the idempotency key of an execution that ended without success be used again; False when it has not.
+
+        `flow_id` is the flow that the execution was created in, to which its key belongs.
+        """
+        target = parse_execution_id(execution_id)
+        row = await self._row(
+            statements.FREE_KEY,
+            *self._at(target),
+            None if flow_id is None else parse_flow_id(flow_id),
+            check_text(namespace, "namespace"),
+            check_key(idempotency_key),
+            repeatable=True,
+        )
         return bool(row["freed"])
 
     async def set_execution_tag(self, execution_id: ExecutionId, key: str, value: str) -> None:
         """Set one tag. The key has a namespace and a dot: `billing.invoice`."""
         check_tag_key(key)
         check_text(value, "value", None)
-        target = parse_execution(execution_id)
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.SET_TAG,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             key,
             value,
             repeatable=True,

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.checks import check_filter, check_int, parse_execution
+from flowfabric.engine.checks import check_filter, check_int
 from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, StateError, ValidationFailed
 from flowfabric.values.checks import check_text
 from flowfabric.values.flow import AlreadyApplied, Applied, Edge, EdgeSnapshot, Staged
-from flowfabric.values.ids import ExecutionId, FlowId, parse_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_uuid
 from flowfabric.values.joins import AllOf, EdgeGroupPolicy, OnSatisfied, Quorum, check_policy
 from flowfabric.values.page import ScannerFilter
 
@@ -108,8 +108,8 @@ class Edges(FlowOperations):
     def _edge(self, flow: tuple[int, UUID], edge: Edge, where: str) -> tuple[UUID, UUID, UUID, str | None]:
         """Check an edge and return its id, upstream, downstream and reference."""
         edge_id = parse_uuid(edge.edge_id, f"{where}edge_id")
-        upstream = parse_execution(edge.upstream, f"{where}upstream_execution_id")
-        downstream = parse_execution(edge.downstream, f"{where}downstream_execution_id")
+        upstream = parse_execution_id(edge.upstream, f"{where}upstream_execution_id")
+        downstream = parse_execution_id(edge.downstream, f"{where}downstream_execution_id")
         if upstream == downstream:
             raise Conflict("self_referencing_edge", f"{where}{upstream} cannot wait for itself")
         if edge.dependency_kind != _KIND:
@@ -135,8 +135,8 @@ class Edges(FlowOperations):
         flow = self._flow(flow_id)
         check_int(graph_revision, "graph_revision", 0, 2**63 - 1)
         edge_uuid = parse_uuid(edge_id, "edge_id")
-        upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
-        downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
+        upstream = parse_execution_id(upstream_execution_id, "upstream_execution_id")
+        downstream = parse_execution_id(downstream_execution_id, "downstream_execution_id")
         ref = None if data_passing_ref is None else check_text(data_passing_ref, "data_passing_ref") or None
         row = await self._row(
             statements.APPLY_EDGE,
@@ -178,7 +178,7 @@ class Edges(FlowOperations):
         row = await self._row(
             statements.SET_GROUP_POLICY,
             *flow,
-            target.uuid,
+            target,
             "all_of" if isinstance(checked, AllOf) else "quorum" if isinstance(checked, Quorum) else "any_of",
             None if isinstance(checked, AllOf) else checked.k if isinstance(checked, Quorum) else 1,
             not isinstance(checked, AllOf) and checked.on_satisfied is OnSatisfied.CANCEL_REMAINING,
@@ -200,8 +200,8 @@ class Edges(FlowOperations):
         if (outgoing is None) == (incoming is None):
             raise InvalidInput("both or neither given", field="outgoing", allowed="one of outgoing and incoming")
         if outgoing is not None:
-            return await self._edges_of(flow, upstream=self._uuid(flow, parse_execution(outgoing, "outgoing")))
-        return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution(incoming, "incoming")))
+            return await self._edges_of(flow, upstream=self._uuid(flow, parse_execution_id(outgoing, "outgoing")))
+        return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution_id(incoming, "incoming")))
 
     async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:
         """Return one edge; None if it is not in this flow."""
@@ -209,9 +209,9 @@ class Edges(FlowOperations):
         return found[0] if found else None
 
     async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
-        """Return its dependencies' state: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
-        target = parse_execution(execution_id)
-        row = await self._row(statements.FLOW_ELIGIBILITY, target.partition, target.uuid, repeatable=True)
+        """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
+        target = parse_execution_id(execution_id)
+        row = await self._row(statements.FLOW_ELIGIBILITY, *self._at(target), repeatable=True)
         return str(row["status"])
 
     async def resolve_dependency(
@@ -227,15 +227,15 @@ class Edges(FlowOperations):
         flow = self._flow(flow_id)
         if outcome not in _OUTCOMES:
             raise InvalidInput(f"got {outcome!r}", field="outcome", allowed=", ".join(_OUTCOMES))
-        upstream = parse_execution(upstream_execution_id, "upstream_execution_id")
-        downstream = parse_execution(downstream_execution_id, "downstream_execution_id")
+        upstream = parse_execution_id(upstream_execution_id, "upstream_execution_id")
+        downstream = parse_execution_id(downstream_execution_id, "downstream_execution_id")
         edge = parse_uuid(edge_id, "edge_id")
         row = await self._row(
             statements.RESOLVE_DEPENDENCY,
             *flow,
             edge,
-            upstream.uuid,
-            downstream.uuid,
+            upstream,
+            downstream,
             outcome,
         )
         match row["code"]:
@@ -248,8 +248,8 @@ class Edges(FlowOperations):
 
     async def promote_blocked_to_eligible(self, execution_id: ExecutionId) -> None:
         """Release an execution that is blocked though its dependencies are satisfied. A repair."""
-        target = parse_execution(execution_id)
-        row = await self._row(statements.PROMOTE_BLOCKED, target.partition, target.uuid)
+        target = parse_execution_id(execution_id)
+        row = await self._row(statements.PROMOTE_BLOCKED, *self._at(target))
         match row["code"]:
             case "ok":
                 return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_filter, check_int, check_limit, parse_execution
+from flowfabric.engine.checks import check_filter, check_int, check_limit
 from flowfabric.errors import InvalidInput
 from flowfabric.values.event import Event, EventCounts, EventCursor
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator", "signal")
@@ -52,9 +52,9 @@ class Events(Operations):
         return Page(items, EventCursor(found[-1]["seq"]) if found else start)
 
     async def list_events(self, execution_id: ExecutionId) -> list[Event]:
-        """Return the events of one execution, oldest first, as far back as the log goes; empty for an unknown id."""
-        target = parse_execution(execution_id)
-        found = await self._fetch(statements.LIST_EVENTS, target.partition, target.uuid, repeatable=True)
+        """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id."""
+        target = parse_execution_id(execution_id)
+        found = await self._fetch(statements.LIST_EVENTS, *self._at(target), repeatable=True)
         return [rows.event(row) for row in found]
 
     async def count_events(self, after: EventCursor | None = None) -> EventCounts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 
@@ -17,10 +16,10 @@ from flowfabric.engine.batch import Batch, Fences, is_override, raised, used
 from flowfabric.engine.checks import check_batch, optional_bytes
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError, TransportError
 from flowfabric.values.attempt import Cancelled, Completed, Completion, Failure, RetryScheduled, TerminalFailed
-from flowfabric.values.checks import check_text, escape_text
+from flowfabric.values.checks import check_key, check_text, escape_text
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.failure import classify
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId, mint_execution_id, parse_flow_id
 from flowfabric.values.lease import Authority, Fence, Handle, Operator
 from flowfabric.values.policies import PolicyInput
 from flowfabric.values.policy_json import retry_policy_to_json
@@ -30,6 +29,20 @@ _MAX_FAILURE_BYTES = 256 * 1024
 
 class Executions(Operations):
     """create, complete, fail, cancel."""
+
+    def mint_id(
+        self, *, flow_id: FlowId | None = None, namespace: str = "", idempotency_key: str | None = None
+    ) -> ExecutionId:
+        """A new id to create an execution with, in the partition where the engine would put it.
+
+        A member's id must be of its flow's partition. Asks nothing of the database.
+        """
+        return mint_execution_id(
+            namespace=check_text(namespace, "namespace"),
+            idempotency_key=None if idempotency_key is None else check_key(idempotency_key),
+            flow_id=None if flow_id is None else parse_flow_id(flow_id),
+            count=self._database.flow_partitions,
+        )
 
     async def create_execution(
         self,
@@ -101,8 +114,8 @@ class Executions(Operations):
         """Whether an item sets only lane, kind, payload and policy, as `create_alike` requires."""
         return create_columns.is_plain(item)
 
-    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[tuple[int, UUID]]:
-        """Submit up to 1,000 executions that differ only in their payload; returns partition and uuid of each.
+    async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[ExecutionId]:
+        """Submit up to 1,000 executions that differ in their payload alone; returns the id of each.
 
         For volume: nothing is built or checked per execution, so the item must be a plain one (see `is_plain`).
         """
@@ -112,8 +125,8 @@ class Executions(Operations):
         columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
         found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
-            raise StateError("lane_closed", "the lane accepts no new executions")
-        return list(zip(columns.partitions, columns.ids, strict=True))
+            raise StateError("lane_closed", "the lane takes no new executions")
+        return [ExecutionId(uuid) for uuid in columns.ids]
 
     async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
         """Return the rows, and whether the call had to be repeated."""
@@ -144,7 +157,7 @@ class Executions(Operations):
     async def _complete(
         self, items: Sequence[Completion | Handle | Fence], *, operator: bool
     ) -> list[Completed | FlowFabricError]:
-        batch = Batch(items, _completion_columns)
+        batch = Batch(items, _completion_columns, self._database.flow_partitions)
         if batch.is_empty:
             return batch.verdicts([])
         fences, results, encodings = batch.ready
@@ -157,12 +170,8 @@ class Executions(Operations):
             repeatable=not operator,
         )
         answers: list[Completed | FlowFabricError] = [
-            Completed(ExecutionId.of(partition, uuid))
-            if row["code"] in ("ok", "replayed")
-            else raised(row, ExecutionId.of(partition, uuid))
-            for partition, uuid, row in zip(
-                fences.partitions, fences.ids, rows.by_place(found, len(fences.ids)), strict=True
-            )
+            Completed(ExecutionId(uuid)) if row["code"] in ("ok", "replayed") else raised(row, ExecutionId(uuid))
+            for uuid, row in zip(fences.ids, rows.by_place(found, len(fences.ids)), strict=True)
         ]
         return batch.verdicts(answers)
 
@@ -205,7 +214,7 @@ class Executions(Operations):
     async def _fail(
         self, items: Sequence[Failure], *, operator: bool
     ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
-        batch = Batch(items, _failure_columns)
+        batch = Batch(items, _failure_columns, self._database.flow_partitions)
         answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
         if batch.is_empty:
             return batch.verdicts(answers)
@@ -233,7 +242,7 @@ class Executions(Operations):
             raise InvalidInput("empty", field="source", allowed="a non-empty text")
         if holder and source != "lease_holder":
             raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
-        fences = Fences([authority])
+        fences = self._fences([authority])
         row = await self._row(statements.CANCEL, *fences.columns, holder, source, text, repeatable=True)
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
@@ -241,22 +250,22 @@ class Executions(Operations):
 
 
 def _completion_columns(
-    items: Sequence[Completion | Handle | Fence],
+    items: Sequence[Completion | Handle | Fence], count: int
 ) -> tuple[Fences, list[bytes | None] | None, list[str | None] | None]:
     given = [item if type(item) is Completion else Completion(item) for item in items]  # type: ignore[arg-type]
     return (
-        Fences.of(given),
+        Fences.of(given, count),
         used([optional_bytes(item.result, "result") for item in given]),
         used([None if i.result_encoding is None else check_text(i.result_encoding, "result_encoding") for i in given]),
     )
 
 
-def _failure_columns(items: Sequence[Failure]) -> tuple[Fences, tuple[list[Any], ...]]:
+def _failure_columns(items: Sequence[Failure], count: int) -> tuple[Fences, tuple[list[Any], ...]]:
     for item in items:
         if not isinstance(item, Failure):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="Failure")
     classified = [classify(item.category, item.failure_class) for item in items]
-    return Fences.of(items), (
+    return Fences.of(items, count), (
         [escape_text(item.reason, _MAX_FAILURE_BYTES) for item in items],
         [failure_class.value for failure_class, _ in classified],
         [escape_text(category, 256) for _, category in classified],

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.checks import check_int, parse_execution
+from flowfabric.engine.checks import check_int
 from flowfabric.engine.timers import Round
 from flowfabric.errors import InvalidInput, NotFound, TimedOut, ValidationFailed
 from flowfabric.values.checks import escape_text
@@ -23,7 +23,7 @@ from flowfabric.values.flow import (
     FlowCancelled,
     PartiallyCancelled,
 )
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id
 
 GRACE = timedelta(seconds=30)
 _MEMBERS = 500  # executions cancelled in a transaction
@@ -100,7 +100,7 @@ class FlowCancels(FlowOperations):
             return PartiallyCancelled(
                 cancellation_policy=chosen,
                 member_execution_ids=members,
-                failed_member_execution_ids=tuple(one for one in members if one.uuid in failed),
+                failed_member_execution_ids=tuple(one for one in members if one in failed),
             )
         return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
 
@@ -144,7 +144,7 @@ class FlowCancels(FlowOperations):
         )
         if row["code"] == "flow_not_found":
             raise NotFound("flow", flow[1])
-        members = tuple(ExecutionId.of(flow[0], one) for one in row["members"])
+        members = tuple(ExecutionId(one) for one in row["members"])
         if row["code"] == "already_terminal":
             return FlowAlreadyTerminal(
                 stored_cancellation_policy=None if row["policy"] is None else CancellationPolicy(row["policy"]),
@@ -156,8 +156,8 @@ class FlowCancels(FlowOperations):
     async def ack_cancel_member(self, flow_id: FlowId, execution_id: ExecutionId) -> None:
         """Record that a member was cancelled. Does nothing for members that did not have to be."""
         flow = self._flow(flow_id)
-        target = parse_execution(execution_id)
-        await self._row(statements.ACK_CANCEL_MEMBER, *flow, target.uuid, repeatable=True)
+        target = parse_execution_id(execution_id)
+        await self._row(statements.ACK_CANCEL_MEMBER, *flow, target, repeatable=True)
 
     async def read_cancel_backlog(self, flow_id: FlowId) -> CancelBacklog | None:
         """Return the members of a cancelled flow that still have to be cancelled; None if there are none."""
@@ -172,7 +172,7 @@ class FlowCancels(FlowOperations):
             reason=row["reason"],
             cancellation_policy=CancellationPolicy(row["cancellation_policy"]),
             grace_until=row["grace_until"],
-            members=tuple(ExecutionId.of(flow[0], one) for one in row["owed"]),
+            members=tuple(ExecutionId(one) for one in row["owed"]),
         )
 
     async def reconcile_cancellations(

@@ -77,7 +77,7 @@ class FlowReads(FlowOperations):
         found = await self._fetch(statements.READ_MEMBERS, uuid, bool(results), repeatable=True)
         return [
             Member(
-                execution_id=ExecutionId.of(row["partition"], row["id"]),
+                execution_id=ExecutionId(row["id"]),
                 name=row["node"] or "",
                 execution_kind=row["kind"],
                 state=State(row["state"]),
@@ -102,7 +102,7 @@ class FlowReads(FlowOperations):
         return found[0]["members"], found[0]["live"], found[0]["state"]
 
     async def list_flows(
-        self, partition_key: str | PartitionKey, *, cursor: FlowId | None = None, limit: int = 100
+        self, partition_key: int | str | PartitionKey, *, cursor: FlowId | None = None, limit: int = 100
     ) -> Page[FlowInfo, FlowId]:
         """Return the flows of one partition in the order of their ids."""
         size = check_limit(limit, 1000)

@@ -17,7 +17,7 @@ from flowfabric.errors import Conflict, InvalidInput, NotFound, RetriesExhausted
 from flowfabric.values.checks import check_tag_key, check_tags, check_text
 from flowfabric.values.flow import Added, AlreadyMember, FlowCreated, FlowExists
 from flowfabric.values.graph import FlowSubmitted, NewNode
-from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_flow_id
 
 
 class Flows(FlowOperations):
@@ -38,7 +38,7 @@ class Flows(FlowOperations):
         A flow id that was used before returns `existed` and changes nothing. With `connection`, an asyncpg connection
         in your transaction, the flow exists when you commit.
         """
-        uuid = mint_uuid() if flow_id is None else parse_uuid(flow_id, "flow_id")
+        uuid = mint_uuid() if flow_id is None else parse_flow_id(flow_id)
         call = GrowCall(
             uuid,
             nodes,
@@ -59,8 +59,8 @@ class Flows(FlowOperations):
     async def extend_flow(
         self, flow_id: FlowId, nodes: Sequence[NewNode], *, connection: asyncpg.Connection[Any] | None = None
     ) -> FlowSubmitted:
-        """Add nodes to an open flow: all of them, or none. They may come after existing members."""
-        uuid = parse_uuid(flow_id, "flow_id")
+        """Add nodes to a flow that is open: all of them, or none. They may come after members that exist."""
+        uuid = parse_flow_id(flow_id)
         call = GrowCall(uuid, nodes, self._database.flow_partitions, is_new=False)
         return await self._grow(uuid, call, connection)
 
@@ -106,7 +106,7 @@ class Flows(FlowOperations):
             found = await connection.fetch(members, flow_id)
         else:
             found = await self._fetch(members, flow_id, repeatable=True)
-        return {row["node"]: ExecutionId.of(row["partition"], row["id"]) for row in found}
+        return {row["node"]: ExecutionId(row["id"]) for row in found}
 
     async def create_flow(
         self, flow_id: FlowId | None = None, *, flow_kind: str = "", namespace: str = ""
@@ -146,7 +146,7 @@ class Flows(FlowOperations):
         row = await self._row(
             statements.ADD_TO_FLOW,
             *flow,
-            [one.uuid for one in targets],
+            targets,
             repeatable=True,
         )
         code = row["code"]

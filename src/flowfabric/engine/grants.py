@@ -13,7 +13,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import instant
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
-from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int, parse_execution
+from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int
 from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
@@ -25,7 +25,7 @@ from flowfabric.values.grant import (
     ReclaimGrant,
     ResumeGrant,
 )
-from flowfabric.values.ids import ExecutionId, parse_uuid
+from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
 from flowfabric.values.policy_json import policy_to_json
 
 
@@ -45,13 +45,13 @@ class Grants(Operations):
         route_snapshot_json: str | None = None,
         admission_summary: str | None = None,
     ) -> ClaimGrant:
-        """Reserve an execution for one worker. For schedulers: budgets and quotas are not checked."""
-        target = parse_execution(execution_id)
+        """Reserve an execution for one worker. For schedulers: neither budget nor quota is asked."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.ISSUE_CLAIM_GRANT,
             *_grant_args(
-                target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
-                route_snapshot_json, admission_summary,
+                self._at(target), lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl,
+                capability_hash, route_snapshot_json, admission_summary,
             ),
         )  # fmt: skip
         if row["code"] == "unavailable":
@@ -60,18 +60,16 @@ class Grants(Operations):
             raise raised(row, target)
         return ClaimGrant(
             execution_id=target,
-            partition_key=f"{{fp:{target.partition}}}",
             grant_key=row["detail"],
             expires_at=row["at"],
         )
 
     async def verify_grant(self, execution_id: ExecutionId, grant_key: str) -> str:
-        """Return `ok`, or the problem: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
-        target = parse_execution(execution_id)
+        """`ok`, or what is wrong: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.VERIFY_GRANT,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             check_text(grant_key, "grant_key", 4096),
             repeatable=True,
         )
@@ -179,7 +177,7 @@ class Grants(Operations):
         timeout: timedelta | None,
         deadline: datetime | None,
     ) -> Claimed:
-        target = parse_execution(execution_id, count=self._database.flow_partitions)
+        target = parse_execution_id(execution_id)
         deadline_at, deadline_ms = instant(deadline, "execution_deadline_at")
         if deadline_ms is not None:
             raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
@@ -187,7 +185,7 @@ class Grants(Operations):
             statements.CLAIM_GRANTED,
             call,
             *_claim_columns(
-                target,
+                self._at(target),
                 lane_id,
                 worker_id,
                 worker_instance_id,
@@ -219,12 +217,12 @@ class Grants(Operations):
         max_reclaim_count: int | None = None,
     ) -> ReclaimGrant | NotReclaimable | ReclaimCapExceeded:
         """Reserve a lost lease for one worker. At the cap the execution fails instead."""
-        target = parse_execution(execution_id)
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.ISSUE_RECLAIM_GRANT,
             *_grant_args(
-                target, lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl, capability_hash,
-                route_snapshot_json, admission_summary,
+                self._at(target), lane_id, worker_id, worker_instance_id, worker_capabilities, grant_ttl,
+                capability_hash, route_snapshot_json, admission_summary,
             ),
             None if max_reclaim_count is None else check_int(max_reclaim_count, "max_reclaim_count", 0, 2**32 - 1),
         )  # fmt: skip
@@ -232,7 +230,6 @@ class Grants(Operations):
             case "ok":
                 return ReclaimGrant(
                     execution_id=target,
-                    partition_key=f"{{fp:{target.partition}}}",
                     grant_key=row["detail"],
                     expires_at=row["at"],
                     lane_id=row["lane"],
@@ -261,11 +258,11 @@ class Grants(Operations):
         max_reclaim_count: int | None = None,
     ) -> Claimed | NotReclaimable | ReclaimCapExceeded | GrantNotFound:
         """Consume a reclaim grant: a new attempt replaces the one whose lease was lost."""
-        target = parse_execution(execution_id, count=self._database.flow_partitions)
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.RECLAIM,
             *_claim_columns(
-                target,
+                self._at(target),
                 lane_id,
                 worker_id,
                 worker_instance_id,
@@ -295,7 +292,7 @@ def _verdict(row: asyncpg.Record) -> Any:
 
 
 def _claim_columns(
-    target: ExecutionId,
+    at: tuple[int, UUID],
     lane_id: str | None,
     worker_id: str,
     worker_instance_id: str,
@@ -307,8 +304,7 @@ def _claim_columns(
 ) -> tuple[Any, ...]:
     """Return the columns that every call that consumes a grant sends."""
     return (
-        target.partition,
-        target.uuid,
+        *at,
         None if not lane_id else check_lane(lane_id),
         check_worker(worker_id),
         check_worker(worker_instance_id, "worker_instance_id"),
@@ -325,7 +321,7 @@ def _attempt_policy(value: Any) -> str | None:
 
 
 def _grant_args(
-    target: ExecutionId,
+    at: tuple[int, UUID],
     lane_id: str | None,
     worker_id: str,
     worker_instance_id: str,
@@ -336,8 +332,7 @@ def _grant_args(
     summary: str | None,
 ) -> tuple[Any, ...]:
     return (
-        target.partition,
-        target.uuid,
+        *at,
         None if not lane_id else check_lane(lane_id),
         check_worker(worker_id),
         check_worker(worker_instance_id, "worker_instance_id"),

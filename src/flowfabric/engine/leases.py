@@ -14,11 +14,11 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import instant, moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
-from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, parse_execution
+from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.attempt import Delayed, Moved
 from flowfabric.values.checks import check_text, check_worker, escape_text
-from flowfabric.values.ids import ExecutionId, LeaseId, parse_uuid
+from flowfabric.values.ids import ExecutionId, LeaseId, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Released, Renewed, Revoked
 from flowfabric.values.page import Page
 from flowfabric.values.state import State
@@ -42,13 +42,13 @@ class Leases(Operations):
         check_batch(authorities, "authorities")
         ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
 
-        def prepare(held: Sequence[Handle | Fence]) -> tuple[Fences, list[int | None]]:
-            return Fences(held), [
+        def prepare(held: Sequence[Handle | Fence], count: int) -> tuple[Fences, list[int | None]]:
+            return Fences(held, count), [
                 ttl if ttl is not None else check_duration(a.lease_ttl, "lease_ttl") if type(a) is Handle else None
                 for a in held
             ]
 
-        batch = Batch(authorities, prepare)
+        batch = Batch(authorities, prepare, self._database.flow_partitions)
         if batch.is_empty:
             return batch.verdicts([])
         fences, ttls = batch.ready
@@ -70,7 +70,7 @@ class Leases(Operations):
             check_int(percent, "percent", 0, 100)
         if message is not None:
             check_text(message, "message", 64 * 1024)
-        fences = Fences([authority])
+        fences = self._fences([authority])
         row = await self._row(statements.PROGRESS, *fences.first, percent, message, repeatable=True)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
@@ -78,7 +78,7 @@ class Leases(Operations):
     async def _pause(
         self, call: str, authority: Authority, until: datetime | timedelta | None = None
     ) -> asyncpg.Record:
-        fences = Fences([authority])
+        fences = self._fences([authority])
         at, ms = instant(until, "delay_until")
         row = await self._row(statements.PAUSE, call, *fences.first, at, ms, is_override(authority))
         if row["code"] != "ok":
@@ -110,12 +110,11 @@ class Leases(Operations):
         expected_lease_id: UUID | None = None,
         worker_instance_id: str | None = None,
     ) -> Revoked | AlreadySatisfied:
-        """Revoke the lease. This does not end the execution: a worker reclaims it, or it is cancelled."""
-        target = parse_execution(execution_id)
+        """Take the lease away. Not an end: the execution is reclaimed by a worker, or cancelled."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.REVOKE_LEASE,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             None if not expected_lease_id else parse_uuid(expected_lease_id, "expected_lease_id"),
             None if not worker_instance_id else check_worker(worker_instance_id, "worker_instance_id"),
             escape_text(reason, 4096),
@@ -143,7 +142,7 @@ class Leases(Operations):
                 raise InvalidInput(
                     f"got {type(after).__name__}", field="after", allowed="a (expires_at, execution_id) pair"
                 )
-            place = (moment(after[0], "after"), parse_execution(after[1], "after", self._database.flow_partitions))
+            place = (moment(after[0], "after"), parse_execution_id(after[1], "after"))
         wanted = None if namespace is None else check_text(namespace, "namespace")
         if size == 0:
             return Page(())
@@ -151,7 +150,7 @@ class Leases(Operations):
             statements.LIST_EXPIRED_LEASES,
             until,
             None if place is None else place[0],
-            None if place is None else str(place[1]),
+            None if place is None else place[1],
             size + 1,
             wanted,
             repeatable=True,

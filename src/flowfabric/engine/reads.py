@@ -13,12 +13,21 @@ from msgspec import Struct
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_execution, parse_partition
+from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_partition
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Attempt
 from flowfabric.values.checks import check_lane, check_text
 from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, Result
-from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.found import FoundId, What
+from flowfabric.values.ids import (
+    ExecutionId,
+    FlowId,
+    PartitionKey,
+    id_digits,
+    parse_execution_id,
+    parse_flow_id,
+    parse_uuid,
+)
 from flowfabric.values.page import Page
 from flowfabric.values.state import State
 
@@ -49,17 +58,17 @@ class Reads(Operations):
     """read and list executions, their results and attempts."""
 
     async def read_execution(self, execution_id: ExecutionId) -> Execution | None:
-        """Return everything stored about an execution except payload and result."""
-        found = await self._read(parse_execution(execution_id))
+        """Everything stored about an execution but payload and result."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else rows.execution(found)
 
     async def _read(self, target: ExecutionId) -> Any:
-        found = await self._fetch(statements.READ_EXECUTION, target.partition, target.uuid, repeatable=True)
+        found = await self._fetch(statements.READ_EXECUTION, *self._at(target), repeatable=True)
         return found[0] if found else None
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
-        """Return an execution as lists show it; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
+        """What lists show of an execution; None for an unknown id."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else rows.info(found)
 
     async def get_execution_result(self, execution_id: ExecutionId) -> bytes | None:
@@ -68,23 +77,21 @@ class Reads(Operations):
         return None if result is None else result.payload
 
     async def read_result(self, execution_id: ExecutionId) -> Result | None:
-        """Return the result with its encoding."""
-        target = parse_execution(execution_id)
+        """The result with its encoding."""
+        target = parse_execution_id(execution_id)
         found = await self._fetch(
             statements.READ_RESULT,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             repeatable=True,
         )
         return Result(found[0]["result"], found[0]["result_encoding"]) if found else None
 
     async def read_execution_context(self, execution_id: ExecutionId) -> ExecutionContext:
-        """Return the input with its kind and tags; an unknown id raises `InvalidInput`."""
-        target = parse_execution(execution_id)
+        """The input and what belongs to it; an unknown id is `InvalidInput`."""
+        target = parse_execution_id(execution_id)
         found = await self._fetch(
             statements.READ_PAYLOAD,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             repeatable=True,
         )
         if not found:
@@ -92,28 +99,30 @@ class Reads(Operations):
         return rows.context(found[0])
 
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
-        """Return every attempt, oldest first; empty for an unknown execution or before the first claim."""
-        target = parse_execution(execution_id)
-        found = await self._fetch(statements.LIST_ATTEMPTS, target.partition, target.uuid, repeatable=True)
+        """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
+        target = parse_execution_id(execution_id)
+        found = await self._fetch(statements.LIST_ATTEMPTS, *self._at(target), repeatable=True)
         return [rows.attempt(row) for row in found]
 
     async def list_executions(
-        self, partition_key: str | PartitionKey, *, cursor: ExecutionId | None = None, limit: int = 50
+        self, partition_key: int | str | PartitionKey, *, cursor: ExecutionId | None = None, limit: int = 50
     ) -> Page[ExecutionInfo, ExecutionId]:
         """Return the executions of one partition by id, up to 1,000 per page."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
         after = None
         if cursor is not None:
-            after = parse_execution(cursor, "cursor")
-            if after.partition != partition:
-                raise InvalidInput("of another partition", field="cursor", allowed=f"{{fp:{partition}}}:...")
+            after = parse_execution_id(cursor, "cursor")
+            if self._home(after) != partition:
+                raise InvalidInput(
+                    "of another partition", field="cursor", allowed="next_cursor of a page of this partition"
+                )
         size = check_limit(limit, 1000)
         if size == 0:
             return Page(())
         found = await self._fetch(
             statements.LIST_PARTITION,
             partition,
-            None if after is None else after.uuid,
+            after,
             size + 1,
             repeatable=True,
         )
@@ -146,7 +155,7 @@ class Reads(Operations):
             None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
             None if states is None else [_state(state) for state in check_list(states, "states")],
             *check_tag(tag, "tag"),
-            None if flow_id is None else parse_uuid(flow_id, "flow_id"),
+            None if flow_id is None else parse_flow_id(flow_id),
             None if created_from is None else moment(created_from, "created_from"),
             None if created_before is None else moment(created_before, "created_before"),
             *_place(cursor, self._database.flow_partitions),
@@ -161,6 +170,27 @@ class Reads(Operations):
             [rows.info(row) for row in found if row["state"] is not None],
             None if last is None else Place(last["created_at"], last["id"], last["partition"]),
         )
+
+    async def find_id(self, text: str, *, what: What | None = None, limit: int = 10) -> list[FoundId]:
+        """Executions and flows whose id ends or begins with at least 6 hex digits, newest first.
+
+        The end of an id names its partition, so that only the keys of that partition are read.
+        """
+        digits = id_digits(text)
+        low, high = (UUID(digits.ljust(32, fill)) for fill in "0f")
+        if what not in (None, "execution", "flow"):
+            raise InvalidInput(f"got {what!r}", field="what", allowed="execution, flow or None")
+        found = await self._fetch(
+            statements.FIND_IDS,
+            digits,
+            int(digits[-4:], 16) % self._database.flow_partitions,
+            low,
+            high,
+            None if what is None else what == "flow",
+            check_limit(limit, 100),
+            repeatable=True,
+        )
+        return [rows.found_id(row) for row in found]
 
 
 def unknown_execution(target: ExecutionId) -> InvalidInput:

@@ -54,7 +54,7 @@ class Siblings(FlowOperations):
         group: tuple[int | None, UUID | None, UUID | None] = (None, None, None)
         if flow_id is not None or downstream_execution_id is not None:
             flow = self._flow(flow_id)
-            group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id").uuid)
+            group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id"))
         row = await self._row(statements.CANCEL_SIBLINGS, *group, check_int(limit, "limit", 1, 10_000))
         return SiblingPass(
             action=row["action"],
@@ -71,14 +71,14 @@ class Siblings(FlowOperations):
         """Drop the sibling cancels of a group: `drained`, `already_drained` or `drained_sans_group`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
-        row = await self._row(statements.DRAIN_SIBLINGS, *flow, target.uuid)
+        row = await self._row(statements.DRAIN_SIBLINGS, *flow, target)
         return str(row["action"])
 
     async def reconcile_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
         """Repair an entry that a dispatcher left behind: `sremmed_stale`, `completed_drain` or `no_op`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
-        row = await self._row(statements.RECONCILE_SIBLINGS, *flow, target.uuid)
+        row = await self._row(statements.RECONCILE_SIBLINGS, *flow, target)
         return str(row["action"])
 
     async def list_sibling_cancels(self, *, limit: int = 50) -> list[QueuedSiblings]:
@@ -87,8 +87,8 @@ class Siblings(FlowOperations):
         return [
             QueuedSiblings(
                 flow_id=FlowId(row["flow_id"]),
-                downstream_execution_id=ExecutionId.of(row["partition"], row["downstream"]),
-                siblings=tuple(ExecutionId.of(row["partition"], one) for one in row["siblings"]),
+                downstream_execution_id=ExecutionId(row["downstream"]),
+                siblings=tuple(ExecutionId(one) for one in row["siblings"]),
                 enqueued_at=row["enqueued_at"],
             )
             for row in found

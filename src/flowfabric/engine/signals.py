@@ -20,11 +20,10 @@ from flowfabric.engine.checks import (
     check_limit,
     check_token,
     optional_bytes,
-    parse_execution,
 )
 from flowfabric.errors import InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.checks import check_lane, check_text
-from flowfabric.values.ids import ExecutionId, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
 from flowfabric.values.signal import Accepted, DuplicateSignal, ReceivedSignal, RecordedSignal
@@ -64,7 +63,7 @@ class Signals(Operations):
 
         It can be repeated with the same `signal_id` or `idempotency_key`: the signal is accepted once.
         """
-        target, token = parse_execution(execution_id), check_token(waitpoint_token)
+        target, token = parse_execution_id(execution_id), check_token(waitpoint_token)
         signal = _NewSignal(
             signal_id=signal_id,
             name=signal_name,
@@ -99,7 +98,7 @@ class Signals(Operations):
     ) -> Accepted | DuplicateSignal:
         """Deliver an operator's decision. The caller has authenticated the operator; no token is needed."""
         suffix = check_text(idempotency_suffix, "idempotency_suffix")
-        target, lane = parse_execution(execution_id), check_lane(lane_id)
+        target, lane = parse_execution_id(execution_id), check_lane(lane_id)
         signal = _NewSignal(
             name=signal_name,
             category="approval",
@@ -119,8 +118,7 @@ class Signals(Operations):
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
             statements.DELIVER_SIGNAL,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             waitpoint,
             token,
             lane,
@@ -162,7 +160,7 @@ class Signals(Operations):
         Without a key the execution must have exactly one: otherwise `InvalidInput` lists them. Raises `NotFound` if
         none with this key is open, unless `idempotency_key` shows that the signal was accepted before.
         """
-        target = parse_execution(execution_id)
+        target = parse_execution_id(execution_id)
         key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
         signal = _NewSignal(
             signal_id=signal_id,
@@ -182,8 +180,7 @@ class Signals(Operations):
         ).checked()
         row = await self._row(
             statements.SIGNAL_BY_KEY,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             key,
             *signal.identity(),
             *signal.limits(),
@@ -204,13 +201,12 @@ class Signals(Operations):
         """Return the signals that ended the newest suspension of the handle's attempt, in order of acceptance."""
         if not isinstance(authority, Handle | Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
-        target = parse_execution(authority.execution_id)
+        target = parse_execution_id(authority.execution_id)
         if authority.attempt_index is None:
             raise InvalidInput("missing", field="attempt_index", allowed="an integer")
         found = await self._fetch(
             statements.OBSERVE_SIGNALS,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
             repeatable=True,
         )
@@ -219,15 +215,14 @@ class Signals(Operations):
     async def read_signals(
         self, execution_id: ExecutionId, *, after: int = 0, limit: int = 100
     ) -> Page[RecordedSignal, int]:
-        """Return all signals that an execution accepted, with the effect of each, in order."""
-        target = parse_execution(execution_id)
+        """All signals that an execution accepted, with what each did, in order."""
+        target = parse_execution_id(execution_id)
         size = check_limit(limit, 1000)
         if size == 0:
             return Page(())
         found = await self._fetch(
             statements.READ_SIGNALS,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             check_int(after, "after", 0, 2**31 - 1),
             size + 1,
             repeatable=True,

@@ -18,12 +18,11 @@ from flowfabric.engine.checks import (
     check_duration,
     check_int,
     optional_bytes,
-    parse_execution,
 )
 from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
 from flowfabric.values.checks import check_text
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.step import NewStep, Step, StepKind
 
@@ -40,7 +39,7 @@ class Steps(Operations):
         recorded as done never changes; a failed one is replaced by the next record.
         """
         check_batch(items)
-        batch = Batch(items, _step_columns)
+        batch = Batch(items, _step_columns, self._database.flow_partitions)
         if batch.is_empty:
             return batch.verdicts([])
         fences, columns = batch.ready
@@ -58,11 +57,10 @@ class Steps(Operations):
     async def read_steps(self, execution_ids: Sequence[ExecutionId], *, all_generations: bool = False) -> list[Step]:
         """Return the steps of up to 1,000 executions, in the order they were recorded."""
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         found = await self._fetch(
             statements.READ_STEPS,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             bool(all_generations),
             repeatable=True,
         )
@@ -76,8 +74,8 @@ class Steps(Operations):
         With a known idempotency key it returns and stores the existing execution; a name and number that are already
         stored return their execution. If the lease is lost, or the item cannot be created, nothing is stored.
         """
-        call = CreateCall([item], self._database.flow_partitions)
-        fences = Fences([authority])
+        fences = self._fences([authority])
+        call = CreateCall([item], self._database.flow_partitions, home=fences.partitions[0])
         step = (_step_name(name), check_int(n, "n", 0, 2**31 - 1))
         if call.refused:
             raise call.refused[0]
@@ -115,7 +113,9 @@ def _step_name(value: object) -> str:
     return name
 
 
-def _step_columns(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fences, tuple[list[Any] | None, ...]]:
+def _step_columns(
+    items: Sequence[tuple[Handle | Fence, NewStep]], count: int
+) -> tuple[Fences, tuple[list[Any] | None, ...]]:
     for item in items:
         if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[1], NewStep):
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="(Handle or Fence, NewStep)")
@@ -127,7 +127,7 @@ def _step_columns(items: Sequence[tuple[Handle | Fence, NewStep]]) -> tuple[Fenc
             raise InvalidInput(f"given for a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
         if step.seconds is not None and (isinstance(step.seconds, bool) or not isinstance(step.seconds, float | int)):
             raise InvalidInput(f"got {type(step.seconds).__name__}", field="seconds", allowed="a number or None")
-    return Fences([authority for authority, _ in items]), (
+    return Fences([authority for authority, _ in items], count), (
         [_step_name(step.name) for step in steps],
         [check_int(step.n, "n", 0, 2**31 - 1) for step in steps],
         [step.kind for step in steps] if any(step.kind != "step" for step in steps) else None,

@@ -12,13 +12,12 @@ import msgspec
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Fences, raised
+from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
     check_duration,
     check_limit,
     check_list,
     check_word,
-    parse_execution,
     parse_partition,
     parse_time_cursor,
     time_cursor,
@@ -28,7 +27,7 @@ from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput, StateError
 from flowfabric.values.checks import check_text
 from flowfabric.values.conditions import Condition, check_condition, condition_to_json, named_keys
-from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle, HandleKind
 from flowfabric.values.page import Page
 from flowfabric.values.policies import TimeoutBehavior
@@ -149,7 +148,7 @@ class Suspensions(Operations):
     async def _suspend(
         self, authority: Handle | Fence, by_triple: bool, args: tuple[Any, ...]
     ) -> Suspended | AlreadySatisfied:
-        fences = Fences([authority])
+        fences = self._fences([authority])
         execution_id = fences.execution_id(0)
         _, _, lease_id, lease_epoch, attempt_id, _ = fences.first
         row = await self._row(statements.SUSPEND, *fences.first, by_triple, *args)
@@ -163,8 +162,8 @@ class Suspensions(Operations):
         return Suspended(
             details,
             Handle(
-                partition=execution_id.partition,
-                uuid=execution_id.uuid,
+                partition=self._home(execution_id),
+                uuid=execution_id,
                 attempt_index=row["attempt_index"],
                 attempt_id=attempt_id,
                 lease_id=lease_id,
@@ -182,12 +181,11 @@ class Suspensions(Operations):
         trigger_type: TriggerType = "signal",
         resume_delay: timedelta = timedelta(0),
     ) -> Resumed:
-        """Resume a suspended execution regardless of its condition, as an operator."""
-        target = parse_execution(execution_id)
+        """Resume a suspended execution whatever its condition says; an operator's override."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.RESUME_EXECUTION,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             check_word(trigger_type, _TRIGGERS, "trigger_type"),
             check_duration(resume_delay, "resume_delay", least_ms=0),
         )
@@ -196,12 +194,11 @@ class Suspensions(Operations):
         return Resumed(target, State(row["state"]))
 
     async def expire_suspension(self, execution_id: ExecutionId) -> ExpiredSuspension | AlreadySatisfied:
-        """End one suspension if its timeout expired; the duty does this for all."""
-        target = parse_execution(execution_id)
+        """End one suspension if its time is over; what the duty does for all."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.EXPIRE_SUSPENSION,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             repeatable=True,
         )
         if row["code"] == "done":
@@ -209,15 +206,15 @@ class Suspensions(Operations):
         return AlreadySatisfied(row["code"])
 
     async def read_suspension(self, execution_id: ExecutionId) -> Suspension | None:
-        """Return the newest suspension of an execution, open or closed; None if it has none."""
-        target = parse_execution(execution_id)
-        found = await self._fetch(statements.READ_SUSPENSION, target.partition, target.uuid, repeatable=True)
+        """The newest suspension of an execution, open or closed; None when it has none."""
+        target = parse_execution_id(execution_id)
+        found = await self._fetch(statements.READ_SUSPENSION, *self._at(target), repeatable=True)
         if not found:
             return None
         return rows.suspension(found[0], target)
 
     async def list_suspended(
-        self, partition_key: str | PartitionKey, *, cursor: str | None = None, limit: int = 100
+        self, partition_key: int | str | PartitionKey, *, cursor: str | None = None, limit: int = 100
     ) -> Page[SuspendedExecution, str]:
         """Return the suspended executions of a partition, by when they were suspended."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
@@ -226,9 +223,9 @@ class Suspensions(Operations):
         if size == 0:
             return Page(())
         found = await self._fetch(statements.LIST_SUSPENDED, partition, at, uuid, size, repeatable=True)
-        items = [rows.suspended_execution(row, partition) for row in found[:size]]
+        items = [rows.suspended_execution(row) for row in found[:size]]
         last = items[-1] if len(found) > size else None
-        return Page(items, None if last is None else time_cursor(last.suspended_at, last.execution_id.uuid))
+        return Page(items, None if last is None else time_cursor(last.suspended_at, last.execution_id))
 
 
 def _suspend_args(

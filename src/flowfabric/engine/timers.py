@@ -13,9 +13,9 @@ from msgspec import Struct
 from flowfabric._postgres import statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_duration, check_filter, check_int, parse_execution
+from flowfabric.engine.checks import check_duration, check_filter, check_int
 from flowfabric.errors import InvalidInput
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.state import State
 from flowfabric.values.wait import AlreadySatisfied
@@ -52,8 +52,8 @@ class Timers(Operations):
     """mark_lease_expired_if_due, promote_delayed, expire_execution, run_timers, trim_retention, sweep, next_due."""
 
     async def _one(self, kind: TimerKind, execution_id: ExecutionId) -> tuple[str, str | None, str | None]:
-        target = parse_execution(execution_id)
-        row = await self._row(statements.RUN_ONE, kind.value, target.partition, target.uuid)
+        target = parse_execution_id(execution_id)
+        row = await self._row(statements.RUN_ONE, kind.value, *self._at(target))
         return row["code"], row["state"], row["lease_lost"]
 
     async def mark_lease_expired_if_due(self, execution_id: ExecutionId) -> MarkedExpired | AlreadySatisfied:
@@ -61,7 +61,7 @@ class Timers(Operations):
         code, state, lost = await self._one(TimerKind.LEASE, execution_id)
         match code:
             case "done":
-                return MarkedExpired(parse_execution(execution_id))
+                return MarkedExpired(parse_execution_id(execution_id))
             case "not_found":
                 return AlreadySatisfied("execution_not_found")
             case "not_yet_due":

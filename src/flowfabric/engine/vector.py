@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from flowfabric._postgres import rows
-from flowfabric.engine.checks import check_list, parse_execution, parse_partition
+from flowfabric.engine.checks import check_list, parse_partition
 from flowfabric.engine.reads import Reads, unknown_execution
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_tag_key, check_text
 from flowfabric.values.execution import Execution, ExecutionSnapshot
-from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_execution_id
 from flowfabric.values.state import State
 
 
@@ -20,42 +20,39 @@ class Vector(Reads):
     """describe_execution, read_exec_core_fields, and reads of one field each."""
 
     async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
-        """Return state, latest attempt, lease and tags in one call; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
+        """State, latest attempt, lease and tags in one answer; None for an unknown id."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else rows.snapshot(found)
 
     async def read_execution_state(self, execution_id: ExecutionId) -> State | None:
-        """Return its state in one word; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
+        """Where it stands, in one word; None for an unknown id."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else State(found["state"])
 
     async def read_current_attempt_index(self, execution_id: ExecutionId) -> int:
-        """Return the index of the latest attempt; 0 before the first claim."""
-        target = parse_execution(execution_id)
+        """The index of the latest attempt; 0 before the first claim."""
+        target = parse_execution_id(execution_id)
         found = await self._read(target)
         if found is None:
             raise unknown_execution(target)
         return int(found["attempt_index"] or 0)
 
     async def read_total_attempt_count(self, execution_id: ExecutionId) -> int:
-        """Return how many attempts were made; also the index of the next one."""
-        target = parse_execution(execution_id)
+        """Attempts ever made; also the index of the next one."""
+        target = parse_execution_id(execution_id)
         found = await self._read(target)
         if found is None:
             raise unknown_execution(target)
         return int(found["attempts"])
 
     async def read_exec_core_fields(
-        self, partition_key: str | PartitionKey, execution_id: ExecutionId, names: Collection[str]
+        self, partition_key: int | str | PartitionKey, execution_id: ExecutionId, names: Collection[str]
     ) -> dict[str, str | None]:
-        """Return the named fields as text; None for an unknown name or a missing execution."""
-        target = parse_execution(execution_id)
-        if parse_partition(partition_key, 65_536) != target.partition:
-            raise InvalidInput(
-                "not the partition of the execution",
-                field="partition_key",
-                allowed=f"{{fp:{target.partition}}}",
-            )
+        """The named fields as text; an unknown name, or a missing execution, gives None."""
+        target = parse_execution_id(execution_id)
+        home = self._home(target)
+        if parse_partition(partition_key, 65_536) != home:
+            raise InvalidInput("not the partition of the execution", field="partition_key", allowed=str(home))
         wanted = [check_text(name, "names") for name in check_list(names, "names")]
         if not wanted:
             return {}
@@ -66,19 +63,19 @@ class Vector(Reads):
         return {name: fields.get(name) for name in wanted}
 
     async def resolve_execution_flow_id(self, execution_id: ExecutionId) -> FlowId | None:
-        """Return the flow it belongs to; None for an unknown id or one without a flow."""
-        found = await self._read(parse_execution(execution_id))
+        """The flow it belongs to; None for an unknown id or one without a flow."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else found["flow_id"]
 
     async def get_execution_namespace(self, execution_id: ExecutionId) -> str | None:
-        """Return its namespace, which may be empty; None for an unknown id."""
-        found = await self._read(parse_execution(execution_id))
+        """Its namespace, which may be empty; None for an unknown id."""
+        found = await self._read(parse_execution_id(execution_id))
         return None if found is None else str(found["namespace"])
 
     async def get_execution_tag(self, execution_id: ExecutionId, key: str) -> str | None:
         """Return the value of one tag; None for an unknown id or an absent tag."""
         check_tag_key(key)
-        found = await self._read(parse_execution(execution_id))
+        found = await self._read(parse_execution_id(execution_id))
         tags = None if found is None else rows.decode_json(found["tags"])
         return None if tags is None else tags.get(key)
 

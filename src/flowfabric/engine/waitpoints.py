@@ -9,11 +9,11 @@ import asyncpg
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Fences, raised
-from flowfabric.engine.checks import check_filled, check_int, check_token, parse_execution, parse_partition
+from flowfabric.engine.batch import raised
+from flowfabric.engine.checks import check_filled, check_int, check_token, parse_partition
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
 from flowfabric.values.wait import AlreadySatisfied, Closed, NewWaitpoint, PendingWaitpoint, WaitpointToken
@@ -35,7 +35,7 @@ class Waitpoints(Operations):
         It expires unless `suspend` uses it in time. With `outlives_attempt` it stays open when a retry or a reclaim
         replaces the attempt, and moves to the next one.
         """
-        fences = Fences([authority])
+        fences = self._fences([authority])
         key = check_text(waitpoint_key, "waitpoint_key")
         if not isinstance(expires_in, timedelta):
             raise InvalidInput(f"got {type(expires_in).__name__}", field="expires_in", allowed="a timedelta")
@@ -55,8 +55,8 @@ class Waitpoints(Operations):
     async def close_waitpoint(
         self, authority: Handle | Fence, waitpoint_id: UUID, reason: str = "proactive_close"
     ) -> Closed:
-        """Close a pending waitpoint that will not be used. A closed one stays closed."""
-        fences = Fences([authority])
+        """Close a pending waitpoint that will not be used. One that is closed already stays so."""
+        fences = self._fences([authority])
         target = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
             statements.CLOSE_WAITPOINT, *fences.first, target, check_filled(reason, "reason"), repeatable=True
@@ -66,13 +66,12 @@ class Waitpoints(Operations):
         return Closed(target)
 
     async def expire_waitpoint(self, execution_id: ExecutionId, waitpoint_id: UUID) -> Closed | AlreadySatisfied:
-        """Expire one pending waitpoint if it is due; the duty does this for all."""
-        target = parse_execution(execution_id)
+        """Expire one pending waitpoint if its time is over; what the duty does for all."""
+        target = parse_execution_id(execution_id)
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
             statements.EXPIRE_WAITPOINT,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             waitpoint,
             repeatable=True,
         )
@@ -81,13 +80,12 @@ class Waitpoints(Operations):
     async def list_pending_waitpoints(
         self, execution_id: ExecutionId, *, after: UUID | None = None, limit: int = 100
     ) -> Page[PendingWaitpoint, UUID]:
-        """Return the waitpoints of an execution that accept signals, by id, without tokens."""
-        target = parse_execution(execution_id)
+        """The waitpoints of an execution that can be signalled, by id. Tokens are not shown."""
+        target = parse_execution_id(execution_id)
         size = min(max(check_int(limit, "limit", -(2**31), 2**31 - 1), 1), 1000)
         found = await self._fetch(
             statements.LIST_PENDING_WAITPOINTS,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             None if after is None else parse_uuid(after, "after"),
             size,
             repeatable=True,
@@ -98,7 +96,7 @@ class Waitpoints(Operations):
         return Page(items, items[-1].waitpoint_id if len(found) > size else None)
 
     async def read_waitpoint_token(
-        self, partition_key: str | PartitionKey, waitpoint_id: UUID
+        self, partition_key: int | str | PartitionKey, waitpoint_id: UUID
     ) -> WaitpointToken | None:
         """Return the token of a waitpoint that accepts signals. For operators' tools: it allows anybody to signal."""
         partition = parse_partition(partition_key, self._database.flow_partitions)
@@ -113,12 +111,11 @@ class Waitpoints(Operations):
     async def probe_waitpoint(
         self, execution_id: ExecutionId, waitpoint_id: UUID, waitpoint_token: WaitpointToken | str
     ) -> str:
-        """Return `ok`, `mismatch`, or `unknown` for a waitpoint that accepts no signals. An early check for bridges."""
-        target = parse_execution(execution_id)
+        """`ok`, `mismatch`, or `unknown` for a waitpoint that cannot be signalled. An early answer for bridges."""
+        target = parse_execution_id(execution_id)
         row = await self._row(
             statements.PROBE_WAITPOINT,
-            target.partition,
-            target.uuid,
+            *self._at(target),
             parse_uuid(waitpoint_id, "waitpoint_id"),
             check_token(waitpoint_token),
             repeatable=True,

@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
-from flowfabric.engine.batch import Fences, raised
+from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
     check_batch,
     check_filled,
@@ -17,7 +17,6 @@ from flowfabric.engine.checks import (
     check_limit,
     check_list,
     check_word,
-    parse_execution,
     parse_time_cursor,
     time_cursor,
     to_json,
@@ -27,7 +26,7 @@ from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_lane, check_text
 from flowfabric.values.conditions import Condition, check_condition, condition_to_json
-from flowfabric.values.ids import ExecutionId, mint_uuid, parse_uuid
+from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
 from flowfabric.values.step import Parked
@@ -40,8 +39,8 @@ class Waits(Operations):
     async def open_wait(
         self, authority: Handle | Fence, name: str, n: int, keys: Sequence[str], within: timedelta | None
     ) -> OpenWait:
-        """Create and store the waitpoints of a task's wait under a name, or return those stored before."""
-        fences = Fences([authority])
+        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already."""
+        fences = self._fences([authority])
         bound = [check_filled(key, "keys") for key in check_list(keys, "keys")]
         if not bound:
             raise InvalidInput("empty", field="keys", allowed="at least one key")
@@ -72,8 +71,8 @@ class Waits(Operations):
         deadline: datetime | None = None,
         give_up: bool = False,
     ) -> WaitResult:
-        """Return the state of a task's wait; once it ends, the result is stored. `give_up` ends an open one."""
-        fences = Fences([authority])
+        """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
+        fences = self._fences([authority])
         row = await self._row(
             statements.SETTLE_WAIT,
             *fences.first,
@@ -109,16 +108,15 @@ class Waits(Operations):
         check_batch(list(waitpoints), "signals_on")
         if until is None and not ends_of and not waitpoints:
             raise InvalidInput("nothing to wait for", field="until", allowed="a time, or executions in `ends_of`")
-        fences = Fences([authority])
-        targets = [parse_execution(one, "ends_of") for one in ends_of]
+        fences = self._fences([authority])
+        targets = [parse_execution_id(one, "ends_of") for one in ends_of]
         if fences.execution_id(0) in targets:
             raise InvalidInput("an execution cannot wait for its own end", field="ends_of")
         row = await self._row(
             statements.PARK,
             *fences.first,
             None if until is None else moment(until, "until"),
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             [parse_uuid(waitpoint, "signals_on") for waitpoint in waitpoints],
             [check_int(seen, "signals_on", 0, 2**31 - 1) for seen in waitpoints.values()],
         )

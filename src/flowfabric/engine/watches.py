@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_batch, check_duration, parse_execution
+from flowfabric.engine.checks import check_batch, check_duration
 from flowfabric.values.execution import Outcome
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, parse_execution_id
 
 
 class Watches(Operations):
@@ -23,25 +23,23 @@ class Watches(Operations):
         Notifications may be lost: poll once more after this call, and from time to time.
         """
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         await self._fetch(
             statements.WATCH,
             self._instance,
             check_duration(within, "within"),
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             repeatable=True,
         )
 
     async def unwatch(self, execution_ids: Sequence[ExecutionId]) -> None:
         """Stop watching these executions."""
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         await self._fetch(
             statements.UNWATCH,
             self._instance,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             repeatable=True,
         )
 
@@ -57,11 +55,10 @@ class Watches(Operations):
     async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:
         """Return how up to 1,000 executions ended; unfinished ones are absent, unknown ones have no state."""
         check_batch(execution_ids, "execution_ids")
-        targets = [parse_execution(one) for one in execution_ids]
+        targets = [parse_execution_id(one) for one in execution_ids]
         found = await self._fetch(
             statements.READ_OUTCOMES,
-            [target.partition for target in targets],
-            [target.uuid for target in targets],
+            *self._all_at(targets),
             repeatable=True,
         )
         return {targets[row["ordinal"] - 1]: rows.outcome(row) for row in found}

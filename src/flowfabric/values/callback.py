@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import struct
 from typing import Final
 from uuid import UUID
 
@@ -30,7 +29,7 @@ def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: Waitpoin
     """Return execution, waitpoint and token as one string that is safe in a link. Anybody who has it can signal."""
     raw = token.reveal() if isinstance(token, WaitpointToken) else token
     kid, _, digest = raw.partition(":")
-    data = struct.pack(">H", execution_id.partition) + execution_id.uuid.bytes + waitpoint_id.bytes
+    data = execution_id.bytes + waitpoint_id.bytes
     if not kid.isascii() or not _DIGEST.fullmatch(digest) or not kid:
         raise InvalidInput("not a token", field="token", allowed="the token of a waitpoint")
     data += bytes.fromhex(digest) + kid.encode()
@@ -38,24 +37,23 @@ def callback_text(execution_id: ExecutionId, waitpoint_id: UUID, token: Waitpoin
 
 
 def parse_callback(text: object) -> Callback:
-    """Read a callback from its string, or raise `InvalidInput`. The token is verified when a signal is delivered."""
-    wrong = InvalidInput("not a callback", field="callback", allowed="a string made by callback_text")
-    if not isinstance(text, str) or not 90 <= len(text) <= 200 or not text.isascii():
+    """A callback from its text; `InvalidInput` when it is none. The token is verified when a signal is delivered."""
+    wrong = InvalidInput("not a callback", field="callback", allowed="what callback_text gives")
+    if not isinstance(text, str) or not 87 <= len(text) <= 200 or not text.isascii():
         raise wrong
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        (partition,) = struct.unpack(">H", data[:2])
-        kid, digest = data[66:].decode("ascii"), data[34:66].hex()
+        kid, digest = data[64:].decode("ascii"), data[32:64].hex()
         if (
-            len(data) < 67
+            len(data) < 65
             or callback_text(
-                execution_id := ExecutionId.of(partition, UUID(bytes=data[2:18])),
-                waitpoint_id := UUID(bytes=data[18:34]),
+                execution_id := ExecutionId(UUID(bytes=data[:16])),
+                waitpoint_id := UUID(bytes=data[16:32]),
                 token := WaitpointToken(f"{kid}:{digest}"),
             )
             != text
         ):
             raise wrong
-    except (ValueError, binascii.Error, struct.error):
+    except (ValueError, binascii.Error):
         raise wrong from None
     return Callback(execution_id, waitpoint_id, token)

@@ -11,7 +11,6 @@ from flowfabric.values.ids import ExecutionId
 
 class ClaimGrant(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
-    partition_key: str
     grant_key: str
     expires_at: datetime
 

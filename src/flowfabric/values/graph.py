@@ -74,8 +74,7 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
         for edge in node.after:
             if not isinstance(edge, NewEdge):
                 raise InvalidInput(f"got {type(edge).__name__}", field=f"nodes[{place}].after", allowed="NewEdge")
-            if isinstance(edge.upstream, ExecutionId):
-                ExecutionId.parse(edge.upstream, f"nodes[{place}].after")
+            if isinstance(edge.upstream, UUID):
                 continue
             upstream = places.get(edge.upstream) if isinstance(edge.upstream, str) else None
             if upstream is None:
@@ -118,7 +117,7 @@ def _cycle(nodes: Sequence[NewNode], places: dict[str, int], waits: list[int]) -
         place = next(
             places[edge.upstream]
             for edge in nodes[place].after
-            if not isinstance(edge.upstream, ExecutionId) and waits[places[edge.upstream]]
+            if not isinstance(edge.upstream, UUID) and waits[places[edge.upstream]]
         )
     return [nodes[place].name for place in [place, *reversed(way[seen[place] :])]]
 

@@ -1,8 +1,11 @@
-"""Identifiers as distinct types: minting and parsing.
+"""Identifiers: distinct types, minting, parsing, and the partition an id says.
 
-Identifiers minted here are time-ordered (UUID version 7), not random: neighbours in time become neighbours in
-every index, so inserts touch the few hot pages at its right end instead of one cold page each. Within one
-process they also sort in mint order. Callers may supply a UUID of any version. No identifier is a secret.
+An id is a UUID everywhere a person or a program sees one. The partition an execution or flow lives in is derived from
+the last 16 bits of its id, so the engine mints ids with the right bits there.
+
+Ids minted here are time-ordered (UUID version 7), not random: neighbours in time become neighbours in every index, so
+inserts touch the few hot pages at its right end instead of one cold page each. Within one process they also sort in
+mint order. Callers may supply a UUID of any version. No id is a secret.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import threading
 import time
 from binascii import crc_hqx
 from dataclasses import dataclass
-from typing import Final, Literal, NewType, NoReturn, Self, cast
+from typing import Final, Literal, NewType, NoReturn, cast
 from uuid import UUID
 
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import quoted
 
+ExecutionId = NewType("ExecutionId", UUID)
 FlowId = NewType("FlowId", UUID)
 BudgetId = NewType("BudgetId", UUID)
 QuotaPolicyId = NewType("QuotaPolicyId", UUID)
@@ -30,9 +34,15 @@ WaitpointId = NewType("WaitpointId", UUID)
 SuspensionId = NewType("SuspensionId", UUID)
 EdgeId = NewType("EdgeId", UUID)
 MAX_PARTITION: Final = 65_535
+PARTITION_BITS: Final = 16  # at the end of an id; their value modulo the number of partitions is the partition
+PARTITION_VALUES: Final = 1 << PARTITION_BITS
+SHORT_ID: Final = 8  # hex digits from the end of an id, where people are shown a short form
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_DIGITS: Final = re.compile(r"[0-9a-f]{6,32}")
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,4}")
+# The form in which the reference writes an id: with its partition in front.
+_TAGGED: Final = re.compile(r"\{fp:(0|[1-9][0-9]{0,4})\}:(.*)", re.DOTALL)
 
 
 class _Minter:
@@ -46,39 +56,47 @@ class _Minter:
         self._lock = threading.Lock()
         self._random = random.Random(os.urandom(16))  # noqa: S311 - identifiers are no secrets
         self._millisecond = 0
-        self._tail = 0
+        self._order = 0  # 58 bits between the time and the bits of the partition
 
-    def many(self, count: int) -> list[bytes]:
-        """That many ids at once, as bytes: the lock and the clock are asked once."""
+    def many(self, number: int, partition: int | None = None, count: int = PARTITION_VALUES) -> list[bytes]:
+        """That many ids as bytes, of one partition out of `count` or of any: the lock and the clock are asked once."""
+        first, step = (0, 1) if partition is None else (partition, count)
+        choices = (PARTITION_VALUES - 1 - first) // step + 1  # of the last 16 bits
         now = time.time_ns() // 1_000_000
         made = []
         with self._lock:
             draw = self._random.getrandbits
-            millisecond, tail = self._millisecond, self._tail
-            for _ in range(count):
+            millisecond, order = self._millisecond, self._order
+            for _ in range(number):
+                drawn = draw(48)
                 if now > millisecond:
                     millisecond = now
-                    # 73 of 74 bits: the clear top bit is room to count up within one millisecond.
-                    tail = draw(73)
+                    # 57 of 58 bits: the clear top bit is room to count up within one millisecond.
+                    order = draw(57)
                 else:
-                    tail += draw(32) + 1
-                    if tail >> 74:
+                    order += (drawn >> 16) + 1
+                    if order >> 58:
                         millisecond += 1
-                        tail = draw(73)
+                        order = draw(57)
                 made.append(
                     (
                         (millisecond & 0xFFFF_FFFF_FFFF) << 80
                         | 0x7 << 76
-                        | (tail >> 62) << 64
+                        | (order >> 46) << 64
                         | 0b10 << 62
-                        | (tail & 0x3FFF_FFFF_FFFF_FFFF)
+                        | (order & 0x3FFF_FFFF_FFFF) << 16
+                        | first + step * ((drawn & 0xFFFF) * choices >> 16)
                     ).to_bytes(16, "big")
                 )
-            self._millisecond, self._tail = millisecond, tail
+            self._millisecond, self._order = millisecond, order
         return made
 
     def next(self) -> UUID:
         return UUID(bytes=self.many(1)[0])
+
+    def any_partition(self, count: int) -> int:
+        """A partition, drawn as the last bits of an id would draw it."""
+        return self._random.getrandbits(PARTITION_BITS) % count
 
 
 _minter: Final = _Minter()
@@ -87,6 +105,7 @@ if hasattr(os, "register_at_fork"):
 
 mint_uuid: Final = _minter.next
 mint_many: Final = _minter.many
+any_partition: Final = _minter.any_partition
 
 
 def parse_uuid(value: object, field: str = "id") -> UUID:
@@ -102,14 +121,57 @@ def parse_uuid(value: object, field: str = "id") -> UUID:
     )
 
 
+def parse_execution_id(value: object, field: str = "execution_id") -> ExecutionId:
+    """An execution id from a UUID or its text. The reference's form `{fp:12}:<uuid>` is read as the UUID in it."""
+    return ExecutionId(_parse_id(value, field))
+
+
+def parse_flow_id(value: object, field: str = "flow_id") -> FlowId:
+    """A flow id, read like an execution id."""
+    return FlowId(_parse_id(value, field))
+
+
+def _parse_id(value: object, field: str) -> UUID:
+    if isinstance(value, str) and (tagged := _TAGGED.fullmatch(value)) and int(tagged[1]) <= MAX_PARTITION:
+        value = tagged[2]
+    return parse_uuid(value, field)
+
+
+def id_digits(text: object, field: str = "id") -> str:
+    """The hex digits of an id, or of its end or beginning: at least 6. Hyphens are optional."""
+    given = text.strip() if isinstance(text, str) else text
+    if isinstance(given, UUID) or (isinstance(given, str) and (_TAGGED.fullmatch(given) or _UUID.fullmatch(given))):
+        return _parse_id(given, field).hex
+    digits = given.replace("-", "").lower() if isinstance(given, str) else ""
+    if not _DIGITS.fullmatch(digits):
+        raise InvalidInput(
+            f"got {quoted(text)}", field=field, allowed="a UUID, or at least 6 hex digits of its end or its beginning"
+        )
+    return digits
+
+
 def crc16(data: bytes) -> int:
     """CRC-16/XMODEM: polynomial 0x1021, initial value 0, nothing reflected, no final xor."""
     return crc_hqx(data, 0)
 
 
-def partition_of(data: bytes, count: int) -> int:
-    """The partition of an entity with these hash bytes, out of `count`."""
-    return crc_hqx(data, 0) % count
+def partition_of_id(uuid: UUID, count: int) -> int:
+    """The partition, out of `count`, in which the execution or flow with this id lives."""
+    return (uuid.int & 0xFFFF) % count
+
+
+def partition_of_key(namespace: str, idempotency_key: str, count: int) -> int:
+    """The partition, out of `count`, for which the id of a stand-alone execution with this key is minted."""
+    return crc_hqx(namespace.encode() + b"\0" + idempotency_key.encode(), 0) % count
+
+
+def fit_partition(uuid: UUID, partition: int, count: int) -> UUID:
+    """The id with its last 16 bits changed so that it lives in the partition; one that does is returned as it is."""
+    bits = uuid.int & 0xFFFF
+    fitting = bits - bits % count + partition
+    if fitting >= PARTITION_VALUES:
+        fitting -= count
+    return UUID(int=uuid.int - bits + fitting)
 
 
 Family = Literal["fp", "b", "q"]
@@ -145,69 +207,17 @@ class PartitionKey:
         return cls(cast(Family, family), int(index))
 
 
-class ExecutionId(str):
-    """`{fp:N}:<uuid>`. The text is the identity; N routes, and is never recomputed from the uuid.
-
-    Calling the class trusts the text (a value read back from storage); `parse` does not.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, partition: int, uuid: UUID) -> Self:
-        """From parts known to be good; not checked."""
-        return cls(f"{{fp:{partition}}}:{uuid}")
-
-    @classmethod
-    def parse(cls, text: object, field: str = "execution_id") -> Self:
-        """From untrusted text. The partition count of the deployment is for the caller to check."""
-
-        def refuse(why: str) -> NoReturn:
-            raise InvalidInput(f"{why}: {quoted(text)}", field=field, allowed="{fp:N}:<uuid> with N in 0..65535")
-
-        if not isinstance(text, str) or not text.startswith("{fp:"):
-            refuse("MissingTag")
-        index, separator, suffix = text[4:].partition("}:")
-        if not separator:
-            refuse("MissingTag")
-        if not _INDEX.fullmatch(index) or int(index) > MAX_PARTITION:
-            refuse("InvalidPartitionIndex")
-        if not _UUID.fullmatch(suffix):
-            refuse("InvalidUuid")
-        return cls(f"{{fp:{index}}}:{suffix.lower()}")
-
-    @property
-    def partition(self) -> int:  # type: ignore[override]  # an id is never split like text; the noun wins
-        return int(self[4 : self.index("}")])
-
-    @property
-    def uuid(self) -> UUID:
-        return UUID(self[-36:])
-
-    def __repr__(self) -> str:
-        return f"ExecutionId({str.__repr__(self)})"
-
-
 def mint_execution_id(
-    *,
-    namespace: str,
-    idempotency_key: str | None,
-    flow_id: UUID | None,
-    count: int,
-    uuid: UUID | None = None,
+    *, namespace: str = "", idempotency_key: str | None = None, flow_id: UUID | None = None, count: int
 ) -> ExecutionId:
     """A new id in the partition where it must live.
 
-    A flow's members live with their flow; an execution with an idempotency key lives where everybody else
-    who uses that key looks for it; the rest is spread by their own uuid. With `uuid` given the answer depends
-    on the arguments alone.
+    Members live with their flow; a stand-alone execution with an idempotency key lives in the partition of its key;
+    the rest are spread.
     """
-    if uuid is None:
-        uuid = mint_uuid()
+    partition = None
     if flow_id is not None:
-        data = flow_id.bytes
+        partition = partition_of_id(flow_id, count)
     elif idempotency_key:
-        data = namespace.encode() + b"\0" + idempotency_key.encode()
-    else:
-        data = uuid.bytes
-    return ExecutionId.of(crc_hqx(data, 0) % count, uuid)
+        partition = partition_of_key(namespace, idempotency_key, count)
+    return ExecutionId(UUID(bytes=mint_many(1, partition, count)[0]))

@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.errors import Corruption
-from flowfabric.values.ids import AttemptId, ExecutionId, LeaseId
+from flowfabric.values.ids import MAX_PARTITION, AttemptId, ExecutionId, LeaseId
 from flowfabric.values.state import State
 
 
@@ -29,7 +29,7 @@ class HandleKind(StrEnum):
 
 
 _FORMAT = 2
-_LAYOUT = 1
+_LAYOUT = 2
 _KINDS: dict[str, int] = {kind.value: number for number, kind in enumerate(HandleKind)}
 
 
@@ -49,7 +49,7 @@ class Handle(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def execution_id(self) -> ExecutionId:
-        return ExecutionId.of(self.partition, self.uuid)
+        return ExecutionId(self.uuid)
 
     @property
     def fence(self) -> Fence:
@@ -65,7 +65,8 @@ class Handle(Struct, frozen=True, kw_only=True, gc=False):
         """The handle as bytes, for another process of the same deployment."""
         parts = [struct.pack("<BBB", _FORMAT, _LAYOUT, _KINDS[self.kind])]
         for value in (
-            self.execution_id,
+            self.partition,
+            str(self.uuid),
             self.attempt_index,
             str(self.attempt_id),
             str(self.lease_id),
@@ -89,10 +90,9 @@ class Handle(Struct, frozen=True, kw_only=True, gc=False):
             if reader.byte() != _FORMAT or reader.byte() != _LAYOUT:
                 raise ValueError("unknown marker or version")
             kind = list(HandleKind)[reader.byte()]
-            execution_id = ExecutionId.parse(reader.text())
             handle = cls(
-                partition=execution_id.partition,
-                uuid=execution_id.uuid,
+                partition=reader.number(MAX_PARTITION),
+                uuid=UUID(reader.text()),
                 attempt_index=reader.number(2**31 - 1),
                 attempt_id=UUID(reader.text()),
                 lease_id=UUID(reader.text()),

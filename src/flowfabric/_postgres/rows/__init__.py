@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowfabric._postgres.rows.claims import claimed
 from flowfabric._postgres.rows.events import event
 from flowfabric._postgres.rows.executions import attempt, context, execution, expired_lease, info, outcome, snapshot
-from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary
+from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary, found_id
 from flowfabric._postgres.rows.lanes import lane, lane_stats
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.steps import step
@@ -39,6 +39,7 @@ __all__ = [
     "flow_info",
     "flow_snapshot",
     "flow_summary",
+    "found_id",
     "info",
     "lane",
     "lane_stats",

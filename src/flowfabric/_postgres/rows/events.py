@@ -11,7 +11,7 @@ def event(row: Row) -> Event:
     return Event(
         cursor=EventCursor(row["seq"]),
         occurred_at=row["occurred_at"],
-        execution_id=None if row["id"] is None else ExecutionId.of(row["partition"], row["id"]),
+        execution_id=None if row["id"] is None else ExecutionId(row["id"]),
         flow_id=row["flow_id"],
         namespace=row["namespace"],
         tags=decode_json(row["tags"]) or {},

@@ -36,7 +36,7 @@ def execution(row: Row) -> Execution:
     # Once a retry is scheduled, the failed attempt is no longer current; its index stays.
     has_attempt = row["attempt_id"] is not None and row["pending"] != "retry"
     return Execution(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        execution_id=ExecutionId(row["id"]),
         namespace=row["namespace"],
         lane_id=row["lane"],
         execution_kind=row["kind"],
@@ -114,7 +114,7 @@ def snapshot(row: Row) -> ExecutionSnapshot:
 
 def info(row: Row) -> ExecutionInfo:
     return ExecutionInfo(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        execution_id=ExecutionId(row["id"]),
         namespace=row["namespace"],
         lane_id=row["lane"],
         priority=row["priority"],
@@ -189,7 +189,7 @@ def outcome(row: Row) -> Outcome:
 
 def expired_lease(row: Row) -> ExpiredLease:
     return ExpiredLease(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        execution_id=ExecutionId(row["id"]),
         lease_id=row["lease_id"],
         lease_epoch=row["epoch"],
         worker_instance_id=row["worker_instance_id"],

@@ -18,8 +18,10 @@ from flowfabric.values.flow import (
     FlowSummary,
     GroupState,
 )
+from flowfabric.values.found import FoundId
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.state import State
 
 _GROUP = (
     "downstreams", "policies", "ks", "cancel_rests", "ns", "succeededs", "faileds", "skippeds", "states",
@@ -53,12 +55,11 @@ def flow_snapshot(row: Row, partition: int) -> FlowSnapshot:
         cancel_reason=row["cancel_reason"],
         cancellation_policy=policy,
         tags={key: tags[key] for key in sorted(tags)},
-        edge_groups=tuple(_group(partition, *group) for group in groups),
+        edge_groups=tuple(_group(*group) for group in groups),
     )
 
 
 def _group(
-    partition: int,
     downstream: UUID,
     policy: str,
     k: int | None,
@@ -75,7 +76,7 @@ def _group(
     except ValueError:
         raise Corruption(f"the edge group of {downstream}: {state!r}, {policy!r}") from None
     return EdgeGroup(
-        downstream_execution_id=ExecutionId.of(partition, downstream),
+        downstream_execution_id=ExecutionId(downstream),
         policy=known,
         total_deps=n,
         satisfied_count=succeeded,
@@ -100,26 +101,40 @@ def _policy(kind: str, k: int | None, cancel_rest: bool) -> EdgeGroupPolicy:
 
 
 def flow_info(row: Row) -> FlowInfo:
-    """A flow as lists show it."""
-    if row["state"] == "cancelled":
-        status = FlowStatus.CANCELLED
-    else:
-        status = {
-            "completed": FlowStatus.COMPLETED,
-            "failed": FlowStatus.FAILED,
-            "open": FlowStatus.ACTIVE,
-            "running": FlowStatus.ACTIVE,
-            "blocked": FlowStatus.ACTIVE,
-            "cancelled": FlowStatus.ACTIVE,
-        }.get(row["summary"] or row["state"], FlowStatus.UNKNOWN)
+    """What lists show of a flow."""
     return FlowInfo(
         flow_id=FlowId(row["flow_id"]),
         created_at=row["created_at"],
-        status=status,
+        status=_status(row["state"], row["summary"]),
         flow_kind=row["flow_kind"],
         namespace=row["namespace"],
         node_count=row["node_count"],
     )
+
+
+def found_id(row: Row) -> FoundId:
+    """What a part of an id names."""
+    return FoundId(
+        id=row["id"],
+        what="flow" if row["is_flow"] else "execution",
+        kind=row["kind"],
+        state=_status(row["state"], row["summary"]) if row["is_flow"] else State(row["state"]),
+        created_at=row["created_at"],
+    )
+
+
+def _status(state: str, summary: str | None) -> FlowStatus:
+    """How a flow stands, from the state it was given and the one its members were last counted to."""
+    if state == "cancelled":
+        return FlowStatus.CANCELLED
+    return {
+        "completed": FlowStatus.COMPLETED,
+        "failed": FlowStatus.FAILED,
+        "open": FlowStatus.ACTIVE,
+        "running": FlowStatus.ACTIVE,
+        "blocked": FlowStatus.ACTIVE,
+        "cancelled": FlowStatus.ACTIVE,
+    }.get(summary or state, FlowStatus.UNKNOWN)
 
 
 def flow_summary(row: Row) -> FlowSummary:
@@ -136,12 +151,12 @@ def flow_summary(row: Row) -> FlowSummary:
     )
 
 
-def edge(row: Row, partition: int, flow_id: FlowId) -> EdgeSnapshot:
+def edge(row: Row, flow_id: FlowId) -> EdgeSnapshot:
     return EdgeSnapshot(
         edge_id=row["edge_id"],
         flow_id=flow_id,
-        upstream_execution_id=ExecutionId.of(partition, row["upstream"]),
-        downstream_execution_id=ExecutionId.of(partition, row["downstream"]),
+        upstream_execution_id=ExecutionId(row["upstream"]),
+        downstream_execution_id=ExecutionId(row["downstream"]),
         data_passing_ref=row["data_passing_ref"],
         edge_state="pending" if row["applied_at"] is None else "applied",
         created_at=row["created_at"],

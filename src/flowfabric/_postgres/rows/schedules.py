@@ -18,7 +18,7 @@ def schedule(row: Row) -> Schedule:
         paused=row["paused"],
         next_at=row["next_at"],
         last_at=row["last_at"],
-        last_execution_id=None if row["last_id"] is None else ExecutionId.of(row["last_partition"], row["last_id"]),
+        last_execution_id=None if row["last_id"] is None else ExecutionId(row["last_id"]),
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         payload=row["payload"],

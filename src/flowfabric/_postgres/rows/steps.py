@@ -10,7 +10,7 @@ from flowfabric.values.step import Step
 def step(row: Row) -> Step:
     """A recorded step."""
     return Step(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        execution_id=ExecutionId(row["id"]),
         generation=row["generation"],
         name=row["name"],
         n=row["n"],
@@ -21,7 +21,7 @@ def step(row: Row) -> Step:
         encoding=row["encoding"],
         error=decode_json(row["error"]),
         at=row["at"],
-        child_id=None if row["child_id"] is None else ExecutionId.of(row["child_partition"], row["child_id"]),
+        child_id=None if row["child_id"] is None else ExecutionId(row["child_id"]),
         seconds=row["seconds"],
         recorded_at=row["recorded_at"],
         waitpoint_ids=tuple(row["waitpoint_ids"] or ()),

@@ -81,9 +81,9 @@ def suspension(row: Row, execution_id: ExecutionId) -> Suspension:
     )
 
 
-def suspended_execution(row: Row, partition: int) -> SuspendedExecution:
+def suspended_execution(row: Row) -> SuspendedExecution:
     return SuspendedExecution(
-        execution_id=ExecutionId.of(partition, row["id"]),
+        execution_id=ExecutionId(row["id"]),
         suspended_at=row["suspended_at"],
         reason=row["reason_code"],
         timeout_at=row["timeout_at"],
@@ -127,7 +127,7 @@ def recorded_signal(row: Row) -> RecordedSignal:
 def wait(row: Row) -> Wait:
     """A waitpoint that accepts signals, with the execution that waits there."""
     return Wait(
-        execution_id=ExecutionId.of(row["partition"], row["id"]),
+        execution_id=ExecutionId(row["id"]),
         execution_kind=row["kind"],
         lane_id=row["lane"],
         namespace=row["namespace"],

@@ -23,7 +23,7 @@ begin
                  find issue_claim_grant issue_reclaim_grant open_wait park pause progress reclaim record_steps renew replay
                  revoke_lease settle_wait signal_by_key suspend unblock verify_grant'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'may_submit read_outcomes read_steps'),
+                'find_ids may_submit read_outcomes read_steps'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
                 'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow

@@ -32,7 +32,7 @@ _SIGNALS = 100  # how many of the newest people get to see
 class Upstream(Struct, frozen=True):
     """A member that another one depends on, and that has not completed."""
 
-    execution_id: str
+    execution_id: ExecutionId
     node: str
     state: State
 

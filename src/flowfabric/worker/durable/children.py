@@ -21,7 +21,7 @@ from flowfabric.errors import (
     TimedOut,
 )
 from flowfabric.values.execution import Created, Outcome
-from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id
 from flowfabric.values.state import State
 from flowfabric.values.step import NewStep
 from flowfabric.worker.durable.memory import encode_error
@@ -63,7 +63,7 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
         try:
             made = await running.worker.client.create(item, submission.options)
         except Conflict as error:
-            standing = await engine.read_execution(ExecutionId(error.existing or ""))
+            standing = await engine.read_execution(parse_execution_id(error.existing))
             if standing is None or standing.creator_identity != parent:
                 raise
     try:

@@ -8,9 +8,10 @@
 --   attempt     attempts that a later one replaced; the latest attempt lives in the execution
 --   event       append-only; a ring of eight segments, emptied by age
 --
--- `partition` is the partition of the execution or flow; `id` without a prefix is the id of an execution. Words
--- (states, kinds, reasons) are text without check constraints if a hot statement writes them: every statement reads
--- each constraint again. The audit checks them instead (functions/audit).
+-- `partition` is the partition of the execution or flow, which its id says (partition_of); `id` without a prefix is the
+-- id of an execution.
+-- Words (states, kinds, reasons) are text without check constraints where a hot statement writes them: each constraint
+-- is read in again by every statement. The audit checks them instead (functions/audit).
 
 -- Deployment ----------------------------------------------------------------------------------------------------------
 
@@ -200,15 +201,14 @@ create table flowfabric.attempt (
     primary key (partition, id, attempt_index)
 );
 
--- The execution of each idempotency key.
+-- Which execution a key stands for. An id that the caller gave may be of another partition than its key would choose.
 create table flowfabric.idempotency (
-    partition  integer not null,
     scope      uuid not null,          -- the flow, or nil for a stand-alone execution
     namespace  text not null,
     key        text not null,
     id         uuid not null,
     expires_at timestamptz not null,
-    primary key (partition, scope, namespace, key)
+    primary key (scope, namespace, key)
 );
 create index idempotency_expiry on flowfabric.idempotency (expires_at);
 

@@ -17,6 +17,7 @@ declare
 begin
     return query
     select * from flowfabric.audit_state_facts(v_low, v_high)
+    union all select * from flowfabric.audit_partition_of_id(v_low, v_high)
     union all select * from flowfabric.audit_facts_known(v_low, v_high)
     union all select * from flowfabric.audit_completed_at(v_low, v_high)
     union all select * from flowfabric.audit_pending_agrees_with_attempts(v_low, v_high)

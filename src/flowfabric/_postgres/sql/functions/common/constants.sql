@@ -13,7 +13,13 @@ language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
 create or replace function flowfabric.ready_lock() returns integer
 language sql immutable as $$ select 708301 $$;
 
--- priority_of: the stored priority for the requested one: 0 to 9000.
+-- partition_of: the partition, out of so many, that the id of an execution or flow says: its last 16 bits.
+create or replace function flowfabric.partition_of(p_id uuid, p_count integer) returns integer
+language sql immutable as $$
+    select (get_byte(uuid_send(p_id), 14) * 256 + get_byte(uuid_send(p_id), 15)) % p_count
+$$;
+
+-- priority_of: the stored priority for the one asked for: 0 to 9000.
 create or replace function flowfabric.priority_of(p_asked integer) returns integer
 language sql immutable as $$ select least(greatest(coalesce(p_asked, 0), 0), 9000) $$;
 

@@ -5,8 +5,8 @@
 --          is null if every item has the default, and p_policy may be one for all.
 -- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
 --          ids that the caller gave, in the order of the items.
--- Returns  one row with ordinal 0 if all were created and wait (partition: how many partitions there are); else
---          one row per item: created, duplicate (with the id that exists), or lane_closed.
+-- Returns  one row with ordinal 0 when all were created and wait; else one row per item: created, duplicate (with the
+--          id that exists), or lane_closed.
 create or replace function flowfabric.create_executions(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
@@ -14,7 +14,7 @@ create or replace function flowfabric.create_executions(
     p_flow uuid[], p_key text[], p_dedup_ms bigint[], p_tags text[], p_policy text[],
     p_budgets text[], p_quota uuid[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[])
-returns table (ordinal integer, code text, partition integer, id uuid, state text)
+returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
@@ -28,9 +28,8 @@ begin
     if not p_id_given and cardinality(p_lanes) = 1 and (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
            p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quota,
            p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
-        partition := flowfabric.create_plain(
-            p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::jsonb);
-        if partition is not null then
+        if flowfabric.create_plain(
+               p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::jsonb) then
             ordinal := 0; code := 'created'; state := 'waiting';
             return next;
             return;
@@ -48,7 +47,7 @@ begin
             left join flowfabric.lane l on l.name = p_lanes[coalesce(u.no, 1)];
         end if;
         select k.code, k.standing into v_code, v_standing
-        from flowfabric.take_keys(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms, v_unfit, v_now) k;
+        from flowfabric.take_keys(p_flow, p_namespace, p_key, p_id, p_dedup_ms, v_unfit, v_now) k;
     end if;
 
     if p_id_given then
@@ -98,17 +97,17 @@ begin
     end if;
 
     if p_key is not null and v_code && array['exists', 'lane_closed'] then
-        perform flowfabric.give_back_keys(p_partition, p_flow, p_namespace, p_key, p_id, v_code, v_now);
+        perform flowfabric.give_back_keys(p_flow, p_namespace, p_key, p_id, v_code, v_now);
     end if;
 
     if v_code is null and p_delay_until is null and p_delay_ms is null then
-        return query select 0, 'created', d.flow_partitions, null::uuid, 'waiting' from flowfabric.deployment d;
+        return query select 0, 'created', null::uuid, 'waiting';
     else
         return query
         select u.ord::integer,
                case when v_code[u.ord] = 'lane_closed' then 'lane_closed'
                     when v_code[u.ord] is null then 'created' else 'duplicate' end,
-               u.partition, coalesce(v_standing[u.ord], u.id), e.state
+               coalesce(v_standing[u.ord], u.id), e.state
         from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
         left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         order by u.ord;

@@ -1,24 +1,23 @@
 -- create_plain: executions of one route with only a payload and one policy
 --
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
--- Returns  how many partitions there are; null if the route is new or closed, and then nothing was created.
+-- Returns  whether they were made: false when the route is new or closed.
 create or replace function flowfabric.create_plain(
     p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
-returns integer
+returns boolean
 language plpgsql as $$
 declare
     v_now timestamptz;
-    v_partitions integer;
     v_route integer;
     v_outranks boolean;
     v_wakes boolean;
 begin
-    select flowfabric.now(), d.flow_partitions, r.id into v_now, v_partitions, v_route
-    from flowfabric.deployment d, flowfabric.route r, flowfabric.lane l
+    select flowfabric.now(), r.id into v_now, v_route
+    from flowfabric.route r, flowfabric.lane l
     where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
       and l.name = p_lane and l.state in ('active', 'paused');
     if not found then
-        return null;
+        return false;
     end if;
     perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);   -- as hold_routes does, without the call
     with made as (
@@ -42,6 +41,6 @@ begin
     if v_wakes then
         perform pg_notify('flowfabric', 'work');
     end if;
-    return v_partitions;
+    return true;
 end;
 $$;

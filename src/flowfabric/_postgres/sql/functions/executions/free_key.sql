@@ -1,19 +1,19 @@
--- free_key: free the idempotency key of an execution that ended without success.
+-- free_key: let an idempotency key be used again whose execution ended without success, or is not stored any more.
 --
 -- Locks    the execution.
--- Returns  whether the key is free now, also if another call freed it.
-create or replace function flowfabric.free_key(p_partition integer, p_id uuid) returns boolean
+-- Returns  whether the key is free now, also when another call freed it.
+create or replace function flowfabric.free_key(
+    p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_key text) returns boolean
 language plpgsql security definer as $$
 declare
-    e flowfabric.execution;
+    v_state text;
 begin
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
-    if e.id is not null and e.state not in ('failed', 'cancelled', 'expired', 'skipped') then
+    select x.state into v_state from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    if v_state not in ('failed', 'cancelled', 'expired', 'skipped') then
         return false;
     end if;
     delete from flowfabric.idempotency i
-    where i.partition = p_partition and i.id = p_id
-      and (e.id is null or (i.key = e.idempotency_key and i.namespace = e.namespace));
+    where i.scope = coalesce(p_flow, flowfabric.zero_uuid()) and i.namespace = p_namespace and i.key = p_key and i.id = p_id;
     return true;
 end;
 $$;

@@ -6,7 +6,7 @@
 -- Locks    the keys, in order.
 -- Returns  per item 'duplicate' or null, and the id that has the key of a duplicate.
 create or replace function flowfabric.take_keys(
-    p_partition integer[], p_flow uuid[], p_namespace text[], p_key text[], p_id uuid[], p_dedup_ms bigint[],
+    p_flow uuid[], p_namespace text[], p_key text[], p_id uuid[], p_dedup_ms bigint[],
     p_unfit text[], p_now timestamptz, out code text[], out standing uuid[])
 language plpgsql as $$
 #variable_conflict use_column
@@ -15,24 +15,24 @@ begin
         select u.*, min(u.ord) filter (where p_unfit[u.ord] is null and u.dedup > 0) over w is not null as windowed,
                coalesce(min(u.ord) filter (where p_unfit[u.ord] is null and u.dedup > 0) over w,
                         max(u.ord) filter (where p_unfit[u.ord] is null) over w) as first_ord
-        from (select k.partition, coalesce(k.flow, flowfabric.zero_uuid()) as scope,
+        from (select coalesce(k.flow, flowfabric.zero_uuid()) as scope,
                      coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
-              from unnest(p_partition, p_flow, p_namespace, p_key, p_id, p_dedup_ms)
-                   with ordinality as k (partition, flow, namespace, key, id, dedup, ord)
+              from unnest(p_flow, p_namespace, p_key, p_id, p_dedup_ms)
+                   with ordinality as k (flow, namespace, key, id, dedup, ord)
               where k.key is not null) u
-        window w as (partition by u.partition, u.scope, u.namespace, u.key order by u.ord
+        window w as (partition by u.scope, u.namespace, u.key order by u.ord
                      rows between unbounded preceding and unbounded following)
     ), won as (
-        insert into flowfabric.idempotency as i (partition, scope, namespace, key, id, expires_at)
-        -- Without a window it has expired for every call, also for a call that started earlier and waited.
-        select t.partition, t.scope, t.namespace, t.key, t.id,
+        insert into flowfabric.idempotency as i (scope, namespace, key, id, expires_at)
+        -- Without a window it has expired for every call, also for one that began earlier and waited.
+        select t.scope, t.namespace, t.key, t.id,
                case when t.dedup > 0 then p_now + flowfabric.ms(t.dedup) else '-infinity' end
         from item t where t.ord = t.first_ord
-        order by t.partition, t.scope, t.namespace, t.key
-        on conflict (partition, scope, namespace, key) do update
+        order by t.scope, t.namespace, t.key
+        on conflict (scope, namespace, key) do update
             set id = excluded.id, expires_at = excluded.expires_at
             where i.expires_at <= p_now
-        returning i.partition, i.scope, i.namespace, i.key
+        returning i.scope, i.namespace, i.key
     )
     select array_agg(case when t.ord is null then null
                           when t.first_ord is null then case when i.key is not null then 'duplicate' end
@@ -41,16 +41,14 @@ begin
     into code
     from generate_series(1, cardinality(p_id)) o (ord)
     left join item t on t.ord = o.ord
-    left join won w on w.partition = t.partition and w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
-    left join flowfabric.idempotency i on t.first_ord is null and i.partition = t.partition and i.scope = t.scope
+    left join won w on w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
+    left join flowfabric.idempotency i on t.first_ord is null and i.scope = t.scope
          and i.namespace = t.namespace and i.key = t.key and i.expires_at > p_now;
     -- A new statement sees what the winner of the race committed meanwhile.
     if array_position(take_keys.code, 'duplicate') is not null then
         select array_agg(case when take_keys.code[u.ord] is not null then i.id end order by u.ord) into standing
-        from unnest(p_partition, p_flow, p_namespace, p_key)
-             with ordinality as u (partition, flow, namespace, key, ord)
-        left join flowfabric.idempotency i on i.partition = u.partition
-             and i.scope = coalesce(u.flow, flowfabric.zero_uuid())
+        from unnest(p_flow, p_namespace, p_key) with ordinality as u (flow, namespace, key, ord)
+        left join flowfabric.idempotency i on i.scope = coalesce(u.flow, flowfabric.zero_uuid())
              and i.namespace = coalesce(u.namespace, '') and i.key = u.key;
     end if;
 end;
@@ -58,13 +56,12 @@ $$;
 
 -- give_back_keys: release the keys of items that were not created after all.
 create or replace function flowfabric.give_back_keys(
-    p_partition integer[], p_flow uuid[], p_namespace text[], p_key text[], p_id uuid[], p_code text[], p_now timestamptz)
+    p_flow uuid[], p_namespace text[], p_key text[], p_id uuid[], p_code text[], p_now timestamptz)
 returns void
 language sql volatile as $$
     delete from flowfabric.idempotency i
-    using unnest(p_partition, p_flow, p_namespace, p_key, p_id) with ordinality
-          as u (partition, flow, namespace, key, id, ord)
-    where p_code[u.ord] in ('exists', 'lane_closed') and i.partition = u.partition
+    using unnest(p_flow, p_namespace, p_key, p_id) with ordinality as u (flow, namespace, key, id, ord)
+    where p_code[u.ord] in ('exists', 'lane_closed')
       and i.scope = coalesce(u.flow, flowfabric.zero_uuid()) and i.namespace = coalesce(u.namespace, '')
       and i.key = u.key and i.id = u.id and i.expires_at > p_now
 $$;

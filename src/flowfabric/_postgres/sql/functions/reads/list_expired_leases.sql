@@ -1,6 +1,6 @@
 -- list_expired_leases: active executions whose lease had expired at a time, marked or not; without revoked ones.
 create or replace function flowfabric.list_expired_leases(
-    p_as_of timestamptz, p_after_at timestamptz, p_after_id text, p_limit integer, p_namespace text)
+    p_as_of timestamptz, p_after_at timestamptz, p_after_id uuid, p_limit integer, p_namespace text)
 returns table (partition integer, id uuid, lease_id uuid, epoch bigint, worker_instance_id text,
                lease_expires_at timestamptz, attempt_index integer)
 language sql stable security definer as $$
@@ -13,11 +13,6 @@ language sql stable security definer as $$
     join flowfabric.execution e on e.partition = c.partition and e.id = c.id
     where e.state = 'active' and e.lease_lost is distinct from 'revoked' and e.lease_expires_at <= p_as_of
       and (p_namespace is null or e.namespace = p_namespace)
-      and (p_after_at is null
-           or (e.lease_expires_at, flowfabric.id_text(e.partition, e.id) collate "C") > (p_after_at, p_after_id))
-    order by e.lease_expires_at, flowfabric.id_text(e.partition, e.id) collate "C" limit p_limit
+      and (p_after_at is null or (e.lease_expires_at, e.id) > (p_after_at, p_after_id))
+    order by e.lease_expires_at, e.id limit p_limit
 $$;
-
--- id_text: the id of an execution as text, for the cursor.
-create or replace function flowfabric.id_text(p_partition integer, p_id uuid) returns text
-language sql immutable as $$ select '{fp:' || p_partition || '}:' || p_id $$;

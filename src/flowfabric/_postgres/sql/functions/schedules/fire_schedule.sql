@@ -11,7 +11,7 @@ create or replace function flowfabric.fire_schedule(
     p_budgets text[], p_quota uuid[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_name text, p_expected timestamptz, p_next timestamptz, p_last timestamptz)
-returns table (ordinal integer, code text, partition integer, id uuid, state text)
+returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
@@ -20,8 +20,8 @@ begin
     if not exists (select from flowfabric.advance_schedule(p_name, p_expected, p_next, p_last)) then
         return;
     end if;
-    for ordinal, code, partition, id, state in
-        select c.ordinal, c.code, c.partition, c.id, c.state
+    for ordinal, code, id, state in
+        select c.ordinal, c.code, c.id, c.state
         from flowfabric.create_executions(
             p_lanes, p_kinds, p_capabilities, p_route_no, p_partition, p_id, p_id_given, p_namespace, p_creator, p_payload,
             p_payload_encoding, p_priority, p_flow, p_key, p_dedup_ms, p_tags, p_policy, p_budgets, p_quota, p_delay_until,

@@ -13,7 +13,7 @@ create or replace function flowfabric.submit_child(
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_holder_partition integer, p_holder_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_name text, p_n integer)
-returns table (ordinal integer, code text, partition integer, id uuid, state text)
+returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
 #variable_conflict use_column
 begin
@@ -21,7 +21,7 @@ begin
                                                      p_name, p_n)) then
         return;
     end if;
-    select c.ordinal, c.code, c.partition, c.id, c.state into ordinal, code, partition, id, state
+    select c.ordinal, c.code, c.id, c.state into ordinal, code, id, state
     from flowfabric.create_executions(
         p_lanes, p_kinds, p_capabilities, p_route_no, p_partition, p_id, p_id_given, p_namespace, p_creator, p_payload,
         p_payload_encoding, p_priority, p_flow, p_key, p_dedup_ms, p_tags, p_policy, p_budgets, p_quota, p_delay_until,
@@ -31,7 +31,8 @@ begin
             array[p_holder_partition], array[p_holder_id], array[p_lease], array[p_epoch], array[p_attempt],
             array[p_index], array[p_name], array[p_n], array['submit'], null,
             array[case when code = 'duplicate' then 'known' end], null, null, null,
-            array[case when ordinal = 0 then p_partition[1] else partition end],
+            array[case when ordinal = 0 then p_partition[1]
+                       else flowfabric.partition_of(id, (select d.flow_partitions from flowfabric.deployment d)) end],
             array[case when ordinal = 0 then p_id[1] else id end]);
     end if;
     return next;
