@@ -603,7 +603,9 @@ async def test_the_attempt_timeout_stands_still_while_parked(stage: Stage, parti
     assert timedelta(seconds=30) < left <= timedelta(seconds=40)
 
 
-async def test_what_is_parked_for_another_is_listed_and_counted_as_waiting_for_children(stage: Stage, parties: list[Party]) -> None:
+async def test_what_is_parked_for_another_is_listed_and_counted_as_waiting_for_children(
+    stage: Stage, parties: list[Party]
+) -> None:
     one, *_ = parties
     father, son = await parent(one), await child(one)
     await park(one, father, son)
