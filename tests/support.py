@@ -220,6 +220,13 @@ async def _parked(engine: ff.Engine, clock: Clock) -> Reached:
     return at
 
 
+async def _parked_for_signals(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    opened = await engine.open_wait(at.handle, "w", 0, ["k", "l"], None)
+    assert (await engine.park(at.handle, signals_on={one.waitpoint_id: 0 for one in opened.waitpoints})).parked
+    return at
+
+
 async def _suspended(engine: ff.Engine, clock: Clock) -> Reached:
     at = await _active(engine, clock)
     await engine.suspend(at.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k"))
@@ -291,8 +298,8 @@ async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
 
 
 # Every position of the transition table that can be reached without flows, as `values.transitions.position` writes it.
-#   letter  W waits for a worker, D is delayed, B is blocked, A is active under a lease, X lost its lease by expiry,
-#           V lost it by revocation, S is suspended, T has ended with the outcome named
+#   letter  W waits for a worker, D is delayed, C waits for other executions, B is blocked, A is active under a lease,
+#           X lost its lease by expiry, V lost it by revocation, S is suspended, T has ended with the outcome named
 #   suffix  what the next claim starts: .1 the first attempt, .r a retry, .p a replay, .i the attempt that was
 #           interrupted, .s the same after a suspension, .w the same of an execution that is parked
 #   B.word  what it is blocked for
@@ -306,7 +313,7 @@ STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "D.r": _delayed_retry,
     "D.i": _delayed_interrupted,
     "D.s": _resume_delayed,
-    "D.w": _parked,
+    "C.w": _parked,
     "B.budget": _blocked("waiting_for_budget"),
     "B.quota": _blocked("waiting_for_quota"),
     "B.route": _blocked("waiting_for_capable_worker"),
@@ -316,6 +323,7 @@ STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "X": _expired_lease,
     "V": _revoked_lease,
     "S": _suspended,
+    "S.w": _parked_for_signals,
     "T:completed": _completed,
     "T:failed": _failed,
     "T:cancelled": _cancelled,

@@ -242,6 +242,11 @@ async def _park_until(case: Case, **later: float) -> Parked:
     return await case.engine.park(case.handle, until=await case.world.clock.now() + timedelta(**later))
 
 
+async def _park_for_signals(case: Case) -> Parked:
+    at = case.binding.waitpoint_id if isinstance(case.binding, UsePending) else case.other.uuid
+    return await case.engine.park(case.handle, signals_on={at: 0})
+
+
 async def _pending_waitpoint(case: Case) -> None:
     """A pending waitpoint where there is a lease to make one with."""
     with contextlib.suppress(Contention, StateError):
@@ -349,13 +354,14 @@ def _gives_up(behavior: TimeoutBehavior) -> ExecutionPolicy:
 NOT_HELD = {
     "W": "execution_not_active",
     "D": "execution_not_active",
+    "C": "execution_not_active",
     "B": "execution_not_active",
     "T": "execution_not_active",
     "S": "execution_not_active",
     "X": "lease_expired",
     "V": "lease_revoked",
 }
-EVERYWHERE = dict.fromkeys("WDBAXVST")
+EVERYWHERE = dict.fromkeys("WDCBAXVST")
 
 
 @dataclass(frozen=True)
@@ -604,9 +610,17 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "park until another ends",
         lambda c: c.engine.park(c.handle, ends_of=[c.other]),
-        rows=(18,),
+        rows=(19,),
         answer="Parked",
         prepare=_another,
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "park until a signal arrives",
+        _park_for_signals,
+        rows=(20,),
+        answer="Parked",
+        prepare=_pending_waitpoint,
         unchanged=NOT_HELD,
     ),
     *(
@@ -768,7 +782,7 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.cancel(c.handle.fence, "enough", source="billing"),
         rows=(33, 34, 35),
         answer="Cancelled",
-        only=("W", "D", "B", "A", "S"),
+        only=("W", "D", "C", "B", "A", "S"),
         unchanged={**_ENDED, "X": "lease_expired", "V": "lease_revoked"},
     ),
     Operation(
@@ -870,12 +884,12 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="promoted",
         only=("D.1", "D.r", "D.i", "D.s"),
         prepare=_later(hours=2),
-        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", **{"D.w": "not_yet_due"}),
+        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", C="not_delayed"),
     ),
     Operation(
         "promote_delayed too early",
         lambda c: c.engine.promote_delayed(c.id),
-        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", D="not_yet_due"),
+        unchanged=_everywhere("not_runnable", W="not_delayed", B="not_delayed", C="not_delayed", D="not_yet_due"),
     ),
     Operation(
         "expire_execution attempt_timeout with a retry",
@@ -909,7 +923,7 @@ OPERATIONS: tuple[Operation, ...] = (
         prepare=_later(hours=4),
         creating={"execution_deadline_at": 3 * HOUR},
         # A replayed execution has no deadline.
-        only=("W.1", "W.r", "W.i", "W.s", "D", "B", "A", "X", "V", "S"),
+        only=("W.1", "W.r", "W.i", "W.s", "D", "C", "B", "A", "X", "V", "S"),
         unchanged={"W.p": "not_yet_due", "T": "already_terminal"},
     ),
     Operation(
@@ -970,8 +984,8 @@ OPERATOR_CALLS = (
     "wait_children by an operator",
 )
 
-# Rows that need flows, the two of create, and the one that says "no other row".
-NOT_HERE = {1, 2, 3, 4, 5, 37}
+# Rows that need flows or another execution, the two of create, and the one that says "no other row".
+NOT_HERE = {1, 2, 3, 4, 5, 37, 40}
 
 
 def target(row: Transition, at: str) -> list[str]:

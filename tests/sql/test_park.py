@@ -257,13 +257,13 @@ async def test_two_children_that_end_at_once(stage: Stage, parties: list[Party],
     await stage.audit()
     ended = [first, second].count("commit")
     if first == "rollback" and second == "commit":
-        assert await state(stage, father) == "delayed"
+        assert await state(stage, father) == "waiting_children"
         assert await late(stage) == 1, "the second found it in the hands of the first"
     assert (await one.run_timers("parked")).handled == int(first == "rollback" and second == "commit")
     if ended:
         await goes_on(stage, one, father)
     else:
-        assert (await state(stage, father), await waits(stage)) == ("delayed", 2)
+        assert (await state(stage, father), await waits(stage)) == ("waiting_children", 2)
 
 
 async def _tag(party: Party, one: Claimed) -> None:
@@ -289,8 +289,8 @@ async def _due(party: Party, one: Claimed) -> None:
 
 
 HOLDERS = {
-    "a tag": (_tag, "delayed"),
-    "a late heartbeat": (_late_renewal, "delayed"),
+    "a tag": (_tag, "waiting_children"),
+    "a late heartbeat": (_late_renewal, "waiting_children"),
     "a cancel": (_stop, "cancelled"),
     "its deadline": (_deadline, "expired"),
     "its time": (_due, "waiting"),
@@ -312,19 +312,19 @@ async def test_a_parent_in_somebody_elses_hands_is_woken_by_a_timer(
     await call(two, father)
     # The end of the child waits for nobody.
     await asyncio.wait_for(three.complete(son.handle), PATIENCE)
-    assert await state(stage, father) == "delayed"
+    assert await state(stage, father) == "waiting_children"
     assert await late(stage) == 1
     assert (await one.run_timers("parked")).handled == 0, "still held"
     assert await late(stage) == 1
     await two.end(ending)
     await stage.audit()
-    stands = then if ending == "commit" else "delayed"
+    stands = then if ending == "commit" else "waiting_children"
     assert await state(stage, father) == stands
-    assert (await one.run_timers("parked")).handled == int(stands == "delayed")
+    assert (await one.run_timers("parked")).handled == int(stands == "waiting_children")
     assert await late(stage) == 0
-    if stands in ("delayed", "waiting") and holder != "its deadline":  # a claim passes over what is overdue
+    if stands in ("waiting_children", "waiting") and holder != "its deadline":  # a claim passes over what is overdue
         await goes_on(stage, one, father)
-    elif stands == "delayed":
+    elif stands == "waiting_children":
         assert await state(stage, father) == "waiting"
     await stage.audit()
 
@@ -341,7 +341,7 @@ async def test_a_parent_whose_route_is_in_somebody_elses_hands_is_woken_by_a_tim
     await two.begin()
     await two.raise_floor(route)
     await asyncio.wait_for(three.complete(son.handle), PATIENCE)
-    assert (await state(stage, father), await late(stage)) == ("delayed", 1)
+    assert (await state(stage, father), await late(stage)) == ("waiting_children", 1)
     await two.end(ending)
     assert (await one.run_timers("parked")).handled == 1
     await goes_on(stage, one, father)
@@ -509,7 +509,7 @@ async def test_parking_again_waits_for_the_new_ones_only(stage: Stage, parties: 
     again = await claim_one(one, **PARENTS)
     await one.park(again.handle, ends_of=[sons[2].execution_id])
     await one.complete(sons[1].handle)
-    assert (await state(stage, father), await waits(stage)) == ("delayed", 1)
+    assert (await state(stage, father), await waits(stage)) == ("waiting_children", 1)
     await one.complete(sons[2].handle)
     await goes_on(stage, one, father)
 
@@ -569,7 +569,7 @@ async def test_parking_twice_with_one_lease_is_refused_and_changes_nothing(stage
         await park(one, father, until=await stage.clock.now())
     assert await waits(stage) == 1
     await one.complete(sons[1].handle)
-    assert await state(stage, father) == "delayed"
+    assert await state(stage, father) == "waiting_children"
     await one.complete(sons[0].handle)
     await goes_on(stage, one, father)
 
@@ -604,17 +604,18 @@ async def test_the_attempt_timeout_stands_still_while_parked(stage: Stage, parti
     assert timedelta(seconds=30) < left <= timedelta(seconds=40)
 
 
-async def test_what_is_parked_is_listed_and_counted_as_delayed(stage: Stage, parties: list[Party]) -> None:
+async def test_what_is_parked_for_another_is_listed_and_counted_as_waiting_for_children(
+    stage: Stage, parties: list[Party]
+) -> None:
     one, *_ = parties
     father, son = await parent(one), await child(one)
     await park(one, father, son)
     for filters in ({}, {"lane_ids": ["parents"]}, {"kinds": ["test"]}):
-        found = await one.find_executions(states=["delayed"], **filters)  # type: ignore[arg-type]
+        found = await one.find_executions(states=["waiting_children"], **filters)  # type: ignore[arg-type]
         assert [item.execution_id for item in found.items] == [father.execution_id], filters
     stats = {each.lane_id: each for each in await one.lane_stats()}
-    assert (stats["parents"].delayed, stats["children"].delayed) == (1, 0)
-    full = await one.read_execution(father.execution_id)
-    assert full is not None and full.blocking_detail == "waiting for another execution"
+    assert (stats["parents"].waiting_children, stats["children"].waiting_children) == (1, 0)
+    assert stats["parents"].delayed == 0
 
 
 async def test_a_claim_that_came_while_the_child_was_locked_is_told_again(stage: Stage, parties: list[Party]) -> None:

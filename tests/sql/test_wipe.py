@@ -34,7 +34,7 @@ async def _use(world: SuspendingWorld) -> None:
     """Leave rows in many tables, and change those that every database has."""
     engine = world.engine
     engine.checking = False
-    for state in ("A", "D.w", "S", "T:failed", "D.i", "B.lane", "W.i"):
+    for state in ("A", "C.w", "S.w", "S", "T:failed", "D.i", "B.lane", "W.i"):
         await world.reach(state)
     await world.suspend()
     await engine.set_lane_state("slow", "paused")

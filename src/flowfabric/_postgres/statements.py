@@ -134,7 +134,7 @@ READ_STEPS = _rows(
     " child_id, seconds, recorded_at, waitpoint_ids, outcome",
 )
 SUBMIT_CHILD = _rows("submit_child", 31, _CREATED)
-PARK = _rows("park", 11, VERDICT)
+PARK = _rows("park", 16, VERDICT)
 
 # Outcomes
 
@@ -292,7 +292,7 @@ FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
 SET_LANE_STATE = _value("set_lane_state", 2, "before")
-LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, running, at")
+LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, waiting_children, running, at")
 
 # Schedules
 

@@ -49,7 +49,7 @@ from flowfabric.values.wait import (
 
 REASONS = frozenset(get_args(ReasonCode))
 _REQUESTERS = frozenset(get_args(RequestedBy))
-_BEHAVIORS = frozenset(get_args(TimeoutBehavior))
+BEHAVIORS = frozenset(get_args(TimeoutBehavior))
 _TRIGGERS = frozenset(get_args(TriggerType))
 
 
@@ -139,7 +139,7 @@ class Suspensions(Operations):
             check_word(reason_code, REASONS, "reason_code"),
             "worker",
             None if timeout_at is None else moment(timeout_at, "timeout_at"),
-            check_word(timeout_behavior, _BEHAVIORS, "timeout_behavior"),
+            check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
             None,
             None,
         )
@@ -273,7 +273,7 @@ def _suspend_args(
         check_word(reason_code, REASONS, "reason_code"),
         check_word(requested_by, _REQUESTERS, "requested_by"),
         ends_at,
-        check_word(timeout_behavior, _BEHAVIORS, "timeout_behavior"),
+        check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
         None
         if continuation_metadata_pointer is None
         else check_text(continuation_metadata_pointer, "continuation_metadata_pointer", 65_536),

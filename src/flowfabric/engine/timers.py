@@ -79,8 +79,6 @@ class Timers(Operations):
                 return "promoted"
             case "not_applicable":
                 known = State(str(state))
-                if known is State.DELAYED:
-                    return "not_yet_due"  # its time never comes: it waits for another execution
                 return (
                     "not_runnable" if known.is_terminal or known in (State.ACTIVE, State.SUSPENDED) else "not_delayed"
                 )

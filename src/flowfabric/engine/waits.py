@@ -21,7 +21,7 @@ from flowfabric.engine.checks import (
     time_cursor,
     to_json,
 )
-from flowfabric.engine.suspensions import REASONS
+from flowfabric.engine.suspensions import BEHAVIORS, REASONS
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_lane, check_text
@@ -29,6 +29,7 @@ from flowfabric.values.conditions import Condition, check_condition, condition_t
 from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
+from flowfabric.values.policies import TimeoutBehavior
 from flowfabric.values.step import Parked
 from flowfabric.values.wait import OpenWait, ReasonCode, Wait, WaitResult
 
@@ -96,12 +97,20 @@ class Waits(Operations):
         until: datetime | None = None,
         ends_of: Sequence[ExecutionId] = (),
         signals_on: Mapping[UUID, int] | None = None,
+        conditions: Mapping[UUID, Condition] | None = None,
+        timeout_at: datetime | None = None,
+        timeout_behavior: TimeoutBehavior = "auto_resume_with_timeout_signal",
+        reason_code: ReasonCode = "waiting_for_signal",
     ) -> Parked:
-        """Give the lease back until a time, or until one of some executions ends; the same attempt continues then.
+        """Give the lease back until the first of several things happens; the same attempt continues then.
 
-        `signals_on` names pending waitpoints of this execution, with how many signals are known on each: the next one
-        on any of them wakes it too. When there is nothing to wait for, because the time has come, one of them has ended
-        or a signal has arrived, the lease is kept.
+        `ends_of` names other executions: the execution is `waiting_children`. Without them, `until` is a time: it is
+        `delayed`. With neither it is `suspended` on the waitpoints of `signals_on`: pending ones of this execution,
+        with how many signals are known on each. The next signal on any of them wakes it, also beside others. A
+        suspension has a timeout, a behaviour and a reason; `conditions` say which signals senders are told it needs.
+
+        When there is nothing to wait for, because the time has come, one of the executions has ended or a signal has
+        arrived, the lease is kept.
         """
         check_batch(ends_of, "ends_of")
         waitpoints = dict(signals_on or {})
@@ -119,6 +128,11 @@ class Waits(Operations):
             *self._all_at(targets),
             [parse_uuid(waitpoint, "signals_on") for waitpoint in waitpoints],
             [check_int(seen, "signals_on", 0, 2**31 - 1) for seen in waitpoints.values()],
+            [_condition((conditions or {}).get(waitpoint)) for waitpoint in waitpoints],
+            None if timeout_at is None else moment(timeout_at, "timeout_at"),
+            check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
+            check_word(reason_code, REASONS, "reason_code"),
+            mint_uuid(),
         )
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
@@ -151,3 +165,7 @@ class Waits(Operations):
         items = [rows.wait(row) for row in found[:size]]
         last = items[-1] if len(found) > size else None
         return Page(items, None if last is None else time_cursor(last.since, last.waitpoint_id))
+
+
+def _condition(value: Condition | None) -> str | None:
+    return None if value is None else to_json(condition_to_json(check_condition(value, has_deadline=True)))

@@ -25,13 +25,17 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class LaneStats(Struct, frozen=True, kw_only=True):
-    """Figures of a lane: `depth` executions are claimable now, the oldest of them for `oldest_age`."""
+    """How a lane stands: `depth` may be claimed now, `oldest_age` since when the oldest of them exists.
+
+    `waiting_children` are parked until other executions end. A flow counts its members that wait for dependencies.
+    """
 
     lane_id: str
     state: LaneState
     depth: int
     oldest_age: timedelta | None
     delayed: int
+    waiting_children: int
     running: int
 
 

@@ -143,11 +143,11 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "ended_failure",
         events=("L:revoked", "K:failed"),
     ),
-    Transition(18, ("A",), ("delay",), "lease check", ("D.i",), "started -> suspended", events=("L:revoked",)),
+    Transition(18, ("A",), ("delay", "park"), "lease check", ("D.i",), "started -> suspended", events=("L:revoked",)),
     Transition(
         19,
         ("A",),
-        ("wait_children",),
+        ("wait_children", "park"),
         "lease check",
         ("C.i", "W.i"),
         "started -> suspended",
@@ -157,7 +157,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(
         20,
         ("A",),
-        ("suspend",),
+        ("suspend", "park"),
         "lease check",
         ("S",),
         "started -> suspended",
@@ -303,4 +303,6 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(38, ("T",), ("trim_retention",), "due", ("-",), "deleted"),
     # A draining worker gives work back: the attempt continues on another worker.
     Transition(39, ("A",), ("release",), "lease check", ("W.i",), "started -> suspended", events=("L:revoked",)),
+    # The first of the things that a parked execution waits for.
+    Transition(40, ("C.i", "D.i"), ("end_of_other", "signal", "time_due"), "parked", ("W.i",), "stays suspended"),
 )

@@ -23,5 +23,6 @@ def lane_stats(row: Row) -> LaneStats:
         depth=row["depth"],
         oldest_age=None if row["oldest_at"] is None else row["at"] - row["oldest_at"],
         delayed=row["delayed"],
+        waiting_children=row["waiting_children"],
         running=row["running"],
     )

@@ -2,8 +2,8 @@
 
 A task of a handler waits at a gate, a future that opens when a time is due, another execution has ended or a signal has
 arrived. When every task of the handler waits at a gate, the execution is parked in the database, or suspended if it
-waits for the signals of one wait alone, and the handler is stopped; the gates themselves tell it nothing. While another
-task of it runs, the gates open here, and parking is considered again now and then.
+waits for signals alone, and the handler is stopped; the gates themselves tell it nothing. While another task of it
+runs, the gates open here, and parking is considered again now and then.
 """
 
 from __future__ import annotations
@@ -253,20 +253,26 @@ async def park(running: Running, gates: Sequence[Gate]) -> str | None:
 
 
 async def _park_once(running: Running, gates: Sequence[Gate]) -> str | None:
-    """Suspend on the signals of one wait alone, park for anything else."""
+    """Suspend on the condition of one wait alone; park for anything else, which suspends on several waits."""
     gates = [gate for gate in gates if gate.can_open]
     if not gates:
         raise InvalidInput("all it waits for was given up", field="wait_for")
     if len(gates) == 1 and isinstance(gates[0], SignalGate):
         return await _suspend(running, gates[0])
-    signals = {
-        waitpoint: seen
-        for gate in gates
-        if isinstance(gate, SignalGate)
-        for waitpoint, seen in zip(gate.waitpoint_ids, gate.seen, strict=True)
-    }
+    waits = [gate for gate in gates if isinstance(gate, SignalGate)]
+    first = _first_over(waits)
+    reasons = {gate.request.reason for gate in waits}
     parked = await running.worker.engine.park(
-        running.handle, until=_first_of(gates), ends_of=_ends_of(gates), signals_on=signals
+        running.handle,
+        until=_first_of([gate for gate in gates if not isinstance(gate, SignalGate)]),
+        ends_of=_ends_of(gates),
+        signals_on={
+            waitpoint: seen for gate in waits for waitpoint, seen in zip(gate.waitpoint_ids, gate.seen, strict=True)
+        },
+        conditions={waitpoint: gate.request.condition for gate in waits for waitpoint in gate.waitpoint_ids},
+        timeout_at=None if first is None else first.deadline,
+        timeout_behavior="auto_resume_with_timeout_signal" if first is None else first.request.behavior,
+        reason_code=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
     )
     return None if parked.parked else parked.because
 
@@ -298,6 +304,13 @@ async def _suspend(running: Running, gate: SignalGate) -> str | None:
 def _first_of(gates: Sequence[Gate]) -> datetime | None:
     """The earliest time that one of the gates is for."""
     return min((gate.until for gate in gates if gate.until is not None), default=None)
+
+
+def _first_over(waits: Sequence[SignalGate]) -> SignalGate | None:
+    """The wait whose time is over first; one that escalates only if no other has a deadline."""
+    limited = [(gate.deadline, not gate.ends_execution, gate) for gate in waits if gate.deadline is not None]
+    chosen = [one for one in limited if one[2].until is not None] or limited
+    return min(chosen, key=lambda one: one[:2])[2] if chosen else None
 
 
 def _ends_of(gates: Sequence[Gate]) -> list[ExecutionId]:

@@ -93,6 +93,7 @@ create table flowfabric.execution (
     pending          text,            -- which attempt comes next: first, retry, replay, interrupted (the same again)
     resume_pending   boolean not null default false,   -- resumed from a suspension, and not claimed since
     lease_lost       text,            -- while active: expired, revoked
+    is_parked        boolean not null default false,   -- gave its lease back to wait: another's end, a signal or a time wakes it
     priority         integer not null,
     tags             jsonb,
     -- counters, which only grow
@@ -383,6 +384,7 @@ create table flowfabric.suspension (
     idempotency_key   text,
     replay_until      timestamptz,              -- a repeated call returns this row until then
     is_early          boolean not null,         -- was satisfied by signals that had arrived before; never open
+    keeps_waitpoints  boolean not null default false,   -- of several waits: the next signal resumes it, and its waitpoints stay open
     last_signal_at    timestamptz,
     satisfied_at      timestamptz,
     closed_at         timestamptz,

@@ -1,4 +1,4 @@
--- audit_held_back: An execution waits for dependencies exactly while its group is pending.
+-- audit_held_back: An execution that is not parked waits for dependencies exactly while its group is pending.
 create or replace function flowfabric.audit_held_back(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     select 'held_back', e.partition, e.id, e.state || ' ' || coalesce(g.state, 'no group')
@@ -7,5 +7,5 @@ language sql stable as $$
     where e.partition between p_low and p_high and e.completed_at is null
       and (e.flow_id is not null or e.state = 'waiting_children') and e.state not in ('active', 'suspended')
       and e.blocking_reason is distinct from 'paused_by_flow_cancel'
-      and (e.state = 'waiting_children') <> coalesce(g.state = 'pending', false)
+      and (e.state = 'waiting_children' and not e.is_parked) <> coalesce(g.state = 'pending', false)
 $$;

@@ -1,4 +1,5 @@
--- audit_parked_for_ever: An execution that is parked for another one is woken by a waiter row or a timer.
+-- audit_parked_for_ever: An execution that is parked for others has a waiter row for one that has not ended, or a timer that
+-- wakes it.
 create or replace function flowfabric.audit_parked_for_ever(p_low integer, p_high integer) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (
@@ -6,17 +7,11 @@ language sql stable as $$
         from flowfabric.timer t cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
         where t.kind = 'parked' and u.partition between p_low and p_high
         group by t.kind, u.partition, u.id
-    ), e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
     )
-    select 'parked_for_ever', e.partition, e.id, null from e
-    where flowfabric.is_parked(e.*::flowfabric.execution) and e.delay_until >= flowfabric.far_date()
-      and e.blocking_detail = 'waiting for another execution'
+    select 'parked_for_ever', e.partition, e.id, e.blocking_detail from flowfabric.execution e
+    where e.partition between p_low and p_high and e.is_parked and e.state = 'waiting_children'
       and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.awaited_partition
                       and c.id = w.awaited_id and c.completed_at is null
-                      where w.partition = e.partition and w.id = e.id)
-      and not exists (select from flowfabric.waiter w join flowfabric.waitpoint c on c.partition = w.awaited_partition
-                      and c.waitpoint_id = w.awaited_id and c.state = 'pending'
                       where w.partition = e.partition and w.id = e.id)
       and not exists (select from pointed p where p.kind = 'parked' and p.partition = e.partition and p.id = e.id)
 $$;

@@ -6,7 +6,7 @@ language sql stable as $$
     )
     select 'state_facts', e.partition, e.id, concat_ws(' ', e.state, e.blocking_reason, e.pending,
                                                                e.resume_pending, e.lease_lost) as detail
-    from e where not coalesce(case
+    from e where not coalesce((not e.is_parked or e.pending = 'interrupted' and e.state in ('delayed', 'waiting_children')) and case
         when e.state in ('completed', 'failed', 'cancelled', 'expired', 'skipped') then
             num_nonnulls(e.blocking_reason, e.blocking_detail, e.pending, e.lease_lost, e.delay_until,
                          e.attempt_timeout_at, e.attempt_timeout_left) = 0 and not e.resume_pending
@@ -27,7 +27,7 @@ language sql stable as $$
                          'paused_by_policy', 'paused_by_operator', 'paused_by_flow_cancel')
                      and e.blocking_detail <> ''))
         when e.state = 'delayed' then
-            e.lease_lost is null and e.delay_until is not null and e.blocking_detail <> ''
+            e.lease_lost is null and isfinite(e.delay_until) and e.blocking_detail <> ''
             and (e.blocking_reason, e.pending) in (
                 ('waiting_for_delay', 'first'), ('waiting_for_delay', 'interrupted'),
                 ('waiting_for_retry_backoff', 'retry'), ('waiting_for_resume_delay', 'interrupted'))

@@ -10,7 +10,7 @@ language sql stable as $$
     select 'waiter_missed', w.partition, w.id, null from flowfabric.waiter w
     join flowfabric.execution x on x.partition = w.partition and x.id = w.id
     left join flowfabric.execution c on c.partition = w.awaited_partition and c.id = w.awaited_id
-    where w.partition between p_low and p_high and flowfabric.is_parked(x)
+    where w.partition between p_low and p_high and x.is_parked
       and (c.id is null or c.completed_at is not null)
       and not exists (select from flowfabric.waitpoint p where p.partition = w.awaited_partition
                       and p.waitpoint_id = w.awaited_id and p.state = 'pending')

@@ -16,7 +16,6 @@ begin
         insert into flowfabric.timer (kind, due_at, partitions, ids)
         select p_kind, u.due, array_agg(u.partition), array_agg(u.id)
         from unnest(p_partition, p_id, p_due) as u (partition, id, due)
-        where u.due < flowfabric.far_date()
         group by u.due
         returning due_at
     )

@@ -47,7 +47,7 @@ begin
     for v_no in 1 .. scanned loop
         if v_state[v_no] = 'satisfied' and exists (
                 select from flowfabric.execution e where e.partition = v_partition[v_no] and e.id = v_downstream[v_no]
-                  and e.state = 'waiting_children' and e.flow_id = v_flow[v_no]
+                  and e.state = 'waiting_children' and not e.is_parked and e.flow_id = v_flow[v_no]
                   and (p_namespace is null or e.namespace = p_namespace)
                   and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false)))
            and flowfabric.promote_blocked(v_partition[v_no], v_downstream[v_no]) = 'ok' then

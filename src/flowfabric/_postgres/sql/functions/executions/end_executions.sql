@@ -45,7 +45,7 @@ begin
             attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
             blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
             delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null, suspension_timeout_at = null,
-            held_back = null,
+            held_back = null, is_parked = false,
             result = u.result, result_encoding = u.result_encoding,
             failure_reason = coalesce(u.failure_reason, e.failure_reason),
             failure_category = coalesce(u.failure_category, e.failure_category),

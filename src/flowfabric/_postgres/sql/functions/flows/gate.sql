@@ -23,7 +23,8 @@ begin
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     left join flowfabric.cancel_member c on c.partition = e.partition and c.id = e.id
     left join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
-    where c.id is not null or (g.n > 0 and g.state = 'pending' and e.state not in ('active', 'waiting_children'));
+    where c.id is not null or (
+        g.n > 0 and g.state = 'pending' and (e.state not in ('active', 'waiting_children') or e.is_parked));
     if v_ids is null then
         return;
     end if;

@@ -19,7 +19,7 @@ begin
         return 'terminal';
     elsif e.state in ('active', 'suspended') then
         return 'not_runnable';
-    elsif e.state <> 'waiting_children' then
+    elsif e.state <> 'waiting_children' or e.is_parked then
         return 'not_blocked_by_deps';
     end if;
     select g.state into v_state from flowfabric.edge_group g

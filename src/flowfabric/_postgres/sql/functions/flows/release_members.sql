@@ -1,7 +1,7 @@
 -- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts, held back
 -- again if it was held back before).
 --
--- Called under the locks of the executions and of their routes. Executions in another state are left alone.
+-- Called under the locks of the executions and of their routes. What is in another state, or parked, is left alone.
 create or replace function flowfabric.release_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -20,7 +20,7 @@ begin
             delay_until = case when e.delay_until > p_now then e.delay_until end,
             transitioned_at = p_now, mutated_at = p_now
         from unnest(p_partition, p_id) as u (partition, id)
-        where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children'
+        where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children' and not e.is_parked
         returning e.partition, e.id, e.route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id, e.held_back
     ), offered as (
         insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)

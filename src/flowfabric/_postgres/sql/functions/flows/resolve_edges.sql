@@ -35,7 +35,7 @@ begin
         select distinct on (u.g) u.g, u.partition, u.flow, u.downstream
         from unnest(v_g, p_partition, p_flow, p_downstream) as u (g, partition, flow, downstream) order by u.g
     ), held as materialized (
-        select w.g, g.ctid as tid, x.route, g.state = 'pending' as pending, x.state = 'waiting_children' as waits,
+        select w.g, g.ctid as tid, x.route, g.state = 'pending' as pending, x.state = 'waiting_children' and not x.is_parked as waits,
                w.partition, w.flow, w.downstream
         from wanted w
         join flowfabric.edge_group g on g.partition = w.partition and g.flow_id = w.flow and g.downstream = w.downstream

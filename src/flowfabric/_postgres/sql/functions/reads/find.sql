@@ -44,9 +44,7 @@ begin
         -- A very common state is not rare: a scan in order of creation finds it as fast.
         if v_ranks is null or not flowfabric.has_few_timers(
                 array_remove(array[case when 'active' = any (p_states) then 'lease' end,
-                                   case when 'delayed' = any (p_states) then 'delay' end], null), p_budget)
-           or ('delayed' = any (p_states)
-               and (select count(*) from (select from flowfabric.waiter limit p_budget + 1) w) > p_budget) then
+                                   case when 'delayed' = any (p_states) then 'delay' end], null), p_budget) then
             v_source := case when p_namespace <> '' then 'namespace' else 'route' end;
         end if;
     end if;
@@ -151,18 +149,11 @@ language sql stable as $$
          from flowfabric.timer t cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
          join flowfabric.execution e on e.partition = u.partition and e.id = u.id
          where t.kind in (case when 'active' = any (p_states) then 'lease' end,
-                          case when 'delayed' = any (p_states) then 'delay' end,
-                          case when 'delayed' = any (p_states) then 'parked' end)
+                          case when 'delayed' = any (p_states) then 'delay' end)
            and e.state = case t.kind when 'lease' then 'active' else 'delayed' end
            and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition) and e.created_at >= p_from)
         union
-        -- parked until another execution ends
-        (select e.created_at, e.id, e.partition
-         from flowfabric.waiter w join flowfabric.execution e on e.partition = w.partition and e.id = w.id
-         where 'delayed' = any (p_states) and e.state = 'delayed'
-           and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition) and e.created_at >= p_from)
-        union
-        -- ended without success
+        -- ended otherwise than by success
         (select w.created_at, w.id, w.partition from unnest(p_states) s (state)
          cross join lateral (select x.created_at, x.id, x.partition from flowfabric.unsuccessful x
                              where x.state = s.state and (x.created_at, x.id, x.partition) < (p_at, p_id, p_partition)

@@ -47,7 +47,9 @@ begin
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
     update flowfabric.execution e set has_waitpoints = true
     where e.partition = p_partition and e.id = p_id and not e.has_waitpoints;
-    perform flowfabric.set_timers('waitpoint', array[p_partition], array[p_id], array[v_expires]);
+    if v_expires < flowfabric.far_date() then
+        perform flowfabric.set_timers('waitpoint', array[p_partition], array[p_id], array[v_expires]);
+    end if;
     return query select 1, 'ok', null::text, 'active', null::bigint, null::uuid, v_expires,
                         flowfabric.sign_token(v_kid, p_partition, p_id, p_waitpoint);
 end;

@@ -37,7 +37,7 @@ begin
     end if;
     select x.id, x.route, x.state, x.completed_at, x.flow_id, x.namespace, x.tags,
            coalesce(p_max_signals, (x.policy ->> 'max_signals_per_execution')::bigint, 10000) as most,
-           x.state = 'delayed' and flowfabric.is_parked(x) as is_parked,
+           x.is_parked,
            x.state in ('waiting', 'resumable') or x.lease_lost is not null as is_ready
     into e
     from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
@@ -82,9 +82,9 @@ begin
     end if;
 
     if w.state = 'active' then
-        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition,
+        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition, x.keeps_waitpoints,
                (x.resume_policy ->> 'resume_delay_ms')::bigint
-        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, v_delay
+        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, s.keeps_waitpoints, v_delay
         from flowfabric.suspension x where x.partition = p_partition and x.id = p_id and x.closed_at is null;
     end if;
     if e.completed_at is not null then
@@ -112,6 +112,9 @@ begin
 
     if w.state = 'pending' then
         effect := 'buffered_for_pending_waitpoint'; match_detail := 'not_evaluated';
+    elsif s.keeps_waitpoints then
+        -- Of several waits: the handler evaluates them.
+        v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
     elsif s.resume_condition ? 'Single' and s.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
           and s.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
         -- The most common condition; no other signal can have satisfied it.
@@ -144,7 +147,7 @@ begin
             end if;
         elsif e.is_parked and exists (select from flowfabric.waiter x where x.awaited_partition = p_partition
                                       and x.awaited_id = p_waitpoint and x.id = p_id) then
-            -- It waits for more than this signal: evaluate its condition.
+            -- It waits for more than signals: the handler evaluates its waits.
             perform flowfabric.promote(array[p_partition], array[p_id], v_now);
         end if;
     end if;

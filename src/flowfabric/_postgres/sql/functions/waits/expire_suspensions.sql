@@ -22,7 +22,7 @@ begin
             set reason_code = 'waiting_for_operator_review', timeout_at = null, timeout_behavior = null
             where x.partition = s.partition and x.id = s.id and x.number = s.number;
             update flowfabric.waitpoint w set expires_at = null
-            where w.partition = s.partition and w.id = s.id and w.suspension_id = s.suspension_id;
+            where w.partition = s.partition and w.id = s.id and w.suspension_id = s.suspension_id and not s.keeps_waitpoints;
             update flowfabric.execution e
             set suspension_timeout_at = null, blocking_reason = 'paused_by_operator', mutated_at = p_now,
                 transitioned_at = p_now,
@@ -34,6 +34,11 @@ begin
             select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'suspension_escalated', e.attempt_id,
                    e.attempt_index, jsonb_build_object('reason_code', s.reason_code)
             from flowfabric.execution e where e.partition = s.partition and e.id = s.id;
+        elsif v_behavior = 'auto_resume_with_timeout_signal' and s.keeps_waitpoints then
+            -- Of several waits: the handler finds out whose time is over.
+            perform flowfabric.close_suspension(
+                s.partition, s.id, s.number, s.waitpoint_ids, 'timed_out_auto_resume', null, null, null, null, null, p_now);
+            perform flowfabric.resume(s.partition, s.id, 0, p_now);
         elsif v_behavior = 'auto_resume_with_timeout_signal' then
             v_signal := gen_random_uuid();
             insert into flowfabric.signal

@@ -18,7 +18,7 @@ begin
           join flowfabric.execution e on e.partition = x.partition and e.id = x.id
           join flowfabric.waiter r on r.partition = x.partition and r.id = x.id
                and r.awaited_partition = x.partition and r.awaited_id = x.waitpoint_id
-          where flowfabric.is_parked(e)) d;
+          where e.is_parked) d;
     if v_ids is not null then
         perform flowfabric.promote(v_partitions, v_ids, p_now);
     end if;

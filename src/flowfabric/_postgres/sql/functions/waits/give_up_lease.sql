@@ -8,7 +8,8 @@ begin
         update flowfabric.execution e
         set state = 'suspended', pending = 'interrupted', epoch = e.epoch + 1, has_waitpoints = true,
             suspension_timeout_at = s.timeout_at, blocking_reason = flowfabric.suspension_blocks(s.reason_code),
-            blocking_detail = 'waitpoint ' || s.waitpoint_ids[1] || ': ' || s.reason_code,
+            blocking_detail = case when s.keeps_waitpoints then flowfabric.waits_for('{}', '{}', s.waitpoint_keys, null)
+                                   else 'waitpoint ' || s.waitpoint_ids[1] || ': ' || s.reason_code end,
             attempt_lifecycle = 'suspended', attempt_suspended_at = p_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - p_now, interval '1 millisecond') end,

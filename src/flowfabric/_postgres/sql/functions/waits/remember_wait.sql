@@ -1,6 +1,6 @@
 -- remember_wait: record the outcome of a task's wait in its step, which the handler reads first.
 --
--- Takes    the waitpoints of the wait and why they closed. A wait that ends with its execution is not recorded.
+-- Takes    the waitpoints of the wait, or of several that ended together, and why they closed. A wait that ends with its execution is not remembered.
 create or replace function flowfabric.remember_wait(
     p_partition integer, p_id uuid, p_waitpoints uuid[], p_reason text, p_satisfiers uuid[]) returns void
 language plpgsql as $$
@@ -23,6 +23,6 @@ begin
     update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now()
     from flowfabric.execution e
     where v_outcome is not null and e.partition = p_partition and e.id = p_id and s.partition = e.partition and s.id = e.id
-      and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids = p_waitpoints and s.outcome is null;
+      and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids <@ p_waitpoints and s.outcome is null;
 end;
 $$;

@@ -26,7 +26,7 @@ begin
         select e.partition, e.id, e.route
         from unnest(v_partitions, v_ids) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        where flowfabric.is_parked(e)
+        where e.is_parked
         order by e.partition, e.id for no key update of e skip locked
     ), open as materialized (
         select r.route from (select distinct h.route from held h) r
@@ -43,7 +43,7 @@ begin
     perform flowfabric.set_timers('parked', array_agg(u.partition), array_agg(u.id), array_agg(p_now))
     from unnest(v_partitions, v_ids) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where flowfabric.is_parked(e) and (v_free_ids is null or u.id <> all (v_free_ids))
+    where e.is_parked and (v_free_ids is null or u.id <> all (v_free_ids))
     having count(*) > 0;
     -- A claim that came while one was locked here passed it over.
     perform flowfabric.wake_workers();
