@@ -505,7 +505,7 @@ async def test_bad_input_raises_the_same_error_and_leaves_the_transaction_usable
     assert await engine.read_execution_state(made.execution_id) is ff.State.WAITING
 
 
-async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: CheckedEngine) -> None:
+async def test_a_batch_returns_one_verdict_per_item_in_order(way: Way, engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
     given = ff.ExecutionId.of(7, known.uuid)

@@ -827,7 +827,7 @@ async def waits(stage: Stage, one: Party, two: Party, task: asyncio.Task[Any]) -
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting.where)
-async def test_whatever_meets_at_a_flow_leaves_what_one_order_leaves(
+async def test_concurrent_flow_calls_match_one_serial_order(
     stage: Stage, parties: list[Party], meeting: Meeting
 ) -> None:
     for first, second in meeting.pairs():
@@ -867,7 +867,7 @@ async def test_a_completion_that_finds_the_group_taken_leaves_the_rest_to_be_don
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "cancel"])
-async def test_who_ends_waits_for_no_group_and_no_downstream(stage: Stage, parties: list[Party], call: str) -> None:
+async def test_an_end_waits_for_no_group_and_no_downstream(stage: Stage, parties: list[Party], call: str) -> None:
     one, two, _ = parties
     for table, column in (("edge_group", "downstream"), ("execution", "id")):
         scene = await fan_in()(stage, parties)
@@ -913,9 +913,7 @@ async def test_members_of_a_cancelled_flow_that_come_back_are_never_claimable(
 
 @pytest.mark.both_servers
 @pytest.mark.parametrize("first", ["header", "dispatch"])
-async def test_who_is_owed_a_cancel_is_cancelled_and_not_skipped(
-    stage: Stage, parties: list[Party], first: str
-) -> None:
+async def test_a_member_marked_to_be_cancelled_is_not_skipped(stage: Stage, parties: list[Party], first: str) -> None:
     one, two, _ = parties
     scene = await undispatched(first="fail")(stage, parties)
     acts = [header(), DISPATCH] if first == "header" else [DISPATCH, header()]

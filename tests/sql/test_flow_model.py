@@ -822,7 +822,7 @@ async def test_a_replay_that_finds_its_race_won_cancels_the_rest(engine: Checked
     assert await engine.read_execution_state(flow.nodes["b"]) == "cancelled"
 
 
-async def test_a_late_edge_into_a_won_race_cancels_nobody_but_its_own_upstream(engine: CheckedEngine) -> None:
+async def test_a_late_edge_into_a_won_race_cancels_only_its_own_upstream(engine: CheckedEngine) -> None:
     flow = await engine.submit_flow([_node("a"), _node("b"), _node("late"), _node("c", "a", "b", policy=AnyOf())])
     await engine.complete(await _hold(engine, "a"), b"a")
     assert (await engine.cancel_siblings()).cancelled == 1
@@ -950,7 +950,7 @@ class Crew:
 
 @pytest.mark.parametrize("policies", ["that let run", "that cancel the rest"])
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_graph_ends_as_the_rules_say_whoever_works_on_it(database: str, seed: int, policies: str) -> None:
+async def test_a_graph_ends_as_the_rules_say_with_any_workers(database: str, seed: int, policies: str) -> None:
     rng = random.Random(seed)
     count = rng.randint(20, 40)
     names = [f"n{place}" for place in range(count)]

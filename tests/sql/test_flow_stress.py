@@ -298,7 +298,7 @@ async def drain(stage: Stage, party: Party) -> None:
 
 
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
-async def test_whatever_happens_to_flows_at_once_nothing_is_stuck(stage: Stage, seed: int) -> None:
+async def test_concurrent_work_on_flows_leaves_nothing_stuck(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(7)
     crowd = Crowd(stage)

@@ -275,7 +275,7 @@ async def drain(stage: Stage, party: Party, crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
-async def test_whatever_happens_at_once_no_signal_and_no_wake_up_is_lost(stage: Stage, seed: int) -> None:
+async def test_concurrent_work_loses_no_signal_and_no_wake_up(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(9)
     crowd = Crowd(stage)

@@ -249,7 +249,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
 
 
-def test_what_unwinds_a_handler_is_no_exception_that_it_would_catch() -> None:
+def test_a_handlers_except_exception_does_not_catch_interrupted() -> None:
     assert not issubclass(Interrupted, Exception)
     assert "Interrupted" in (errors.__doc__ or "")
 
@@ -264,7 +264,7 @@ def test_a_failed_task_says_which_how_and_why() -> None:
     assert str(TaskFailed("expired", "attempt_timeout")) == "expired: attempt_timeout"
 
 
-def test_a_purged_result_is_told_apart_from_a_failed_one() -> None:
+def test_a_purged_result_is_distinguished_from_a_failed_one() -> None:
     error = Purged("{fp:1}:x")
     assert isinstance(error, TaskFailed)
     assert (error.kind, error.execution_id, error.http_status) == ("purged", "{fp:1}:x", 410)
