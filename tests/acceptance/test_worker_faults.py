@@ -1,4 +1,4 @@
-"""Worker processes are stopped, killed, starved of their database; their ledgers and the database tell what came of it.
+"""Worker processes are stopped, killed, cut off from their database; the tests compare their ledgers with the database.
 
 Nothing is simulated but the network: real processes, a real server with fsync on, real signals, and a proxy that hangs.
 """

@@ -1,4 +1,4 @@
-"""The pictures of flows are what the script draws, each is on a page, and flows come to stand as they show."""
+"""The pictures of flows are what the script draws, each is on a page, and flows really reach the states they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of web frameworks, called by the test client of each: what is good gets in, all else is answered."""
+"""The examples of web frameworks, called by the test client of each: only valid callbacks are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting inside a transaction of one's own, through every driver there is a bridge for."""
+"""Submitting inside the caller's transaction, through every driver with a bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that look at executions and change them, against a real database."""
+"""Commands that show and change executions, against a real database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connecting, what is said when it fails, and what happens to calls when a connection is lost."""
+"""Connecting, its error messages, and calls during which the connection is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How what leaves a handler is taken: retries that were asked for, results that do not fit, errors that are sealed."""
+"""Failures of handlers: requested retries, results that do not fit, sealed errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes that move flows on, really killed: between two calls, inside one, and after one whose answer never came.
+"""Processes that run the duties of flows, really killed: between two calls, inside one, and before its response.
 
 Inside means inside the transaction: a table it has to write is locked, the process is killed while its call waits for
-it, and then its call is either ended with it or finishes on a server that nobody listens to any more.
+it, and then its call is either ended with it or finishes on the server without a client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wake-ups: a waiting claim hears of new work at once, and finds it later where it hears nothing."""
+"""Wake-ups: a notification wakes a waiting claim immediately; without one, polling finds the work later."""
 
 from __future__ import annotations
 

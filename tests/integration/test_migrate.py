@@ -1,4 +1,4 @@
-"""Migrating: from nothing, again, from many places at once, and what is left when it fails."""
+"""Migrating: from nothing, again, from many processes at the same time, and after a failure."""
 
 from __future__ import annotations
 

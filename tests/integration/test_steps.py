@@ -1,4 +1,4 @@
-"""Durable steps, sleeps and parking inside tasks: real workers, real crashes, everything asyncio can be asked to do."""
+"""Durable steps, sleeps and parking inside tasks: real workers, real crashes, every construct of asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The testing kit, tested with itself: what runs, when time passes, what a crash leaves, what a replay finds."""
+"""The testing kit, tested with itself: runs, the clock, crashes and replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that wait for signals: alone and beside other things, over timeouts, crashes, retries and changed code.
+"""Tasks that wait for signals: alone and beside other tasks, over timeouts, crashes, retries and changed code.
 
 Most run in the testing kit, whose worker, database and duties are the real ones and whose clock moves by itself.
 """

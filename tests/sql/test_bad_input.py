@@ -1,6 +1,6 @@
 """Bad input: every argument of every operation, out of range, of the wrong type, too long, in the wrong characters.
 
-It is refused by name before the database is changed, and never comes back as a transport error.
+The engine refuses it by name before it changes the database, and never with a transport error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stays bounded, and what one bad item, one locked row or one backlog must not do to the rest."""
+"""Bounded work: one bad item, one locked row or one backlog must not affect the rest."""
 
 from __future__ import annotations
 

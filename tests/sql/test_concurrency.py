@@ -1,4 +1,4 @@
-"""What must hold however many callers there are: real connections, a few hundred executions, no forced order.
+"""Invariants under many concurrent callers: real connections, a few hundred executions, no forced order.
 
 Where an order matters it is forced by an open transaction, never by time. Every test ends with an audit of everything.
 """

@@ -1,4 +1,4 @@
-"""Forgetting: one execution deleted or redacted, a key freed, and how long what ended is kept."""
+"""Erasing: delete or redact one execution, free a key, and the retention of ended executions."""
 
 from __future__ import annotations
 

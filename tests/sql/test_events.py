@@ -1,4 +1,4 @@
-"""The event log: who writes what, in which family, and how a reader follows it."""
+"""The event log: which call writes which event, in which family, and how a reader follows it."""
 
 from __future__ import annotations
 

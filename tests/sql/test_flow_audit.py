@@ -1,4 +1,4 @@
-"""What the audit says when rows of flows are damaged: every rule finds its own."""
+"""The audit on damaged rows of flows: every rule finds its own violation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every two calls that meet at a flow, the second begun while the first is not yet true.
+"""Every pair of calls on one flow, with the second started before the first commits.
 
-Both serial orders are run as well, and they are the specification: what two calls at once answer and leave, when the
-duties are through, is what one of the orders leaves (the first one, if the second waited), or, when the first was
+Both serial orders are run as well, and they are the specification: two concurrent calls, once the duties are idle,
+return and leave what one of the orders does (the first one, if the second waited), or, when the first was
 rolled back, what the second leaves alone. The repair must find nothing to do, ever.
 """
 

@@ -1,4 +1,4 @@
-"""The engine and the model of flows are told the same, step by step, and must agree about everything after each one.
+"""The engine and the model of flows run the same steps and must agree about everything after each one.
 
 A history is a list of steps drawn by hypothesis; whom a step concerns is a number that is taken modulo what is there,
 so that every list is a history. The clock only moves when a step moves it. See tests/flow_model.py.

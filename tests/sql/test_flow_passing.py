@@ -1,4 +1,4 @@
-"""What upstreams pass to those after them: fixed when the group is decided, the same for every attempt."""
+"""Results that upstreams pass to downstreams: fixed when the group is decided, the same for every attempt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The acceptance scenarios of flows.
 
-The duties are run by hand: `drain` lets all of them go idle. Counters are written succeeded, failed, skipped, n.
+The tests run the duties themselves: `drain` runs all of them until they are idle. Counters are written succeeded,
+failed, skipped, n.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Workers, operators, builders and duties at the same few flows, as fast as they can; in the end nothing is stuck.
+"""Workers, operators, builders and duties on the same few flows, as fast as they can; at the end nothing is stuck.
 
-Every actor has a connection of its own on which the driver's errors are not hidden, so a deadlock fails the test. What
+Every actor has its own connection on which the driver's errors are not hidden, so a deadlock fails the test. What
 they do is drawn from a fixed seed; in which order the server takes it is not.
 """
 

@@ -1,4 +1,4 @@
-"""Flows, operation by operation: every refusal in its order, every answer, and what is stored behind them."""
+"""Flows, operation by operation: every refusal in its order, every result, and the stored rows."""
 
 from __future__ import annotations
 

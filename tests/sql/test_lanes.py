@@ -1,4 +1,4 @@
-"""Lanes: how they come into being, what their states allow, and what is counted on them."""
+"""Lanes: how they are registered, what their states allow, and their figures."""
 
 from __future__ import annotations
 

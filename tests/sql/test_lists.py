@@ -1,4 +1,4 @@
-"""Reads and lists: what each answers, for what is there and what is not, and how pages continue."""
+"""Reads and lists: what each returns for known and unknown ids, and how pages continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which refusal comes first, what a fence must show, and what repeated and displaced calls are told."""
+"""Which refusal comes first, which fence a call needs, and the results of repeated and displaced calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules in the database: stored under a name, paused, and moved on by exactly one of many."""
+"""Schedules in the database: stored under a name, paused, and advanced by exactly one of many processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: what is accepted, in which order it is refused, what it does, and everything else that ends a suspension."""
+"""Signals: which are accepted, the order of refusals, their effects, and everything else that ends a suspension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durable steps in the database: who may write them, what stays, what is replaced, what is forgotten."""
+"""Durable steps in the database: who may record them, which records stay, which are replaced, which are deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the audit says when rows of suspensions, waitpoints, signals or keys are damaged: every rule finds its own."""
+"""The audit on damaged rows of suspensions, waitpoints, signals and keys: every rule finds its own violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The races of a suspension, each with the outcome that the contract guarantees, whoever comes first.
+"""The races of a suspension, each with the outcome that the contract guarantees in either order.
 
 One call is held in an open transaction while the other arrives; then it commits or rolls back.
 """

@@ -1,6 +1,6 @@
-"""Workers, senders, operators and duties at the same few executions, as fast as they can; in the end nothing is lost.
+"""Workers, senders, operators and duties on the same few executions, as fast as they can; at the end nothing is lost.
 
-Every actor has a connection of its own on which the driver's errors are not hidden, so a deadlock fails the test. What
+Every actor has its own connection on which the driver's errors are not hidden, so a deadlock fails the test. What
 they do is drawn from a fixed seed; in which order the server takes it is not.
 """
 

@@ -1,6 +1,6 @@
-"""The keystore and the tokens it signs: what is signed, how it is verified, rotation, what never shows.
+"""The keystore and the tokens it signs: signing, verification, rotation, and secrets that are never shown.
 
-The clock stands still in most of these tests, so that the last instant of a grace can be looked at.
+The clock stands still in most of these tests, so that tests can check the last instant of a grace period.
 """
 
 from __future__ import annotations

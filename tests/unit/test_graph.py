@@ -1,4 +1,4 @@
-"""Graphs without a database: what can be one, in which order it stands, which cycle is in the way; policies as JSON."""
+"""Graphs without a database: validity, order, cycles; policies as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a handler is told about the runs before it, and how exceptions are kept for it."""
+"""The records of earlier runs that a run of a handler reads, and how exceptions are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Middleware without a database: what a chain calls, what each middleware that ships with us does and lets pass."""
+"""Middleware without a database: the order of a chain, and the effects of each middleware of the package."""
 
 from __future__ import annotations
 

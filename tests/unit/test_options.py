@@ -1,4 +1,4 @@
-"""Options: what is refused where it is written, how they merge, and the new execution they come to."""
+"""Options: which are refused, how they merge, and the new execution they produce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of flows: the same members and edges in all four, whatever they are called."""
+"""Pictures of flows: the same members and edges in all four, with any names."""
 
 # ruff: noqa: RUF001 - the pictures have a multiplication sign
 

@@ -1,4 +1,4 @@
-"""When schedules fire: cron in time zones with daylight saving, intervals, and what is made up for after an outage."""
+"""When schedules fire: cron in time zones with daylight saving, intervals, and missed times after an outage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a handler's tasks all wait for what needs no worker: every way of waiting that asyncio knows."""
+"""Whether all tasks of a handler wait without needing a worker: every way of waiting in asyncio."""
 
 from __future__ import annotations
 
