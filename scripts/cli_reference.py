@@ -26,7 +26,7 @@ _INTRODUCTION = """\
 <!-- Written by scripts/cli_reference.py from the program. Edit its help. -->
 
 `flowfabric COMMAND --help` prints the same. Commands that need a database take `--dsn`; without it they use
-`FLOWFABRIC_DSN`, and without that the embedded server, which starts by itself.
+`FLOWFABRIC_DSN`, and without that the embedded server, which the command starts.
 
 Output is for people: a terminal gets colours, a pipe plain columns in which nothing is cut. `--json` is for programs:
 one JSON document, or one line per item for a stream (`ls --all`, `top`, `flow show --watch`). Times are ISO 8601,

@@ -1,6 +1,6 @@
-"""Resume conditions once more, in plain Python and as the contract words them: what the database is compared with.
+"""Resume conditions in plain Python, as the contract defines them. Tests compare the database with this.
 
-Conditions are their JSON. Nothing here is taken from the product, which flattens a tree where this follows it.
+Conditions are their JSON. This shares no code with the product, which flattens a tree; this walks it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many rows of a table in one test: `each` takes what `pytest.mark.parametrize` takes and loops instead."""
+"""Many rows of a table in one test: `each` takes the arguments of `pytest.mark.parametrize` and loops instead."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Flows as the contract describes them, in plain Python: what the engine must agree with.
+"""A model of flows in plain Python, as the contract describes them. The engine must agree with it.
 
-One `FlowModel` is one flow with its members, its edges and a clock that moves when told. Executions are as simple as
-flows allow: what a worker or an operator does to one is a method here, and whether a lease is shown is not a question.
-Every method answers what the engine should answer, or raises `Refused` with the kind of the error, having changed
-nothing.
+One `FlowModel` is one flow with its members, its edges and a clock that only the test moves. Executions are as simple
+as flows allow: each call of a worker or an operator is a method here, without leases. Every method returns what the
+engine should return, or raises `Refused` with the kind of the error, having changed nothing.
 
-An end is resolved one hop far at once, except for what is in somebody's hands (`busy`); the rest, and whatever lies
-behind a skip, waits as an undispatched event for `dispatch`.
+An end is resolved one hop far immediately, except for locked executions (`busy`); the rest, and everything after a
+skip, waits as an undispatched event for `dispatch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold of flows once all duties are idle, and how they come to be."""
+"""Invariants of flows once all duties are idle, and random graphs to check them with."""
 
 from __future__ import annotations
 

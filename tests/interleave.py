@@ -1,7 +1,7 @@
-"""Two callers at one lock: engines that live on one connection, and what it takes to hold one of them there.
+"""Two concurrent callers: engines on one connection each, and helpers that hold one of them in a transaction.
 
-A `Party` is an engine on a connection of its own; between `begin` and `commit` or `rollback` its calls are made but
-not yet true. `waiting` starts a call of another party and returns once the server says that it waits for the first.
+A `Party` is an engine on a connection of its own; between `begin` and `commit` or `rollback` its calls are not
+committed. `waiting` starts a call of another party and returns once the server reports that it waits for the first.
 """
 
 from __future__ import annotations

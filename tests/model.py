@@ -1,10 +1,10 @@
-"""Executions as the contract describes them, in plain Python: what the engine must agree with after every step.
+"""A model of executions in plain Python, as the contract describes them. The engine must agree after every step.
 
-One `Model` is one deployment with a clock that only moves when told (milliseconds since the epoch). Every
-operation answers what the engine should answer, as a plain dict made by `said`, or raises `Refused` with the kind of
-the error. What only the engine can mint (ids of leases and attempts) is handed in by the caller.
+One `Model` is one deployment with a clock that only the test moves (milliseconds since the epoch). Every
+operation returns what the engine should return, as a plain dict made by `said`, or raises `Refused` with the kind of
+the error. The caller passes ids that only the engine can mint (of leases and attempts).
 
-Nothing here knows tables, timers or locks: a timer is due when the time it stands for has come.
+Nothing here knows tables, timers or locks: a timer is due when its time is reached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of a large product or of many seeds a run plays: a fixed sample by default, all of it with `--full`."""
+"""How much of a large product or of many seeds a run executes: a fixed sample by default, all of it with `--full`."""
 
 from __future__ import annotations
 

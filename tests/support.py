@@ -1,4 +1,4 @@
-"""What the tests share: an engine that audits itself, a movable clock, short ways into every state."""
+"""Shared helpers: an engine that audits itself, a movable clock, short ways into every state."""
 
 from __future__ import annotations
 

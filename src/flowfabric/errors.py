@@ -2,7 +2,7 @@
 
     FlowFabricError
     +-- NotFound                 the named thing does not exist
-    +-- ValidationFailed         the request can never succeed as it stands
+    +-- ValidationFailed         the request can never succeed unchanged
     |   +-- InvalidInput         one argument is wrong: field, problem, allowed values
     |   +-- Corruption           stored data or handle bytes cannot be decoded
     +-- Contention               another call was faster, or it is too early or too late
@@ -119,7 +119,7 @@ class NotFound(FlowFabricError):
 
 
 class ValidationFailed(FlowFabricError):
-    """The request can never succeed as it stands."""
+    """The request can never succeed unchanged."""
 
     family = "validation"
 

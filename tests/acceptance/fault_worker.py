@@ -1,7 +1,7 @@
-"""A worker process for the fault tests: claims, does its work, answers, and writes everything down first.
+"""A worker process for the fault tests: it claims, works, reports, and writes everything to a ledger first.
 
-Usage: python fault_worker.py DSN LEDGER STOP_FILE NAME. Each line of the ledger is on disk before the next step begins:
-`effect` when the work was done, `accepted` when the engine took the answer, `refused` when it did not.
+Usage: python fault_worker.py DSN LEDGER STOP_FILE NAME. Each line of the ledger is on disk before the next step:
+`effect` when the work was done, `accepted` when the engine accepted the result, `refused` when it did not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An app for the fault tests of flows, and a worker of it as a process of its own that can be told where to die.
+"""An app for the fault tests of flows, and a worker process of it that can kill itself at a given call.
 
 Usage: python -m tests.acceptance.flows_app OPTIONS, with `DSN`, `LEDGER` and `DIE` in the environment as for
 `waits_app`.

@@ -116,7 +116,7 @@ def project(database: str, tmp_path: Path) -> Iterator[Project]:
     made.end()
 
 
-async def test_a_worker_runs_what_is_submitted_and_stops_when_told(project: Project) -> None:
+async def test_a_worker_runs_submitted_tasks_and_stops_on_request(project: Project) -> None:
     worker, output = project.start("worker", "jobs:app")
     assert project.run("submit", "jobs:app", "add", "2", "40", "--wait") == "42"
     assert project.run("submit", "jobs:app", "mail", "ada", "--wait") == "to ada", "the lanes of the tasks are served"
@@ -126,7 +126,7 @@ async def test_a_worker_runs_what_is_submitted_and_stops_when_told(project: Proj
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_what_runs_may_end_within_the_grace(project: Project, number: signal.Signals) -> None:
+async def test_a_running_handler_may_end_within_the_grace(project: Project, number: signal.Signals) -> None:
     worker, output = project.start("worker", "jobs:app", "--grace", "60s")
     execution_id = project.run("submit", "jobs:app", "hold", "busy", "1")
     until((project.folder / "busy").exists, output)
@@ -135,7 +135,7 @@ async def test_what_runs_may_end_within_the_grace(project: Project, number: sign
     assert project.state(execution_id) == "completed"
 
 
-async def test_what_does_not_end_is_given_back(project: Project) -> None:
+async def test_a_handler_that_does_not_end_is_given_back(project: Project) -> None:
     worker, output = project.start("worker", "jobs:app", "--grace", "100ms")
     execution_id = project.run("submit", "jobs:app", "hold", "busy", "3600")
     until((project.folder / "busy").exists, output)
@@ -144,7 +144,7 @@ async def test_what_does_not_end_is_given_back(project: Project) -> None:
     assert project.state(execution_id) == "waiting"
 
 
-async def test_a_second_signal_stops_at_once(project: Project) -> None:
+async def test_a_second_signal_stops_immediately(project: Project) -> None:
     worker, output = project.start("worker", "jobs:app", "--grace", "1h")
     execution_id = project.run("submit", "jobs:app", "hold", "busy", "3600")
     until((project.folder / "busy").exists, output)
@@ -161,7 +161,7 @@ async def test_a_worker_may_end_when_nothing_is_left(project: Project) -> None:
     assert [project.state(one) for one in ids] == ["completed"] * 3
 
 
-async def test_a_worker_serves_the_lanes_and_tasks_it_is_told(project: Project) -> None:
+async def test_a_worker_serves_only_the_lanes_and_tasks_given(project: Project) -> None:
     mail, add = project.run("submit", "jobs:app", "mail", "ada"), project.run("submit", "jobs:app", "add", "1")
     project.run("worker", "jobs:app", "--until-idle", "--lane", "mail=3", "--lane", "other")
     assert (project.state(mail), project.state(add)) == ("completed", "waiting")

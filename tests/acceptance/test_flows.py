@@ -1,4 +1,4 @@
-"""Workers are killed in the middle of flows: every node completes, once, with what its upstreams really returned.
+"""Workers are killed in the middle of flows: every node completes, once, with the real results of its upstreams.
 
 Real processes that kill themselves at a call of the engine, or are killed from outside.
 """

@@ -1,4 +1,4 @@
-"""Workers are killed where tasks wait for signals: nothing is lost, tokens stay good, steps are done once.
+"""Workers are killed where tasks wait for signals: nothing is lost, tokens stay valid, steps run once.
 
 Real processes that kill themselves at a call of the engine, or are killed from outside while signals arrive.
 """

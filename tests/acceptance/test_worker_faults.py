@@ -1,4 +1,4 @@
-"""Worker processes are stopped, killed, starved of their database; their ledgers and the database tell what came of it.
+"""Worker processes are stopped, killed, cut off from their database; the tests compare their ledgers with the database.
 
 Nothing is simulated but the network: real processes, a real server with fsync on, real signals, and a proxy that hangs.
 """
@@ -166,9 +166,7 @@ async def site(dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("loop", sampling.seeds("uvloop", "asyncio"))
-async def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_gives_the_rest_back(
-    site: Site, loop: str
-) -> None:
+async def test_a_stopping_worker_finishes_what_it_can_and_gives_the_rest_back(site: Site, loop: str) -> None:
     # Nothing comes back by a lapsed lease here: it would take longer than the test.
     first = site.hire(env={"LOOP": loop}, grace=1, lease_ttl=600, concurrency=3)
     await first.ready()
@@ -193,7 +191,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_gives_the_
 
 @pytest.mark.parametrize("loop", sampling.seeds("uvloop", "asyncio"))
 @pytest.mark.parametrize(("task", "number"), [("job", signal.SIGINT), ("blocks", signal.SIGTERM)])
-async def test_a_second_signal_ends_the_process_at_once_whatever_it_does(
+async def test_a_second_signal_always_ends_the_process_immediately(
     site: Site, task: str, number: signal.Signals, loop: str
 ) -> None:
     worker = site.hire(env={"LOOP": loop}, grace=3600)
@@ -359,7 +357,7 @@ async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_a
     await site.audit()
 
 
-async def test_a_worker_whose_backends_are_terminated_again_and_again_goes_on(site: Site) -> None:
+async def test_a_worker_survives_repeated_termination_of_its_backends(site: Site) -> None:
     workers = [site.hire(concurrency=10, lease_ttl=5, env={"LOOP": loop}) for loop in ("uvloop", "asyncio")]
     for worker in workers:
         await worker.ready()

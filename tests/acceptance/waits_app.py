@@ -1,8 +1,8 @@
-"""An app for the fault tests of waits, and a worker of it as a process of its own that can be told where to die.
+"""An app for the fault tests of waits, and a worker process of it that can kill itself at a given call.
 
 Usage: python waits_app.py OPTIONS, with the options of the worker as JSON. `DSN` is the database and `LEDGER` a file to
-which handlers write what they do. `DIE` is a call of the engine and whether to die `before` it is sent or `after` it is
-answered, as "suspend_on before": the process kills itself there, once.
+which handlers write their actions. `DIE` is a call of the engine and whether to die `before` it is sent or `after` its
+response, as "suspend_on before": the process kills itself there, once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An app for the worker's fault tests, and a worker of it as a process of its own.
+"""An app for the worker's fault tests, and a worker process of it.
 
 Usage: python worker_app.py OPTIONS, with the options of the worker as JSON. `DSN` is the database, `LEDGER` a file to
 which every handler writes what it does; a line is in the file before the next thing begins.

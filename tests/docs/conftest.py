@@ -1,4 +1,4 @@
-"""Surroundings for programs that the tests start as a person would, and a look at who is left afterwards."""
+"""Environments for programs that the tests start as a user would, and a check for processes left behind."""
 
 from __future__ import annotations
 

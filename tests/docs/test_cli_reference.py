@@ -1,4 +1,4 @@
-"""The page of the command line says what the program says, and the program says something about everything."""
+"""The page of the command line matches the program, and every command and option has a help text."""
 
 from __future__ import annotations
 

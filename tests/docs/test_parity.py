@@ -87,7 +87,7 @@ def test_a_row_names_a_call_or_says_why_there_is_none(section: str) -> None:
     assert unexplained == {}
 
 
-def test_what_exists_under_the_same_name_is_not_called_planned() -> None:
+def test_an_existing_operation_is_not_listed_as_planned() -> None:
     planned = {name for s in REFERENCE_NAMES for name, here in _rows(s).items() if here.startswith("planned")}
     assert {name for name in planned if hasattr(ff.Engine, name)} == set()
 

@@ -1,4 +1,4 @@
-"""The pictures of flows are what the script draws, each is on a page, and flows come to stand as they show."""
+"""The pictures of flows are what the script draws, each is on a page, and flows really reach the states they show."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_picture_is_drawn_by_the_script_and_shown_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPT.SAMPLES)
-async def test_a_flow_comes_to_stand_as_the_picture_shows(name: str, plain_engine: ff.Engine) -> None:
+async def test_a_flow_reaches_the_states_in_the_picture(name: str, plain_engine: ff.Engine) -> None:
     sample = SCRIPT.SAMPLES[name]
     flow_id = await _play(plain_engine, SCRIPT.SAMPLES[sample.follows or name])
     if sample.follows is not None:

@@ -1,4 +1,4 @@
-"""The examples of web frameworks, called by the test client of each: what is good gets in, all else is answered."""
+"""The examples of web frameworks, called by the test client of each: only valid callbacks are accepted."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_a_web_example_takes_a_good_callback_once_and_answers_every_other(
         assert "7" in await run.result()
 
 
-async def test_looking_at_a_link_decides_nothing_and_an_answer_needs_a_name(
+async def test_opening_a_link_decides_nothing_and_a_decision_needs_a_name(
     load: Callable[[str], ModuleType], plain_engine: ff.Engine
 ) -> None:
     example = load("callbacks_starlette")

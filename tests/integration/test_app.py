@@ -190,7 +190,7 @@ UNDECLARABLE: dict[str, tuple[Callable[[ff.App], Any], dict[str, Any], str, str]
 
 
 @pytest.mark.parametrize("case", UNDECLARABLE)
-def test_what_cannot_be_a_task_is_refused_when_it_is_declared(case: str) -> None:
+def test_an_invalid_task_is_refused_when_it_is_declared(case: str) -> None:
     make, options, field, words = UNDECLARABLE[case]
     app = ff.App()
     what = make(app)
@@ -235,7 +235,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         sys.modules.pop(name, None)
 
 
-async def test_a_module_that_is_loaded_again_declares_its_tasks_and_schedules_anew(
+async def test_a_reloaded_module_declares_its_tasks_and_schedules_again(
     modules: Callable[[str, str], ModuleType], database: str
 ) -> None:
     base = modules("reloaded_base", "import flowfabric as ff\napp = ff.App()\n")
@@ -741,7 +741,7 @@ async def test_shared_data_is_made_once_per_worker_and_closed_with_it(app: ff.Ap
     assert store.is_open is not closes
 
 
-async def test_shared_data_that_nobody_provides_is_told_before_the_first_claim(
+async def test_missing_shared_data_is_reported_before_the_first_claim(
     app: ff.App, sql: asyncpg.Connection[Any]
 ) -> None:
     @app.task
@@ -782,7 +782,7 @@ def _generator() -> Iterator[Store]:
 @pytest.mark.parametrize(
     ("maker", "words"), [(_generator, "generator"), (lambda: 5, "is a int"), (lambda: None, "is a NoneType")]
 )
-async def test_what_is_made_must_be_what_was_asked_for(app: ff.App, maker: Any, words: str) -> None:
+async def test_a_provided_object_must_have_the_requested_class(app: ff.App, maker: Any, words: str) -> None:
     app.provide(Store, maker)
 
     @app.task
@@ -885,7 +885,7 @@ class Changing(mw.Middleware):
         return f"<{await proceed()}>"
 
 
-async def test_hooks_may_change_refuse_and_answer_otherwise(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_hooks_may_change_refuse_and_replace_results(database: str, sql: asyncpg.Connection[Any]) -> None:
     app = ff.App(database, middleware=[Changing()])
 
     @app.task
@@ -901,7 +901,7 @@ async def test_hooks_may_change_refuse_and_answer_otherwise(database: str, sql: 
         assert (await run.get()).priority == 9
 
 
-async def test_the_trace_of_a_submission_goes_on_in_its_handler_and_its_children(database: str) -> None:
+async def test_the_trace_of_a_submission_continues_in_its_handler_and_children(database: str) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -1087,7 +1087,7 @@ async def switch(server: str, database: str) -> AsyncIterator[Callable[[bool], A
         await admin.close()
 
 
-async def test_a_worker_inside_a_circuit_breaker_waits_for_the_database_and_goes_on(
+async def test_a_worker_inside_a_circuit_breaker_waits_for_the_database_and_continues(
     database: str, switch: Callable[[bool], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker = mw.CircuitBreaker(failures=3, open_for=timedelta(milliseconds=200))

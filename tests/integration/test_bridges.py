@@ -1,4 +1,4 @@
-"""Submitting inside a transaction of one's own, through every driver there is a bridge for."""
+"""Submitting inside the caller's transaction, through every driver with a bridge."""
 
 from __future__ import annotations
 
@@ -506,7 +506,7 @@ async def test_bad_input_raises_the_same_error_and_leaves_the_transaction_usable
     assert await engine.read_execution_state(made.execution_id) is ff.State.WAITING
 
 
-async def test_a_batch_answers_one_verdict_per_item_in_order(way: Way, engine: CheckedEngine) -> None:
+async def test_a_batch_returns_one_verdict_per_item_in_order(way: Way, engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
     given = id_in(7, known)

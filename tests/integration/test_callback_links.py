@@ -1,4 +1,4 @@
-"""Links of callbacks as a client takes them: how long they are good, and how what comes with them is stored."""
+"""Links of callbacks as a client takes them: how long they are valid, and how their payloads are stored."""
 
 from __future__ import annotations
 

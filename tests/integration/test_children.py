@@ -71,7 +71,7 @@ async def children_of(app: ff.App, kind: str = "child") -> list[Any]:
 # ---- once
 
 
-async def test_a_child_is_submitted_once_whatever_happens_to_the_parent(kit: Kit, kit_app: ff.App) -> None:
+async def test_a_child_is_submitted_once_even_if_the_parent_crashes(kit: Kit, kit_app: ff.App) -> None:
     @kit_app.task
     async def child(n: int) -> int:
         return n * 2
@@ -107,7 +107,7 @@ async def test_a_retry_of_the_parent_finds_its_children(app: ff.App, did: list[s
     assert did == ["child 0", "child 1"]
 
 
-async def test_a_replayed_success_submits_anew_and_a_replayed_failure_does_not(app: ff.App) -> None:
+async def test_a_replayed_success_submits_again_and_a_replayed_failure_does_not(app: ff.App) -> None:
     fails = [True]
 
     @app.task
@@ -410,7 +410,7 @@ async def test_a_failed_child_raises_in_the_parent_and_is_remembered(
     assert said == [("failed", f"{__name__}.Broke", "no money", True)] * 2
 
 
-async def test_a_retried_parent_looks_at_a_failed_child_again(app: ff.App, did: list[str]) -> None:
+async def test_a_retried_parent_checks_a_failed_child_again(app: ff.App, did: list[str]) -> None:
     """What was repaired and replayed meanwhile counts; the failure that was seen before is not for ever."""
     repaired = asyncio.Event()
 
@@ -460,7 +460,7 @@ async def test_a_cancelled_child_raises_in_the_parent(app: ff.App) -> None:
         assert await result(run) == "cancelled: not needed"
 
 
-async def test_what_is_remembered_of_a_child_outlives_it(app: ff.App) -> None:
+async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
     ready = asyncio.Event()
 
     @app.task
@@ -524,7 +524,7 @@ async def test_cancelling_a_parent_leaves_its_children(app: ff.App) -> None:
         assert await run.state() is ff.State.CANCELLED
 
 
-async def test_a_task_can_wait_for_what_somebody_else_submitted(app: ff.App) -> None:
+async def test_a_task_can_wait_for_an_execution_it_did_not_submit(app: ff.App) -> None:
     @app.task
     async def job() -> int:
         return 5
@@ -620,7 +620,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_MAX_POLL", 3 * PATIENCE)
 
 
-async def test_a_waiting_client_is_told(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_client_is_notified(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
     far_away(monkeypatch)
 
     @app.task

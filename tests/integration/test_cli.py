@@ -95,7 +95,7 @@ def test_without_a_command_the_help_is_shown() -> None:
     assert "--worker-role" in run("migrate", "--help").stdout
 
 
-async def test_an_empty_database_is_told_apart_and_migrated(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_empty_database_is_recognised_and_migrated(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("drop schema flowfabric cascade")
     check = run("migrate", "--dsn", database, "--check")
     assert check.returncode == 1
@@ -114,7 +114,7 @@ async def test_an_empty_database_is_told_apart_and_migrated(database: str, sql: 
     assert "no new steps" in again.stdout
 
 
-async def test_an_older_schema_is_told_the_command_to_run(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_for_an_older_schema_the_error_names_the_command(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("delete from flowfabric.schema_step")
     await sql.execute("insert into flowfabric.schema_step (number, name) values (-1, 'from the past')")
     done = run("migrate", "--check", "--dsn", database)
@@ -123,7 +123,9 @@ async def test_an_older_schema_is_told_the_command_to_run(database: str, sql: as
     assert "older than this package; run `flowfabric migrate`" in line
 
 
-async def test_a_newer_schema_is_told_to_upgrade_the_package(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_for_a_newer_schema_the_error_says_to_upgrade_the_package(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
     await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
     done = run("migrate", "--check", "--dsn", database)
     assert done.returncode == 1
@@ -198,7 +200,7 @@ def test_an_embedded_server_that_cannot_start_is_one_line(tmp_path: Path) -> Non
     ("arguments", "suggestion"),
     [(["shw"], "'show'"), (["lanes", "puase"], "'pause'"), (["ls", "--stat", "failed"], "--state")],
 )
-def test_a_mistyped_word_is_answered_with_the_right_one(arguments: list[str], suggestion: str) -> None:
+def test_a_mistyped_word_suggests_the_right_one(arguments: list[str], suggestion: str) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert suggestion in done.stderr
@@ -211,7 +213,7 @@ async def test_a_failure_is_one_line_without_a_password(database: str) -> None:
         failed(run(*arguments, FLOWFABRIC_DSN=address))
 
 
-def test_a_wrong_address_is_told_without_its_secret() -> None:
+def test_a_wrong_address_is_reported_without_its_secret() -> None:
     for address in (f"mysql://u:{SECRET}@h/d", f"postgresql://u:{SECRET}@[bad/d", f"password={SECRET} host=/nowhere"):
         for arguments in (["ls"], ["db", "url"], ["db", "dump"], ["doctor"]):
             done = run(*arguments, "--dsn", address)

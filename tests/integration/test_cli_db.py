@@ -202,7 +202,7 @@ async def test_a_server_of_yours_is_neither_stopped_nor_deleted(database: str, t
         assert "FLOWFABRIC_DSN" in failed(run("db", verb, *options, FLOWFABRIC_DSN=database))
 
 
-def test_data_of_another_major_version_are_told_how_to_go_on(place: Path) -> None:
+def test_for_data_of_another_major_version_the_error_says_how_to_continue(place: Path) -> None:
     embedded.start(place).release()
     embedded.stop(place)
     (place / "pgdata" / "PG_VERSION").write_text("13\n")
@@ -292,9 +292,7 @@ async def test_doctor_sees_what_a_role_may_not_do(findings: Any, database: str, 
         await sql.execute("delete from flowfabric.worker_role")
 
 
-async def test_doctor_sees_a_moved_clock_and_timers_nobody_minds(
-    findings: Any, engine: ff.Engine, clock: Clock
-) -> None:
+async def test_doctor_sees_a_moved_clock_and_late_timers(findings: Any, engine: ff.Engine, clock: Clock) -> None:
     await started(engine)
     await clock.advance(minutes=10)
     found = await findings(1)
@@ -327,7 +325,7 @@ async def old_transaction(sql: asyncpg.Connection[Any], monkeypatch: pytest.Monk
     await transaction.rollback()
 
 
-async def test_doctor_names_who_holds_vacuum_back(findings: Any, old_transaction: int) -> None:
+async def test_doctor_names_transactions_that_block_vacuum(findings: Any, old_transaction: int) -> None:
     verdict, words = (await findings(1))["old transactions"]
     assert verdict == "warning"
     assert f"pid {old_transaction} " in words
@@ -377,7 +375,7 @@ async def test_warnings_count_only_when_asked(findings: Any, engine: ff.Engine, 
         await findings(1, "--strict")
 
 
-def test_doctor_looks_at_the_embedded_server_too(place: Path) -> None:
+def test_doctor_checks_the_embedded_server_too(place: Path) -> None:
     done = run("doctor", FLOWFABRIC_DATA_DIR=str(place))
     assert done.returncode == 0, done
     assert f"programs of PostgreSQL {embedded.majors()[1]}" in done.stdout

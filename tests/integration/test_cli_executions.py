@@ -1,4 +1,4 @@
-"""Commands that look at executions and change them, against a real database."""
+"""Commands that show and change executions, against a real database."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ async def test_the_uuid_alone_names_an_execution_wherever_it_lives(engine: ff.En
         assert document["execution"]["execution_id"] == execution_id
 
 
-async def test_an_unknown_id_is_answered_with_what_is_near(engine: ff.Engine, database: str) -> None:
+async def test_an_unknown_id_suggests_similar_ones(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
     elsewhere = id_in((home(execution_id) + 1) % 256, execution_id)
     for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
@@ -283,7 +283,7 @@ async def test_named_executions_are_cancelled(engine: ff.Engine, database: str) 
     assert await engine.read_execution_state(three) is ff.State.WAITING
 
 
-async def test_what_has_ended_cannot_be_cancelled(engine: ff.Engine, database: str) -> None:
+async def test_an_ended_execution_cannot_be_cancelled(engine: ff.Engine, database: str) -> None:
     execution_id = await fail(engine)
     said = await call("cancel", execution_id, dsn=database, code=1)
     assert said.err.startswith("flowfabric: execution_not_active")
@@ -331,7 +331,7 @@ async def test_all_that_failed_are_replayed(engine: ff.Engine, database: str) ->
     assert attempts[-1].replay_requested_by
 
 
-async def test_what_was_cancelled_is_replayed_only_by_name_or_state(
+async def test_a_cancelled_execution_is_replayed_only_by_id_or_state(
     engine: ff.Engine, clock: Clock, database: str
 ) -> None:
     cancelled, expired = await submit(engine), await submit(engine, execution_deadline_at=timedelta(seconds=1))
@@ -345,7 +345,7 @@ async def test_what_was_cancelled_is_replayed_only_by_name_or_state(
     assert await engine.read_execution_state(cancelled) is ff.State.WAITING
 
 
-async def test_what_runs_cannot_be_replayed(engine: ff.Engine, database: str) -> None:
+async def test_a_running_execution_cannot_be_replayed(engine: ff.Engine, database: str) -> None:
     claimed = await started(engine)
     assert "execution_not_terminal" in (await call("replay", claimed.execution_id, dsn=database, code=1)).err
 
@@ -373,7 +373,7 @@ async def test_an_ended_execution_is_redacted_and_deleted(engine: ff.Engine, dat
 
 
 @pytest.mark.parametrize("command", ["delete", "redact"])
-async def test_what_has_not_ended_is_kept(engine: ff.Engine, database: str, command: str) -> None:
+async def test_an_unfinished_execution_is_kept(engine: ff.Engine, database: str, command: str) -> None:
     execution_id = await submit(engine, input_payload=b"1")
     assert "execution_not_terminal" in (await call(command, execution_id, "-y", dsn=database, code=1)).err
     assert (await engine.read_execution_context(execution_id)).input_payload == b"1"
@@ -439,7 +439,7 @@ async def test_failures_are_listed_with_their_first_line(engine: ff.Engine, cloc
     assert answer["is_complete"] is True
 
 
-async def test_failures_are_counted_by_what_they_say(engine: ff.Engine, database: str) -> None:
+async def test_failures_are_counted_by_message(engine: ff.Engine, database: str) -> None:
     for _ in range(3):
         await fail(engine, "boom")
     last = await fail(engine, "bang", execution_kind="mail")
@@ -488,7 +488,7 @@ async def test_schedules_are_listed_paused_resumed_and_deleted(engine: ff.Engine
 # top
 
 
-async def test_top_looks_once(engine: ff.Engine, database: str) -> None:
+async def test_top_can_refresh_once(engine: ff.Engine, database: str) -> None:
     running = await started(engine, execution_kind="long")
     failed = await fail(engine, TRACEBACK)
     said = (await call("top", "--once", "--interval", "100ms", dsn=database)).out

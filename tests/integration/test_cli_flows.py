@@ -124,7 +124,7 @@ async def test_a_flow_is_drawn_with_its_states(engine: ff.Engine, clock: Clock, 
     assert said.err == ""
 
 
-async def test_failures_stand_below_with_node_and_first_line(engine: ff.Engine, ask: Any) -> None:
+async def test_failures_are_listed_below_with_node_and_first_line(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, diamond(), namespace="media")
     await flow.complete("a")
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: no good\nsecond line'
@@ -169,7 +169,7 @@ async def test_the_state_is_that_of_the_summary(engine: ff.Engine, ask: Any) -> 
     assert await state(flow) == "completed"
 
 
-async def test_who_lost_a_race_has_not_failed(engine: ff.Engine, ask: Any) -> None:
+async def test_the_loser_of_a_race_has_not_failed(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": [], "j": ["a", "b"]}, {"j": AnyOf()})
     await flow.complete("a")
     await drain(engine)
@@ -345,7 +345,7 @@ async def test_a_watch_for_programs_is_a_line_each_time(engine: ff.Engine, datab
     assert [one["state"] for one in frames[-1]["nodes"]] == ["failed", "skipped"]
 
 
-async def test_a_watch_looks_neither_too_often_nor_too_seldom(engine: ff.Engine, ask: Any) -> None:
+async def test_a_watch_polls_neither_too_often_nor_too_seldom(engine: ff.Engine, ask: Any) -> None:
     flow_id = await named(engine)
     for interval in ("10ms", "2h", "often"):
         assert "--interval" in (await ask("flow", "show", flow_id, "--watch", "--interval", interval, code=2)).err
@@ -582,7 +582,7 @@ async def test_wait_says_what_failed(engine: ff.Engine, ask: Any) -> None:
     }
 
 
-async def test_the_time_to_wait_can_be_over(engine: ff.Engine, ask: Any) -> None:
+async def test_a_wait_can_time_out(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": []})
     await flow.complete("a")
     said = await ask("flow", "wait", flow.id, "--timeout", "200ms", code=3)
@@ -699,7 +699,7 @@ async def finish(flow: Flow) -> None:
             return
 
 
-async def test_replay_revives_what_failed_and_what_was_skipped(engine: ff.Engine, ask: Any) -> None:
+async def test_replay_reruns_failed_and_skipped_members(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {**diamond(), "e": ["d"], "other": []})
     await flow.complete("a", "c", "other")
     await flow.fail("b")
@@ -728,7 +728,7 @@ async def handle_of(engine: ff.Engine, flow: Flow) -> ff.FlowRun:
 
 
 @pytest.mark.parametrize("way", ["command", "handle"])
-async def test_who_lost_a_race_is_not_revived_nor_who_comes_after(engine: ff.Engine, ask: Any, way: str) -> None:
+async def test_losers_of_a_race_and_their_downstreams_are_not_replayed(engine: ff.Engine, ask: Any, way: str) -> None:
     graph = {"a": [], "b": [], "j": ["a", "b"], "after b": ["b"], "last": ["after b"], "bad": [], "after bad": ["bad"]}
     flow = await submitted(engine, {**graph, "both": ["b", "bad"]}, {"j": AnyOf()})
     await flow.complete("a")
@@ -749,7 +749,7 @@ async def test_who_lost_a_race_is_not_revived_nor_who_comes_after(engine: ff.Eng
 
 
 @pytest.mark.parametrize("way", ["command", "handle"])
-async def test_who_was_cancelled_because_a_join_failed_is_revived(engine: ff.Engine, ask: Any, way: str) -> None:
+async def test_a_member_cancelled_because_a_join_failed_is_replayed(engine: ff.Engine, ask: Any, way: str) -> None:
     flow = await submitted(engine, {"a": [], "b": [], "c": [], "j": ["a", "b", "c"]}, {"j": Quorum(3)})
     await flow.fail("a")
     await drain(engine)
@@ -770,7 +770,7 @@ async def test_a_cancelled_flow_is_replayed_whole(engine: ff.Engine, ask: Any) -
     assert await flow.states("b", "d") == {"b": "waiting", "d": "waiting_children"}
 
 
-async def test_what_cannot_be_replayed_any_more_is_told(engine: ff.Engine, ask: Any) -> None:
+async def test_members_that_cannot_be_replayed_any_more_are_reported(engine: ff.Engine, ask: Any) -> None:
     policy = ExecutionPolicy(max_replay_count=0)
     flow = await submitted(engine, {"a": [], "b": ["a"]}, policy=policy)
     await flow.fail("a")
@@ -787,7 +787,7 @@ async def test_what_cannot_be_replayed_any_more_is_told(engine: ff.Engine, ask: 
 # delete
 
 
-async def test_delete_forgets_what_has_ended(engine: ff.Engine, ask: Any) -> None:
+async def test_delete_removes_an_ended_flow(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": ["a"]})
     said = await ask("flow", "delete", flow.id, "-y", code=1)
     assert "flow_not_terminal" in said.err
@@ -806,7 +806,7 @@ async def test_delete_forgets_what_has_ended(engine: ff.Engine, ask: Any) -> Non
 # Members elsewhere
 
 
-async def test_show_tells_what_a_member_waits_for(engine: ff.Engine, ask: Any) -> None:
+async def test_show_says_what_a_member_waits_for(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": [], "c": [], "j": ["a", "b", "c"]}, {"j": Quorum(2)})
     await flow.complete("a")
     await flow.claim("b")
@@ -861,7 +861,7 @@ async def test_members_are_listed_by_their_flow(engine: ff.Engine, ask: Any) -> 
 # Terminals and shells
 
 
-async def test_what_others_wrote_cannot_steer_the_terminal(engine: ff.Engine, ask: Any) -> None:
+async def test_stored_text_cannot_control_the_terminal(engine: ff.Engine, ask: Any) -> None:
     flow_id = await named(engine, EVIL, {EVIL: [], "b": [EVIL]}, namespace=EVIL)
     claimed = await engine.claim(worker_id="w", worker_instance_id="w1")
     assert claimed is not None

@@ -107,7 +107,7 @@ def test_the_only_app_of_a_module_needs_no_name(here: Path) -> None:
         ("ff shop:app", "got 'ff shop:app'"),
     ],
 )
-def test_an_app_that_is_not_there_is_told_with_what_is(name: str, words: str) -> None:
+def test_for_a_missing_app_the_error_lists_those_that_exist(name: str, words: str) -> None:
     assert words in refusal(name)
 
 
@@ -202,7 +202,7 @@ async def test_a_task_is_submitted_with_its_options(engine: ff.Engine, database:
     )
 
 
-async def test_an_unknown_task_is_answered_with_those_there_are(database: str) -> None:
+async def test_for_an_unknown_task_the_error_lists_the_tasks(database: str) -> None:
     assert "did you mean buy?" in (await call("submit", "ff_shop:app", "bye", dsn=database, code=1)).err
     assert "there are buy" in (await call("submit", "ff_shop:app", "nothing_near", dsn=database, code=1)).err
     assert "--wait" in (await call("submit", "ff_shop:app", "buy", "x", "--timeout", "1s", dsn=database, code=2)).err
@@ -221,7 +221,7 @@ async def test_wait_prints_the_result(engine: ff.Engine, database: str) -> None:
     assert (answer["public_state"], answer["result"], answer["is_ended"]) == ("completed", {"n": [1, 2]}, True)
 
 
-async def test_wait_for_what_failed_ends_with_1(engine: ff.Engine, database: str) -> None:
+async def test_wait_for_a_failed_execution_exits_with_1(engine: ff.Engine, database: str) -> None:
     claimed = await started(engine)
     await engine.fail(claimed.handle, "boom\nmore", failure_class="permanent")
     said = await call("wait", claimed.execution_id, dsn=database, code=1)
@@ -239,13 +239,13 @@ async def test_wait_ends_with_3_when_it_takes_too_long(engine: ff.Engine, databa
     assert (answer["public_state"], answer["is_ended"]) == ("waiting", False)
 
 
-async def test_wait_for_what_does_not_exist_ends_with_1(engine: ff.Engine, database: str) -> None:
+async def test_wait_for_an_unknown_execution_exits_with_1(engine: ff.Engine, database: str) -> None:
     execution_id = await submit(engine)
     elsewhere = id_in((home(execution_id) + 1) % 256, execution_id)
     assert f"did you mean {execution_id}?" in (await call("wait", elsewhere, dsn=database, code=1)).err
 
 
-async def test_what_codecs_wrote_is_opened_with_the_app(engine: ff.Engine, database: str) -> None:
+async def test_encoded_data_is_read_with_the_codecs_of_the_app(engine: ff.Engine, database: str) -> None:
     said = await call("submit", "ff_shop:zipped", "hide", "the text", dsn=database)
     execution_id = said.out.strip()
     claimed = await claim_one(engine)
@@ -265,7 +265,7 @@ async def test_what_codecs_wrote_is_opened_with_the_app(engine: ff.Engine, datab
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"])
-async def test_a_time_that_cannot_be_told_is_refused(engine: ff.Engine, database: str, moment: str) -> None:
+async def test_an_invalid_time_is_refused(engine: ff.Engine, database: str, moment: str) -> None:
     said = await call("submit", "ff_shop:app", "buy", "x", "--at", moment, dsn=database, code=2)
     assert said.err.startswith("flowfabric: invalid_input: ")
     assert len(said.err.splitlines()) == 1
@@ -283,7 +283,7 @@ async def test_a_time_that_cannot_be_told_is_refused(engine: ff.Engine, database
     ],
     ids=lambda options: " ".join(options)[:20],
 )  # fmt: skip
-async def test_what_no_change_of_a_file_repairs_is_refused_at_once(
+async def test_an_error_that_no_file_change_repairs_is_refused_immediately(
     database: str, command: str, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # of the whole process, which goes on
@@ -338,7 +338,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "-5", "5x", "1h30", "1 30", "5 minutes ago", "1e9", "99999999999d"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ff.InvalidInput, match="x: got"):
         parse_duration(text, "x")
 

@@ -86,7 +86,7 @@ def rows(said: Answer) -> list[dict[str, str]]:
 # waits
 
 
-async def test_waits_tell_for_what_until_when_and_what_then(engine: ff.Engine, clock: Clock, ask: Any) -> None:
+async def test_waits_show_condition_deadline_and_timeout_behaviour(engine: ff.Engine, clock: Clock, ask: Any) -> None:
     deadline = await clock.now() + HOUR
     first = await suspend(
         engine, ff.from_sources(2, "approval", name="yes"), execution_kind="deploy", reason_code="waiting_for_approval",
@@ -191,7 +191,7 @@ async def test_a_limit_over_several_pages_is_kept(
     assert (document["next_cursor"] is not None) == (limit < 5)
 
 
-async def test_no_waits_are_told_from_no_lane(engine: ff.Engine, ask: Any) -> None:
+async def test_no_waits_and_no_such_lane_are_different_messages(engine: ff.Engine, ask: Any) -> None:
     await submit(engine)
     assert (await ask("waits")).err == "no execution waits for a signal\n"
     assert (await ask("waits", "--lane", "defualt")).err == "there is no lane defualt; did you mean default?\n"
@@ -266,7 +266,9 @@ async def test_every_command_about_waits_keeps_tokens_to_itself(engine: ff.Engin
 
 
 @pytest.mark.parametrize(("verb", "name"), [("approve", "approved"), ("reject", "rejected")])
-async def test_a_decision_resumes_what_waits_for_it(engine: ff.Engine, ask: Any, verb: str, name: str) -> None:
+async def test_a_decision_resumes_the_execution_that_waits_for_it(
+    engine: ff.Engine, ask: Any, verb: str, name: str
+) -> None:
     target = await suspend(engine)
     assert (await ask(verb, target, "--by", "alice")).out == f"{name}; {target} resumes\n"
     assert await engine.read_execution_state(target) is ff.State.RESUMABLE
@@ -389,7 +391,7 @@ async def test_payloads_are_sealed_as_the_app_seals(
 # Refusals
 
 
-async def test_an_unknown_key_is_answered_with_those_there_are(engine: ff.Engine, ask: Any) -> None:
+async def test_for_an_unknown_key_the_error_lists_the_keys(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.any_of("apples", "pears"))
     for command in (["approve"], ["reject"], ["signal"], ["waits", "--token"]):
         said = await ask(*command, target, "--key", "aples", code=1)
@@ -403,7 +405,9 @@ async def test_an_unknown_key_is_answered_with_those_there_are(engine: ff.Engine
 
 
 @pytest.mark.parametrize("command", [["approve"], ["reject"], ["signal"], ["waits", "--token"], ["resume"]])
-async def test_what_does_not_wait_is_told_with_its_state(engine: ff.Engine, ask: Any, command: list[str]) -> None:
+async def test_for_an_execution_that_does_not_wait_the_error_names_its_state(
+    engine: ff.Engine, ask: Any, command: list[str]
+) -> None:
     target = await submit(engine)
     said = await ask(*command, target, code=1)
     kind = "execution_not_suspended" if command == ["resume"] else "target_not_signalable"
@@ -415,7 +419,7 @@ async def test_what_does_not_wait_is_told_with_its_state(engine: ff.Engine, ask:
     assert f"{target} is completed" in (await ask(*command, target, code=1)).err
 
 
-async def test_who_comes_late_is_told_how_the_wait_ended(engine: ff.Engine, ask: Any) -> None:
+async def test_a_late_signal_is_told_how_the_wait_ended(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, on("door"))
     await ask("approve", target, "--by", "alice")
     said = await ask("approve", target, "--by", "bob", code=1)
@@ -425,16 +429,16 @@ async def test_who_comes_late_is_told_how_the_wait_ended(engine: ff.Engine, ask:
 
 
 @pytest.mark.parametrize("command", [["approve"], ["signal"], ["resume"], ["waits", "--token"]])
-async def test_an_unknown_execution_is_answered_with_what_is_near(
-    engine: ff.Engine, ask: Any, command: list[str]
-) -> None:
+async def test_an_unknown_execution_suggests_similar_ids(engine: ff.Engine, ask: Any, command: list[str]) -> None:
     target = await suspend(engine)
     elsewhere = id_in((home(target) + 1) % 256, target)
     assert f"did you mean {target}?" in (await ask(*command, elsewhere, code=1)).err
     assert "not found: execution" in (await ask(*command, str(mint_uuid()), code=1)).err
 
 
-async def test_a_token_whose_key_is_out_of_use_strands_nobody(engine: ff.Engine, clock: Clock, ask: Any) -> None:
+async def test_an_execution_can_be_resumed_when_its_token_key_expired(
+    engine: ff.Engine, clock: Clock, ask: Any
+) -> None:
     target = await suspend(engine, ff.count_signals(4, "k"))
     await ask("keys", "rotate", "--grace", "1h", "-y")
     await ask("signal", target)
@@ -449,7 +453,7 @@ async def test_a_token_whose_key_is_out_of_use_strands_nobody(engine: ff.Engine,
 # resume
 
 
-async def test_an_operator_resumes_whatever_is_waited_for(engine: ff.Engine, clock: Clock, ask: Any) -> None:
+async def test_an_operator_resumes_any_wait(engine: ff.Engine, clock: Clock, ask: Any) -> None:
     target = await suspend(engine, OperatorOnly())
     assert rows(await ask("waits"))[0]["NAMES"] == "none: an operator resumes it"
     said = await ask("approve", target)
@@ -511,7 +515,7 @@ async def test_a_secret_of_ones_own_comes_from_a_file_the_environment_or_a_pipe(
 
 
 @pytest.mark.parametrize("content", [b"short", SECRET.encode() + b"00", b"\xff\xfe" * 32, b"g" * 64, b""])
-async def test_what_is_no_secret_is_refused_and_not_repeated(
+async def test_an_invalid_secret_is_refused_and_not_repeated(
     engine: ff.Engine, ask: Any, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "secret").write_bytes(content)
@@ -527,7 +531,7 @@ async def test_a_secret_is_no_argument(engine: ff.Engine, database: str) -> None
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
 
 
-async def test_a_secret_in_a_pipe_leaves_nobody_to_answer(engine: ff.Engine, ask: Any) -> None:
+async def test_a_secret_in_a_pipe_needs_a_confirmation_option(engine: ff.Engine, ask: Any) -> None:
     assert "confirm with --yes" in (await ask("keys", "rotate", "--secret-file", "-", answer=SECRET, code=2)).err
     assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
 
@@ -546,7 +550,7 @@ async def test_keys_are_the_owners(database: str, sql: asyncpg.Connection[Any]) 
 # show
 
 
-async def test_show_tells_what_is_waited_for_and_what_arrived(engine: ff.Engine, clock: Clock, ask: Any) -> None:
+async def test_show_lists_the_condition_and_the_signals_that_arrived(engine: ff.Engine, clock: Clock, ask: Any) -> None:
     deadline = await clock.now() + HOUR
     target = await suspend(
         engine, ff.from_sources(2, "approval", name="yes"), reason_code="waiting_for_approval", timeout_at=deadline
@@ -756,7 +760,7 @@ async def test_failures_name_a_wait_that_ended_them(
     assert f"{target} is {state} and waits for no signal" in (await ask("approve", target, code=1)).err
 
 
-async def test_doctor_sees_suspensions_nobody_ends(
+async def test_doctor_sees_overdue_suspensions(
     engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any], ask: Any
 ) -> None:
     await suspend(engine, timeout_at=await clock.now() + HOUR)
@@ -776,7 +780,7 @@ async def test_doctor_sees_suspensions_nobody_ends(
 # Terminals and shells
 
 
-async def test_what_others_wrote_cannot_steer_the_terminal(engine: ff.Engine, ask: Any) -> None:
+async def test_stored_text_cannot_control_the_terminal(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.any_of(EVIL, "b"), execution_kind=f"kind{EVIL}")
     for command, code in (
         (["waits"], 0),

@@ -89,7 +89,7 @@ STANDING = {"waiting": False, "active": False, "completed": False, "failed": Tru
 
 
 @pytest.mark.parametrize("state", STANDING)
-async def test_a_known_key_leads_to_what_was_asked_for(
+async def test_a_known_key_does_what_on_duplicate_says(
     state: str, publish: ff.Task[..., str], plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     first = await publish.submit(1, idempotency_key="k")
@@ -112,7 +112,7 @@ async def test_a_known_key_leads_to_what_was_asked_for(
     assert (last.id, last.is_new) == (replaced.id, False)
 
 
-async def test_of_many_that_replace_at_once_one_makes_a_new_execution(
+async def test_of_many_concurrent_replacements_one_creates_an_execution(
     database: str, publish: ff.Task[..., str], plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     first = await publish.submit(1, idempotency_key="k")
@@ -237,7 +237,7 @@ async def test_a_batch_that_failed_submits_nothing_more(
 
 
 @pytest.mark.parametrize("rule", ["raise", "replace"])
-async def test_inside_a_task_a_known_key_leads_to_what_was_asked_for_too(
+async def test_inside_a_task_a_known_key_does_what_on_duplicate_says(
     rule: Any, app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any]
 ) -> None:
     runs = 0
@@ -403,7 +403,7 @@ async def test_a_handle_is_rebuilt_from_an_id(app: ff.App, publish: ff.Task[...,
 # Waiting
 
 
-async def test_wrong_input_is_named_at_once(
+async def test_wrong_input_is_reported_immediately(
     app: ff.App, publish: ff.Task[..., str], sql: asyncpg.Connection[Any]
 ) -> None:
     client = await app.client()
@@ -514,7 +514,7 @@ async def test_a_failure_carries_type_message_category_and_traceback(app: ff.App
         assert (await run.outcome()).state is ff.State.FAILED
 
 
-async def test_cancelled_expired_purged_and_redacted_are_told_apart(
+async def test_cancelled_expired_purged_and_redacted_are_different_errors(
     app: ff.App, publish: ff.Task[..., str], plain_engine: ff.Engine, clock: Clock
 ) -> None:
     client = await app.client()
@@ -575,7 +575,7 @@ async def test_thousands_wait_with_few_calls(database: str) -> None:
         await outcomes.close()
 
 
-async def test_whoever_waits_when_the_client_is_closed_is_told(app: ff.App, publish: ff.Task[..., str]) -> None:
+async def test_waiters_receive_an_error_when_the_client_is_closed(app: ff.App, publish: ff.Task[..., str]) -> None:
     run = await publish.submit(1)
     waiting = asyncio.create_task(run.result())
     client = await app.client()
@@ -879,7 +879,7 @@ def test_threads_with_loops_of_their_own_share_an_app(database: str, sql_count: 
     assert sql_count() == 0
 
 
-def test_an_app_that_nobody_knows_any_more_is_closed_with_its_loop(database: str, sql_count: Callable[[], int]) -> None:
+def test_a_collected_app_is_closed_with_its_loop(database: str, sql_count: Callable[[], int]) -> None:
     async def submit() -> None:
         app = ff.App(database)
 
@@ -918,7 +918,9 @@ async def test_a_block_connects_and_closes_and_later_use_connects_again(database
     assert _connected(app) == 0
 
 
-async def test_a_database_that_is_away_is_told_and_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_database_is_reported_and_tried_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = ff.App("postgresql://nobody:secretword@127.0.0.1:1/nothing")
 
     @app.task
@@ -932,9 +934,7 @@ async def test_a_database_that_is_away_is_told_and_tried_again(database: str, mo
     await app.close()
 
 
-async def test_whoever_gives_up_connecting_does_not_stop_the_others(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_connect_does_not_stop_the_others(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app = ff.App(database)
     opening = asyncio.Event()
     inner = app.open_engine

@@ -1,4 +1,4 @@
-"""Connecting, what is said when it fails, and what happens to calls when a connection is lost."""
+"""Connecting, its error messages, and calls during which the connection is lost."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def leaked(secret: str, *texts: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("dsn", "secret"), NASTY)
-async def test_no_part_of_a_password_that_was_not_encoded_is_told(
+async def test_no_part_of_an_unencoded_password_is_shown(
     dsn: str, secret: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -154,7 +154,7 @@ def test_an_address_that_is_clear_is_let_through(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["port=Xq7Zw9", "sslmode=Xq7Zw9", "target_session_attrs=Xq7Zw9"])
-async def test_what_the_driver_says_of_an_address_is_not_repeated(query: str) -> None:
+async def test_the_drivers_message_about_an_address_is_not_repeated(query: str) -> None:
     error = await refused(f"postgresql:///db?host=127.0.0.1&{query}")
     assert error.kind == "unreachable"
     assert "in the address" in str(error)
@@ -202,7 +202,7 @@ async def until_locked(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["locked", "stranger", "nobody-known"])
-async def test_a_wrong_user_or_password_is_told_as_such(own_server: str, user: str) -> None:
+async def test_a_wrong_user_or_password_is_reported(own_server: str, user: str) -> None:
     await until_locked(own_server)
     error = await refused(as_user(own_server, user, SECRET))
     assert error.kind == "wrong_password"
@@ -210,20 +210,22 @@ async def test_a_wrong_user_or_password_is_told_as_such(own_server: str, user: s
     assert "refused the user name or password" in str(error)
 
 
-async def test_a_missing_database_is_told_as_such(server: str) -> None:
+async def test_a_missing_database_is_reported(server: str) -> None:
     error = await refused(as_user(in_database(server, "no_such_database"), "postgres", SECRET))
     assert error.kind == "database_missing"
     assert "no_such_database" in str(error)
 
 
-async def test_a_server_that_is_too_old_is_told_as_such(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_too_old_is_reported(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "MINIMUM_SERVER", 990_000)
     error = await refused(as_user(database, "postgres", SECRET))
     assert error.kind == "server_too_old"
     assert "15 or newer" in str(error)
 
 
-async def test_a_role_without_rights_is_told_what_is_missing(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_for_a_role_without_rights_the_error_says_what_is_missing(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
     async with a_role(sql) as role:
         error = await refused(as_user(database, role, SECRET))
         assert error.kind == "missing_privileges"
@@ -233,7 +235,7 @@ async def test_a_role_without_rights_is_told_what_is_missing(database: str, sql:
         assert error.kind == "missing_privileges"
 
 
-async def test_a_database_without_the_schema_is_told_to_be_migrated(
+async def test_for_a_database_without_the_schema_the_error_says_to_migrate(
     database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     await sql.execute("drop schema flowfabric cascade")
@@ -244,7 +246,7 @@ async def test_a_database_without_the_schema_is_told_to_be_migrated(
     assert (await refused(database)).kind == "schema_missing"
 
 
-async def test_an_older_schema_is_told_to_be_migrated(
+async def test_for_an_older_schema_the_error_says_to_migrate(
     database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "SCHEMA_VERSION", database_module.SCHEMA_VERSION + 1)
@@ -379,7 +381,7 @@ async def test_a_call_that_may_be_repeated_survives_the_end_of_its_session(
     assert await plain_engine.get_execution_result(claimed.execution_id) == b"once"
 
 
-async def test_a_create_whose_answer_was_lost_makes_one_execution(
+async def test_a_create_whose_response_was_lost_creates_one_execution(
     plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     holder = await asyncpg.connect(database)
@@ -392,7 +394,7 @@ async def test_a_create_whose_answer_was_lost_makes_one_execution(
     assert await sql.fetch("select id from flowfabric.execution") == [(execution_id,)]
 
 
-async def test_a_call_that_may_not_be_repeated_tells_that_the_answer_is_unknown(
+async def test_for_a_call_that_may_not_be_repeated_the_outcome_is_unknown(
     plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     execution_id = await submit(plain_engine)
@@ -466,7 +468,7 @@ async def test_a_pool_opens_no_more_sessions_than_it_may(database: str, sql: asy
         assert await sessions(sql) == 2
 
 
-async def test_a_pool_opens_its_least_number_of_sessions_at_once(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_pool_opens_its_minimum_of_sessions_immediately(database: str, sql: asyncpg.Connection[Any]) -> None:
     async with await ff.Engine.connect(database, min_size=3, notifications=False):
         assert await sessions(sql) == 3
     async with asyncio.timeout(PATIENCE):
@@ -518,9 +520,7 @@ async def test_serialization_failures_stay_inside_the_engine(
     await sql.execute("drop trigger conflict on flowfabric.execution")
 
 
-async def test_a_conflict_that_does_not_go_away_is_told_as_such(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_a_lasting_conflict_is_reported(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     await submit(plain_engine)
     claimed = await claim_one(plain_engine)
     await sql.execute(

@@ -125,7 +125,7 @@ async def test_lease_expiry_gives_a_lapsed_lease_back_and_leaves_a_live_one(
     await engine.complete(alive.handle, b"in time")
 
 
-async def test_a_renewed_lease_is_looked_at_again_when_its_new_time_comes(engine: CheckedEngine, clock: Clock) -> None:
+async def test_a_renewed_lease_is_checked_again_at_its_new_expiry(engine: CheckedEngine, clock: Clock) -> None:
     claimed = await started(engine, lease_ttl=timedelta(seconds=30))
     await clock.advance(seconds=20)
     await engine.renew(claimed.handle)
@@ -167,7 +167,7 @@ async def test_attempt_timeout_retries_by_policy_and_then_expires(engine: Checke
     assert await duty.run_once() == 0
 
 
-async def test_execution_deadline_ends_what_waits_and_what_runs(engine: CheckedEngine, clock: Clock) -> None:
+async def test_execution_deadline_ends_waiting_and_running_executions(engine: CheckedEngine, clock: Clock) -> None:
     running = await started(engine, execution_deadline_at=timedelta(seconds=10))
     waiting = await submit(engine, execution_deadline_at=timedelta(seconds=10))
     delayed = await submit(engine, execution_deadline_at=timedelta(seconds=10), delay_until=timedelta(hours=1))
@@ -213,7 +213,7 @@ async def states(engine: ff.Engine, made: FlowSubmitted) -> dict[str, str]:
     return {member.name: str(member.state) for member in await engine.list_flow_members(made.flow_id)}
 
 
-async def test_the_cascade_goes_on_behind_what_was_skipped(engine: CheckedEngine) -> None:
+async def test_the_cascade_continues_after_skipped_members(engine: CheckedEngine) -> None:
     made = await chain(engine)
     await engine.cancel(Operator(made.nodes["a"]), "no")
     assert await states(engine, made) == {
@@ -224,7 +224,7 @@ async def test_the_cascade_goes_on_behind_what_was_skipped(engine: CheckedEngine
     assert await Cascade(engine).run_once() == 0
 
 
-async def test_the_sibling_cancel_cancels_who_lost_a_race(engine: CheckedEngine) -> None:
+async def test_the_sibling_cancel_cancels_losers_of_a_race(engine: CheckedEngine) -> None:
     made = await race(engine)
     assert await SiblingCancel(engine).run_once() == 2
     assert await states(engine, made) == {"a": "completed", "b": "cancelled", "c": "cancelled", "d": "waiting"}
@@ -232,7 +232,7 @@ async def test_the_sibling_cancel_cancels_who_lost_a_race(engine: CheckedEngine)
     assert await SiblingCancel(engine).run_once() == 0
 
 
-async def test_the_sibling_repair_leaves_what_is_owed_and_removes_what_is_not(engine: CheckedEngine) -> None:
+async def test_the_sibling_repair_removes_only_stale_entries(engine: CheckedEngine) -> None:
     made = await race(engine)
     assert await SiblingRepair(engine).run_once() == 0
     assert len(await engine.list_sibling_cancels()) == 1
@@ -241,9 +241,7 @@ async def test_the_sibling_repair_leaves_what_is_owed_and_removes_what_is_not(en
     assert await engine.list_sibling_cancels() == []
 
 
-async def test_the_flow_cancel_waits_for_the_grace_and_cancels_what_is_left(
-    engine: CheckedEngine, clock: Clock
-) -> None:
+async def test_the_flow_cancel_waits_for_the_grace_and_cancels_the_rest(engine: CheckedEngine, clock: Clock) -> None:
     made = await chain(engine)
     await engine.cancel_flow_header(made.flow_id, reason="enough", grace=timedelta(seconds=30))
     assert await FlowCancel(engine).run_once() == 0
@@ -267,7 +265,7 @@ async def test_the_edge_repair_finds_nothing_unless_something_was_forgotten(
     assert await states(plain_engine, made) == {"a": "cancelled", "b": "skipped", "c": "skipped", "d": "skipped"}
 
 
-async def test_flow_summaries_count_what_has_changed_and_nothing_else(engine: CheckedEngine) -> None:
+async def test_flow_summaries_count_only_changed_flows(engine: CheckedEngine) -> None:
     made, other = await chain(engine), await chain(engine)
     duty = FlowSummaries(engine)
     assert await duty.run_once() == 2
@@ -388,7 +386,7 @@ async def test_an_idempotency_record_outlives_its_execution(engine: CheckedEngin
 # RecordExpiry.
 
 
-async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
+async def test_sweep_removes_only_expired_keys_and_grants(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     short = ExecutionPolicy(dedup_window=timedelta(minutes=1))
@@ -406,7 +404,7 @@ async def test_sweep_removes_keys_and_grants_whose_time_is_over_and_no_others(
     assert await sql.fetchval("select count(*) from flowfabric.claim_grant") == 0
 
 
-async def test_sweep_goes_on_while_its_batch_is_full(plain_engine: ff.Engine, clock: Clock) -> None:
+async def test_sweep_continues_while_its_batch_is_full(plain_engine: ff.Engine, clock: Clock) -> None:
     short = ExecutionPolicy(dedup_window=timedelta(seconds=1))
     await plain_engine.create_many(
         [NewExecution(execution_kind="test", idempotency_key=str(n), policy=short) for n in range(25)]
@@ -467,7 +465,7 @@ async def test_a_long_reader_of_the_log_makes_the_sweep_wait_for_its_next_round(
 # Audit.
 
 
-async def test_the_audit_duty_reports_what_must_never_be_and_repairs_nothing(
+async def test_the_audit_duty_reports_violations_and_repairs_nothing(
     database: str, sql: asyncpg.Connection[Any], reports: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with await ff.Engine.connect(database) as engine:
@@ -569,7 +567,7 @@ async def test_all_duties_together_keep_an_idle_system_quiet(counting: Counting)
 # Several at once, and crashes.
 
 
-async def test_several_processes_running_all_duties_come_to_the_same_as_one(
+async def test_duties_in_several_processes_have_the_same_result_as_in_one(
     database: str, plain_engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     for _ in range(40):
@@ -621,7 +619,7 @@ async def test_a_round_that_dies_in_the_middle_leaves_everything_to_the_next(
     dying.terminate()
 
 
-async def test_executions_in_somebody_elses_hands_do_not_keep_a_round_from_ending(
+async def test_locked_executions_do_not_keep_a_round_from_ending(
     engine: CheckedEngine, database: str, clock: Clock
 ) -> None:
     locked = [await submit(engine, delay_until=timedelta(seconds=1)) for _ in range(6)]
@@ -641,7 +639,7 @@ async def test_executions_in_somebody_elses_hands_do_not_keep_a_round_from_endin
         await holder.close()
 
 
-async def test_what_is_due_but_held_by_others_does_not_make_the_runner_busy(
+async def test_due_but_locked_executions_do_not_make_the_runner_busy(
     counting: Counting, database: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_duties.TimerRunner, "interval", timedelta(hours=1))
@@ -827,7 +825,7 @@ async def test_duties_outlive_the_loss_of_every_connection(
         (ScannerFilter(), {}),
     ],
 )
-async def test_a_filtered_duty_handles_only_what_matches_however_much_older_the_rest_is(
+async def test_a_filtered_duty_handles_only_matches_even_if_others_are_older(
     engine: CheckedEngine, clock: Clock, wanted: ScannerFilter, matching: dict[str, Any]
 ) -> None:
     strangers = [
@@ -872,7 +870,7 @@ async def test_the_filter_holds_for_every_timer_duty(engine: CheckedEngine, cloc
     assert await state(engine, late) is ff.State.EXPIRED
 
 
-async def test_what_was_parked_in_somebody_elses_hands_is_woken(
+async def test_an_execution_that_was_locked_while_parked_is_woken(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     """Whoever ends the child cannot reach the parent just then; the duty does, as soon as it is let go."""
@@ -953,7 +951,7 @@ async def test_shutdown_prepare_gives_up_on_a_round_that_does_not_end(plain_engi
     await plain_engine.shutdown_prepare(timedelta(0)), "nothing is left to stop"
 
 
-async def test_a_long_round_looks_whether_to_stop_between_its_batches(
+async def test_a_long_round_checks_whether_to_stop_between_its_batches(
     plain_engine: ff.Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DelayedPromotion, "batch", 1)

@@ -337,7 +337,7 @@ async def test_a_data_directory_moved_away_ends_the_server(data_dir: Path) -> No
         new.release()
 
 
-async def test_four_first_users_at_once_share_one_server(data_dir: Path, new_user: NewUser) -> None:
+async def test_four_concurrent_first_users_share_one_server(data_dir: Path, new_user: NewUser) -> None:
     users = [new_user() for _ in range(4)]
     dsns = {user.dsn() for user in users}
     assert len(dsns) == 1
@@ -356,7 +356,7 @@ async def test_a_forked_child_does_not_hold_its_parents_claim(data_dir: Path, ne
         kill_all(child)
 
 
-async def test_stop_does_not_ask_who_uses_it(data_dir: Path, new_user: NewUser) -> None:
+async def test_stop_ignores_other_users(data_dir: Path, new_user: NewUser) -> None:
     dsn = new_user().dsn()
 
     embedded.stop(data_dir)
@@ -490,7 +490,7 @@ async def test_a_directory_that_is_something_else(data_dir: Path) -> None:
         embedded.start(data_dir / "file")
 
 
-async def test_a_damaged_directory_is_told_with_the_log(data_dir: Path, new_user: NewUser) -> None:
+async def test_for_a_damaged_directory_the_error_quotes_the_log(data_dir: Path, new_user: NewUser) -> None:
     user = new_user()
     user.dsn()
     user.leave()

@@ -1,4 +1,4 @@
-"""How what leaves a handler is taken: retries that were asked for, results that do not fit, errors that are sealed."""
+"""Failures of handlers: requested retries, results that do not fit, sealed errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reversed:
 
 
 @pytest.mark.parametrize("after", [-0.2, timedelta(days=-400), 0, "0s", "no duration", b"1s", float("nan")], ids=str)
-async def test_whatever_retry_later_asks_for_the_failure_is_taken(database: str, after: Any) -> None:
+async def test_the_failure_is_accepted_whatever_retry_later_asks_for(database: str, after: Any) -> None:
     app = ff.App(database)
     attempts = []
 

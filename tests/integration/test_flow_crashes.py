@@ -1,7 +1,7 @@
-"""Processes that move flows on, really killed: between two calls, inside one, and after one whose answer never came.
+"""Processes that run the duties of flows, really killed: between two calls, inside one, and before its response.
 
 Inside means inside the transaction: a table it has to write is locked, the process is killed while its call waits for
-it, and then its call is either ended with it or finishes on a server that nobody listens to any more.
+it, and then its call is either ended with it or finishes on the server without a client.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ async def states(flow: Flow) -> Counter[str]:
         ("last chunk", "unheard"),
     ],
 )
-async def test_a_fan_out_of_1200_is_finished_by_whoever_comes_next(
+async def test_a_fan_out_of_1200_is_finished_by_the_next_process(
     moment: str, how: str, plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock
 ) -> None:
     downs = [f"d{n}" for n in range(1200)]
@@ -185,7 +185,7 @@ async def test_a_fan_out_of_1200_is_finished_by_whoever_comes_next(
 
 
 @pytest.mark.parametrize(("hop", "how"), [(0, "lost"), (0, "unheard"), (1, "lost"), (20, "unheard")])
-async def test_a_chain_of_skips_goes_on(
+async def test_a_chain_of_skips_continues(
     hop: int, how: str, plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock
 ) -> None:
     names = [f"n{n}" for n in range(40)]

@@ -361,7 +361,7 @@ async def test_without_cancel_rest_the_others_run_on(app: ff.App) -> None:
         assert await result(run) == {"a": "a", "b": "b", "winner": "b"}
 
 
-async def test_what_succeeds_after_the_decision_is_not_passed(kit: Kit, kit_app: ff.App, did: list[str]) -> None:
+async def test_a_success_after_the_decision_is_not_passed(kit: Kit, kit_app: ff.App, did: list[str]) -> None:
     """Every attempt at a node is given the same arguments, whatever ends meanwhile."""
 
     @kit_app.task
@@ -385,7 +385,7 @@ async def test_what_succeeds_after_the_decision_is_not_passed(kit: Kit, kit_app:
     assert did == ["[1] None 1"] * 3
 
 
-async def test_an_any_of_takes_what_there_is_when_another_one_decides(kit: Kit, kit_app: ff.App) -> None:
+async def test_an_any_of_passes_the_results_known_at_the_decision(kit: Kit, kit_app: ff.App) -> None:
     tasks = Basics(kit_app)
     flow = kit_app.flow("shown")
     bad, good = flow.add(tasks.boom), flow.add(tasks.double, 1)
@@ -497,7 +497,7 @@ async def test_nodes_are_retried_and_have_deadlines(kit: Kit, kit_app: ff.App, d
     assert await run["slow"].state() is ff.State.EXPIRED
 
 
-async def test_the_kit_cancels_what_nobody_needs(kit: Kit, kit_app: ff.App, kit_tasks: Basics) -> None:
+async def test_the_kit_cancels_members_no_longer_needed(kit: Kit, kit_app: ff.App, kit_tasks: Basics) -> None:
     @kit_app.task
     async def slow(ctx: ff.Context) -> int:
         await ctx.sleep(24 * HOUR)
@@ -573,7 +573,9 @@ async def test_a_flow_that_failed_is_replayed_to_success(app: ff.App, tasks: Bas
     assert did == ["sound 1", "fragile 1", "fragile 1"]
 
 
-async def test_a_node_is_given_what_released_it_while_that_is_replayed(app: ff.App, tasks: Basics) -> None:
+async def test_a_node_receives_the_result_that_released_it_while_the_upstream_is_replayed(
+    app: ff.App, tasks: Basics
+) -> None:
     flow = app.flow("replayed")
     flow.add(tasks.show, flow.add(tasks.double, 1))
     run = await flow.submit()
@@ -650,7 +652,7 @@ async def test_cancelling_a_flow(app: ff.App) -> None:
     assert (await run.get()).public_flow_state == "cancelled"
 
 
-async def test_cancelling_only_what_does_not_run_yet(app: ff.App) -> None:
+async def test_cancelling_only_members_that_do_not_run_yet(app: ff.App) -> None:
     race = Race(app)
     flow = app.flow("pending")
     a = flow.add(race.runner, "a", name="a")
@@ -876,9 +878,7 @@ async def test_a_task_waits_for_a_flow_without_a_worker(app: ff.App, tasks: Basi
 
 
 @BOTH
-async def test_a_flow_is_submitted_once_whatever_happens(
-    kit: Kit, kit_app: ff.App, kit_tasks: Basics, kind: str
-) -> None:
+async def test_a_flow_is_submitted_once_over_crashes(kit: Kit, kit_app: ff.App, kit_tasks: Basics, kind: str) -> None:
     outer = outer_tasks(kit_app, kit_tasks, [])[kind]
     report = await kit.crash_everywhere(outer)
     assert report.result == 17
@@ -1026,7 +1026,7 @@ async def test_flows_in_steps_are_part_of_the_step(app: ff.App, tasks: Basics) -
             assert [step.name for step in await run.steps()] == ["work"]
 
 
-async def test_a_replayed_success_submits_its_flow_anew_and_a_replayed_failure_does_not(
+async def test_a_replayed_success_submits_its_flow_again_and_a_replayed_failure_does_not(
     app: ff.App, tasks: Basics
 ) -> None:
     fails = [True]
@@ -1176,7 +1176,7 @@ async def test_a_key_makes_one_flow(app: ff.App, tasks: Basics) -> None:
     assert (again.is_new, await result(again)) == (False, first)
 
 
-async def test_a_lost_answer_to_a_key_that_another_was_first_with(
+async def test_a_lost_response_for_a_key_that_another_call_used_first(
     app: ff.App, tasks: Basics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = (await app.client()).engine

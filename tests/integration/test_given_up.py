@@ -1,4 +1,4 @@
-"""Waits that a handler gives up, and what it may not ask of a wait."""
+"""Waits that a handler gives up, and invalid uses of a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wake-ups: a waiting claim hears of new work at once, and finds it later where it hears nothing."""
+"""Wake-ups: a notification wakes a waiting claim immediately; without one, polling finds the work later."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_wake_up_for_work_of_another_lane_lets_the_claim_wait_on(
     assert await found(claim) == execution_id
 
 
-async def test_nobody_is_notified_while_nobody_waits(other: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_no_notification_is_sent_while_no_process_waits(other: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     heard: list[object] = []
     await sql.add_listener("flowfabric", lambda *args: heard.append(args[-1]))
     claimed = await started(other)
@@ -149,7 +149,7 @@ async def test_nobody_is_notified_while_nobody_waits(other: ff.Engine, sql: asyn
     assert heard == ["end"]
 
 
-async def test_a_claim_gives_up_when_its_time_is_over(plain_engine: ff.Engine) -> None:
+async def test_a_claim_gives_up_when_its_wait_ends(plain_engine: ff.Engine) -> None:
     begun = time.monotonic()
     assert await plain_engine.claim(**WORKER, max_wait=timedelta(milliseconds=300)) is None
     assert time.monotonic() - begun >= 0.29

@@ -76,7 +76,7 @@ async def test_batches_and_duties_pass_once_too(layered: ff.Engine, seen: Seen, 
     assert seen.methods == ["create_many", "claim_many", "complete_many", "trim_retention"]
 
 
-async def test_the_answers_are_those_of_the_engine_below(
+async def test_results_are_those_of_the_wrapped_engine(
     layered: ff.Engine, engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
     execution_id = await submit(engine)
@@ -185,7 +185,7 @@ class Task:
         self.is_parked = False
 
 
-async def test_the_trace_of_a_submission_goes_on_in_the_worker(engine: CheckedEngine) -> None:
+async def test_the_trace_of_a_submission_continues_in_the_worker(engine: CheckedEngine) -> None:
     spans = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))

@@ -1,4 +1,4 @@
-"""Migrating: from nothing, again, from many places at once, and what is left when it fails."""
+"""Migrating: from nothing, again, from many processes at the same time, and after a failure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_migrating_again_changes_nothing(database: str, sql: asyncpg.Conne
     assert await sql.fetch("select * from flowfabric.keystore") == secret
 
 
-async def test_every_process_may_migrate_at_once(empty: str) -> None:
+async def test_many_processes_may_migrate_at_the_same_time(empty: str) -> None:
     code = (
         "import asyncio, sys; from flowfabric.engine.service import migrate_database;"
         " print(len(asyncio.run(migrate_database(sys.argv[1])).applied))"
@@ -154,7 +154,7 @@ async def test_a_failing_step_leaves_the_version_before_it_and_can_be_resumed(
         assert await engine.read_execution_state(execution_id) is ff.State.WAITING
 
 
-async def test_a_migration_that_is_killed_leaves_nothing_and_blocks_nobody(
+async def test_a_killed_migration_leaves_nothing_and_blocks_no_other(
     empty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with session(empty) as admin:
@@ -202,14 +202,14 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
         await sql.execute("delete from flowfabric.worker_role")
 
 
-async def test_a_role_that_does_not_exist_is_told_and_nothing_is_done(empty: str) -> None:
+async def test_for_a_role_that_does_not_exist_nothing_is_done(empty: str) -> None:
     with pytest.raises(ConnectionFailed, match="create the role first") as missing:
         await migrate_database(empty, worker_roles=("no_such_role",))
     assert missing.value.kind == "missing_privileges"
     assert await schema_version(empty) == 0
 
 
-async def test_a_user_who_may_not_create_the_schema_is_told_so(empty: str) -> None:
+async def test_for_a_user_who_may_not_create_the_schema_the_error_says_so(empty: str) -> None:
     async with session(empty) as sql, a_role(sql) as role:
         with pytest.raises(ConnectionFailed) as refused:
             await migrate_database(as_user(empty, role))
@@ -239,7 +239,7 @@ async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connecti
     assert await shape(sql) == before
 
 
-async def test_a_migration_that_waited_sees_what_the_other_did_whatever_the_session_is_set_to(empty: str) -> None:
+async def test_a_migration_that_waited_sees_the_other_in_every_isolation_level(empty: str) -> None:
     async with session(empty) as sql, session(empty) as first, session(empty) as second:
         await second.execute("set default_transaction_isolation = 'repeatable read'; set search_path = pg_catalog")
         async with first.transaction(isolation="read_committed"):
@@ -256,7 +256,7 @@ def test_the_steps_are_numbered_without_gaps() -> None:
     assert not [step.name for step in steps() if "flowfabric.now()" in step.sql], "a step never calls our functions"
 
 
-async def test_functions_of_another_build_are_told_and_replaced_whole(
+async def test_functions_of_another_build_are_reported_and_all_replaced(
     database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     await sql.execute("update flowfabric.build set functions = 'another'")
@@ -269,7 +269,7 @@ async def test_functions_of_another_build_are_told_and_replaced_whole(
     assert await sql.fetchval("select to_regproc('flowfabric.left_behind')") is None
 
 
-async def test_a_worker_role_that_was_dropped_is_passed_over(database: str, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_dropped_worker_role_is_skipped(database: str, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
     await migrate_database(database)
 
@@ -294,7 +294,7 @@ async def test_new_steps_are_applied_once_and_in_order(
     assert newer.value.kind == "schema_newer"
 
 
-async def test_a_database_with_other_steps_is_told_to_be_reset_or_dumped(
+async def test_for_a_database_with_other_steps_the_error_says_to_reset_or_dump(
     database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sql.execute("delete from flowfabric.schema_step")

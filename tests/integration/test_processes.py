@@ -328,7 +328,7 @@ async def test_a_function_is_found_by_its_name(qualname: str, kwargs: dict[str, 
         assert await pool.run(HERE, qualname, kwargs) == expected
 
 
-async def test_a_function_that_cannot_run_is_an_error_and_the_process_goes_on() -> None:
+async def test_a_function_that_cannot_run_is_an_error_and_the_process_continues() -> None:
     async with a_pool() as pool:
         first = await pool.run(HERE, "pid", {})
         for module, qualname, kwargs, error, text in (
@@ -366,7 +366,7 @@ ERRORS: list[tuple[str, type[Exception], str]] = [
 
 
 @on_both_loops
-async def test_an_error_of_the_function_is_raised_with_its_traceback_and_the_process_goes_on() -> None:
+async def test_an_error_of_the_function_is_raised_with_its_traceback_and_the_process_continues() -> None:
     async with a_pool() as pool:
         first = await pool.run(HERE, "pid", {})
         for which, error, message in ERRORS:
@@ -421,7 +421,7 @@ DEATHS: list[tuple[str, str, dict[str, Any], int | None, str | None]] = [
 
 
 @on_both_loops
-async def test_the_death_of_a_process_is_an_error_and_the_pool_goes_on() -> None:
+async def test_the_death_of_a_process_is_an_error_and_the_pool_continues() -> None:
     async with a_pool() as pool:
         last = await pool.run(HERE, "pid", {})
         for module, qualname, kwargs, exit_code, by in DEATHS:
@@ -436,7 +436,7 @@ async def test_the_death_of_a_process_is_an_error_and_the_pool_goes_on() -> None
             assert last != before
 
 
-async def test_a_process_killed_from_outside_is_named_so(tmp_path: Path) -> None:
+async def test_a_process_killed_from_outside_is_reported_as_killed(tmp_path: Path) -> None:
     async with a_pool() as pool:
         running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
         os.kill(await pid_in(tmp_path / "pid"), signal.SIGKILL)
@@ -469,7 +469,7 @@ async def test_a_process_that_died_idle_is_replaced_before_the_next_function() -
 
 @pytest.mark.parametrize("qualname", ["spin", "spin_inside_c", "refuse_to_end", "start_a_program"])
 @on_both_loops
-async def test_cancelling_kills_what_runs_whatever_it_does(tmp_path: Path, qualname: str) -> None:
+async def test_cancelling_always_kills_the_running_process(tmp_path: Path, qualname: str) -> None:
     async with a_pool() as pool:
         first = await pool.run(HERE, "pid", {})
         running = asyncio.create_task(pool.run(HERE, qualname, {"started": str(tmp_path / "pid")}))
@@ -538,7 +538,7 @@ async def test_a_pool_survives_cancellations_at_any_moment() -> None:
 
 
 @on_both_loops
-async def test_closing_kills_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+async def test_closing_kills_running_and_refuses_waiting_jobs(tmp_path: Path) -> None:
     pool = ProcessPool(1)
     running = asyncio.create_task(pool.run(HERE, "spin", {"started": str(tmp_path / "pid")}))
     busy = await pid_in(tmp_path / "pid")
@@ -719,7 +719,7 @@ def test_a_function_of_a_module_run_as_a_script_runs_in_a_process(tmp_path: Path
     assert output("-m", "pack.script", folder=tmp_path) == "True\n"
 
 
-def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+def test_for_a_script_without_a_guard_the_error_asks_for_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PROGRAM + MOVE + "\nasyncio.run(main())\n")
 
     assert "must do so under `if __name__ == '__main__':`" in output("script.py", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Schedules as an app declares them: whose they are, and what counts as a change."""
+"""Schedules as an app declares them: which app owns them, and what counts as a change."""
 
 from __future__ import annotations
 

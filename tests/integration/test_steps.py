@@ -1,4 +1,4 @@
-"""Durable steps, sleeps and parking inside tasks: real workers, real crashes, everything asyncio can be asked to do."""
+"""Durable steps, sleeps and parking inside tasks: real workers, real crashes, every construct of asyncio."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def until_parked(run: ff.Run[Any]) -> None:
 # ---- once
 
 
-async def test_a_step_is_done_once_whatever_happens_to_the_worker(kit: Kit, kit_app: ff.App, did: Ledger) -> None:
+async def test_a_step_runs_once_even_if_the_worker_dies(kit: Kit, kit_app: ff.App, did: Ledger) -> None:
     @kit_app.task
     async def order(ctx: ff.Context) -> list[int]:
         return [await ctx.step("a", did.entry("a", 1)), await ctx.step("b", did.coroutine("b", 2))]
@@ -109,7 +109,7 @@ async def test_a_step_is_done_once_whatever_happens_to_the_worker(kit: Kit, kit_
     assert did == ["a", "b", "b"], "interrupted before it was remembered, it is done again"
 
 
-async def test_steps_under_gather_and_groups_are_told_apart(kit: Kit, kit_app: ff.App, did: Ledger) -> None:
+async def test_steps_under_gather_and_groups_are_distinguished(kit: Kit, kit_app: ff.App, did: Ledger) -> None:
     @kit_app.task
     async def fan(ctx: ff.Context) -> dict[str, list[int]]:
         same = await asyncio.gather(*(ctx.step("same", did.coroutine(f"same {n}", n)) for n in range(5)))
@@ -204,7 +204,7 @@ async def test_inside_a_step_nothing_else_is_remembered(kit: Kit, kit_app: ff.Ap
     assert [(s.kind, s.name) for s in await run.steps()] == [("step", "work"), ("sleep", "sleep")]
 
 
-async def test_step_names_of_every_sort_stand_beside_what_the_context_remembers(app: ff.App, did: Ledger) -> None:
+async def test_step_names_never_collide_with_records_of_the_context(app: ff.App, did: Ledger) -> None:
     names = ["sleep", "now", "submit child", "result", " ", "émile", "x" * 256, "a\nb", "{}%s", "'; drop table"]
 
     @app.task
@@ -243,7 +243,7 @@ async def test_a_name_that_cannot_be_one_fails_clearly(app: ff.App, did: Ledger,
     assert did == []
 
 
-async def test_what_is_not_a_function_fails_clearly(app: ff.App) -> None:
+async def test_a_step_without_a_function_fails_clearly(app: ff.App) -> None:
     async def fetch() -> int:
         return 1
 
@@ -479,7 +479,7 @@ async def test_code_between_steps_may_change_and_new_steps_may_come(database: st
 
 @pytest.mark.parametrize("rule", ["strict", "lenient"])
 @pytest.mark.parametrize("uses_ctx", [True, False])
-async def test_a_step_that_disappears_is_told(database: str, did: Ledger, rule: str, uses_ctx: bool) -> None:
+async def test_a_step_that_disappears_is_reported(database: str, did: Ledger, rule: str, uses_ctx: bool) -> None:
     async def before(ctx: ff.Context) -> str:
         await ctx.step("charge", did.entry("charge"))
         await ctx.sleep(LONG)
@@ -502,7 +502,7 @@ async def test_a_step_that_disappears_is_told(database: str, did: Ledger, rule: 
         assert caught.value.error_type == "flowfabric.errors.StepsChanged"
 
 
-async def test_a_result_that_no_longer_fits_is_told(database: str, did: Ledger) -> None:
+async def test_a_result_that_no_longer_fits_is_reported(database: str, did: Ledger) -> None:
     def text() -> str:
         return "five"
 
@@ -579,7 +579,7 @@ async def test_a_sleep_frees_the_slot(app: ff.App, did: Ledger) -> None:
         assert sorted([await result(run) for run in runs]) == sorted([*range(5), *range(5)])
 
 
-async def test_a_sleep_counts_from_its_first_call_whoever_goes_on_with_it(kit: Kit, kit_app: ff.App) -> None:
+async def test_a_sleep_counts_from_its_first_call_on_any_worker(kit: Kit, kit_app: ff.App) -> None:
     @kit_app.task
     async def naps(ctx: ff.Context) -> float:
         began = await ctx.now()
@@ -606,7 +606,7 @@ async def test_the_longest_of_several_sleeps_decides(app: ff.App, did: Ledger) -
 
 
 @pytest.mark.parametrize("pause", [-1, "soon", None, timedelta(seconds=-1), float("nan")])
-async def test_a_pause_that_is_none_fails_clearly(app: ff.App, pause: Any) -> None:
+async def test_an_invalid_pause_fails_clearly(app: ff.App, pause: Any) -> None:
     @app.task
     async def bad(ctx: ff.Context) -> None:
         await ctx.sleep(pause)
@@ -718,9 +718,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-async def test_whatever_waits_comes_to_its_end(
-    app: ff.App, did: Ledger, shape: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_kind_of_wait_ends(app: ff.App, did: Ledger, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking, "_LAST_LOOK", 0.05)
 
     @app.task
@@ -829,7 +827,7 @@ async def test_a_plain_handler_unwinds_when_it_is_parked(kit: Kit, kit_app: ff.A
     assert (did.count("finally True"), did.count("finally False"), did.count("swallowed")) == (1, 1, 0)
 
 
-async def test_a_handler_that_will_not_be_stopped_holds_nobody_up(app: ff.App, did: Ledger) -> None:
+async def test_a_handler_that_ignores_the_stop_blocks_no_other(app: ff.App, did: Ledger) -> None:
     """It catches every cancellation and asks on and on; the loop stays free, and nothing it asks for is done."""
     calm = asyncio.Event()
 
@@ -876,7 +874,7 @@ async def test_parking_survives_the_end_of_the_worker(app: ff.App, did: Ledger) 
     assert did == ["one", "two"]
 
 
-async def test_a_drain_gives_back_what_cannot_be_parked(app: ff.App, did: Ledger) -> None:
+async def test_a_drain_gives_back_executions_that_cannot_be_parked(app: ff.App, did: Ledger) -> None:
     started = asyncio.Event()
 
     @app.task

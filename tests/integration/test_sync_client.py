@@ -261,7 +261,9 @@ def test_it_works_inside_handlers_of_both_kinds(app: ff.App, publish: ff.Task[..
     asyncio.run(main())
 
 
-def test_an_interrupted_wait_is_given_up_and_the_client_goes_on(client: ff.Client, publish: ff.Task[..., str]) -> None:
+def test_an_interrupted_wait_is_given_up_and_the_client_continues(
+    client: ff.Client, publish: ff.Task[..., str]
+) -> None:
     run = client.submit(publish, 7)
     waiting = client._client.outcomes._waiting
 
@@ -276,7 +278,7 @@ def test_an_interrupted_wait_is_given_up_and_the_client_goes_on(client: ff.Clien
     assert run.state() is ff.State.WAITING
 
 
-def test_closing_ends_what_waits_in_other_threads_and_closing_again_is_nothing(
+def test_closing_ends_waits_in_other_threads_and_closing_again_does_nothing(
     app: ff.App, publish: ff.Task[..., str]
 ) -> None:
     client = ff.Client(app)
@@ -332,7 +334,7 @@ def test_an_error_in_progress_stops_the_rest(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(
+def test_after_a_fork_the_child_gets_an_error_and_the_parent_continues(
     app: ff.App, publish: ff.Task[..., str], database: str, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
@@ -371,7 +373,7 @@ client.close()
 
 
 @pytest.mark.parametrize("ending", ["", "client.close()", "raise SystemExit(0)", "del client, run"])
-def test_a_program_ends_at_once_and_without_a_word(ending: str, database: str, tmp_path: Path) -> None:
+def test_a_program_exits_immediately_and_silently(ending: str, database: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         f"""\
@@ -395,7 +397,7 @@ print(run.state())
     assert (done.stdout, done.stderr) == ("waiting\n", "")
 
 
-def test_a_portal_answers_and_raises_and_iterates() -> None:
+def test_a_portal_returns_and_raises_and_iterates() -> None:
     portal = Portal()
     ended: list[str] = []
 

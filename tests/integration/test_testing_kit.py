@@ -1,4 +1,4 @@
-"""The testing kit, tested with itself: what runs, when time passes, what a crash leaves, what a replay finds."""
+"""The testing kit, tested with itself: runs, the clock, crashes and replays."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_options_of_the_submission_go_along(kit: Kit, app: ff.App) -> None
     assert await kit.run_inline(job.options(priority=7, lane="fast")) == (7, "fast")
 
 
-async def test_run_all_does_everything_there_is_to_do_also_what_comes_up_meanwhile(kit: Kit, app: ff.App) -> None:
+async def test_run_all_runs_everything_including_new_work(kit: Kit, app: ff.App) -> None:
     @app.task
     async def child(n: int) -> int:
         return n
@@ -146,7 +146,7 @@ async def test_tasks_of_several_apps_run_together(kit: Kit, app: ff.App) -> None
     assert await kit.run_inline(here, 1) == 2
 
 
-async def test_what_needs_capabilities_gets_them(kit: Kit, app: ff.App) -> None:
+async def test_executions_that_need_capabilities_get_them(kit: Kit, app: ff.App) -> None:
     @app.task(capabilities=["gpu"])
     async def render() -> str:
         return "done"
@@ -158,7 +158,9 @@ async def test_what_needs_capabilities_gets_them(kit: Kit, app: ff.App) -> None:
     assert await kit.run_inline(render.options(capabilities=["tape"])) == "done"
 
 
-async def test_what_nobody_can_do_is_told(kit: Kit, app: ff.App, order: ff.Task[[int], int]) -> None:
+async def test_executions_that_no_worker_can_run_are_reported(
+    kit: Kit, app: ff.App, order: ff.Task[[int], int]
+) -> None:
     run = await order.submit(1)
     del app.tasks["order"]
     with pytest.raises(NotFinished, match="no task of that name"):
@@ -223,7 +225,7 @@ async def test_the_app_is_used_as_it_is_set_up(kit: Kit, did: Ledger, options: d
         assert seen.counts["complete_many"] == 2
 
 
-async def test_what_runs_when_the_awaited_one_has_ended_is_not_cut_off(kit: Kit, app: ff.App, did: Ledger) -> None:
+async def test_running_handlers_are_not_cancelled_when_the_awaited_one_ends(kit: Kit, app: ff.App, did: Ledger) -> None:
     @app.task
     async def slow(ctx: ff.Context) -> None:
         did.append("begun")
@@ -342,7 +344,7 @@ def reminder(app: ff.App, did: Ledger) -> ff.Task[[], str]:
     return reminder
 
 
-async def test_what_sleeps_stays_asleep_until_the_clock_is_moved(
+async def test_a_sleeping_task_sleeps_until_the_clock_is_moved(
     kit: Kit, reminder: ff.Task[[], str], did: Ledger
 ) -> None:
     run = await reminder.submit()
@@ -664,7 +666,7 @@ class LateAnswers(Middleware):
         return answer
 
 
-async def test_what_a_dead_worker_had_claimed_without_knowing_is_taken_over(kit: Kit, did: Ledger) -> None:
+async def test_executions_claimed_in_a_lost_response_are_taken_over(kit: Kit, did: Ledger) -> None:
     late = LateAnswers()
     app = ff.App(middleware=[late])
     kit.use(app)
@@ -817,7 +819,9 @@ async def test_a_handler_is_run_again_after_every_step_and_does_none_twice(kit: 
     assert next(runs) == 7  # outside the block it runs as usual
 
 
-async def test_plain_handlers_children_sleeps_and_failures_stand_replays(kit: Kit, app: ff.App, did: Ledger) -> None:
+async def test_synchronous_handlers_children_sleeps_and_failures_survive_replays(
+    kit: Kit, app: ff.App, did: Ledger
+) -> None:
     @app.task
     def plain(ctx: ff.SyncContext, n: int) -> int:
         ctx.sleep(DAY)

@@ -1,4 +1,4 @@
-"""Tasks that wait for signals: alone and beside other things, over timeouts, crashes, retries and changed code.
+"""Tasks that wait for signals: alone and beside other tasks, over timeouts, crashes, retries and changed code.
 
 Most run in the testing kit, whose worker, database and duties are the real ones and whose clock moves by itself.
 """
@@ -137,7 +137,7 @@ async def beside_a_sleep(ctx: ff.Context, wait: Awaitable[Any]) -> Any:
 
 
 @BOTH
-async def test_a_task_waits_for_a_signal_without_a_worker_and_goes_on_with_it(
+async def test_a_task_waits_for_a_signal_without_a_worker_and_continues_with_it(
     kit: Kit, app: ff.App, did: Ledger, plain: bool
 ) -> None:
     def body(ctx: Any) -> Generator[Any, Any, Any]:
@@ -179,7 +179,7 @@ async def test_an_approval_carries_who_decided(kit: Kit, app: ff.App, plain: boo
 
 
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "in company"])
-async def test_a_name_that_is_not_waited_for_wakes_nobody(kit: Kit, app: ff.App, company: bool) -> None:
+async def test_a_signal_with_another_name_wakes_nothing(kit: Kit, app: ff.App, company: bool) -> None:
     @app.task
     async def job(ctx: ff.Context) -> str:
         wait = ctx.wait_for(ff.on("door", "open"))
@@ -351,7 +351,7 @@ async def test_a_condition_holds_with_its_last_signal_and_gives_those_that_count
 
 
 @BOTH
-async def test_signals_that_all_arrived_before_are_enough_at_once(kit: Kit, app: ff.App, plain: bool) -> None:
+async def test_signals_that_arrived_earlier_satisfy_a_wait_immediately(kit: Kit, app: ff.App, plain: bool) -> None:
     """Of a worker that died with its waitpoints open: the next finds everything there."""
 
     def body(ctx: Any) -> Generator[Any, Any, Any]:
@@ -582,7 +582,7 @@ async def _stored(kit: Kit) -> list[asyncpg.Record]:
 
 @pytest.mark.parametrize("when", ["before the wait", "while it waits", "while it waits for something else"])
 @BOTH
-async def test_a_signal_is_not_lost_whenever_it_comes(kit: Kit, app: ff.App, plain: bool, when: str) -> None:
+async def test_a_signal_is_never_lost_at_any_point(kit: Kit, app: ff.App, plain: bool, when: str) -> None:
     client = await app.client()
     links: list[str] = []
     answers: list[tuple[int, str]] = []
@@ -637,7 +637,7 @@ async def test_a_waitpoint_may_be_waited_at_twice_and_gives_the_same_signal(kit:
     assert await kit.run_until_ended(run) == str(sent.signal_id)  # type: ignore[union-attr]
 
 
-async def test_several_waitpoints_of_one_key_are_told_apart_by_their_links(kit: Kit, app: ff.App) -> None:
+async def test_several_waitpoints_of_one_key_are_distinguished_by_their_links(kit: Kit, app: ff.App) -> None:
     links: list[str] = []
 
     @app.task
@@ -674,7 +674,7 @@ WAYS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("default", [False, True], ids=["raise", "default"])
 @WAYS
-async def test_when_the_time_is_over_there_is_an_error_to_catch_or_a_default(
+async def test_a_timeout_raises_an_error_or_returns_the_default(
     kit: Kit, app: ff.App, did: Ledger, plain: bool, default: bool, company: bool, first: bool
 ) -> None:
     options: dict[str, Any] = {"timeout": HOUR, **({"default": None} if default else {})}
@@ -733,7 +733,7 @@ ENDS = {"fail": ff.State.FAILED, "cancel": ff.State.CANCELLED, "expire": ff.Stat
 
 @pytest.mark.parametrize("on_timeout", ENDS)
 @WAYS
-async def test_the_engine_ends_an_execution_whose_time_is_over(
+async def test_the_engine_ends_an_execution_whose_wait_times_out(
     kit: Kit, app: ff.App, did: Ledger, plain: bool, first: bool, company: bool, on_timeout: str
 ) -> None:
     def body(ctx: Any) -> Generator[Any, Any, Any]:
@@ -785,7 +785,7 @@ async def test_a_time_that_was_over_before_it_could_wait_ends_the_wait_all_the_s
 
 
 @BOTH
-async def test_an_escalated_wait_goes_on_and_can_be_signalled(kit: Kit, app: ff.App, plain: bool) -> None:
+async def test_an_escalated_wait_continues_and_accepts_signals(kit: Kit, app: ff.App, plain: bool) -> None:
     def body(ctx: Any) -> Generator[Any, Any, Any]:
         return (yield ctx.wait_for("k", timeout=HOUR, on_timeout="escalate")).name
 
@@ -1140,7 +1140,7 @@ async def test_a_retry_keeps_the_waitpoint_and_the_token_that_was_handed_out(
     assert len(set(did)) == 1
 
 
-async def test_a_retry_keeps_what_came_of_the_waits_before(kit: Kit, app: ff.App) -> None:
+async def test_a_retry_keeps_the_outcomes_of_earlier_waits(kit: Kit, app: ff.App) -> None:
     def body(ctx: Any) -> Generator[Any, Any, Any]:
         given = yield ctx.wait_for("given")
         late = yield ctx.wait_for("late", timeout=HOUR, default="none")
@@ -1177,7 +1177,7 @@ async def test_a_wait_beside_something_that_fails_is_still_open_in_the_retry(kit
     assert await kit.run_until_ended(run) == 7
 
 
-async def test_a_replayed_success_waits_anew(kit: Kit, app: ff.App, did: Ledger) -> None:
+async def test_a_replayed_success_waits_again(kit: Kit, app: ff.App, did: Ledger) -> None:
     def body(ctx: Any) -> Generator[Any, Any, Any]:
         place = yield ctx.waitpoint("k")
         did.append(place.callback)
@@ -1208,7 +1208,7 @@ ENDINGS: dict[str, dict[str, Any]] = {
     ("plain", "first"), [(False, False), (False, True), (True, True)], ids=["wait_for", "waitpoint", "plain waitpoint"]
 )
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_replay_of_what_ended_for_want_of_a_signal_waits_anew_and_keeps_what_was_done(
+async def test_a_replay_after_a_missing_signal_waits_again_and_keeps_the_steps(
     kit: Kit, app: ff.App, did: Ledger, plain: bool, ending: str, first: bool
 ) -> None:
     options = ENDINGS[ending]
@@ -1270,7 +1270,7 @@ CHANGES: dict[str, tuple[Condition | str, Condition | str, str]] = {
     ("plain", "company"), [(False, False), (False, True), (True, False)], ids=["alone", "in company", "plain"]
 )
 @pytest.mark.parametrize("change", CHANGES)
-async def test_changed_code_that_waits_for_something_else_is_told(
+async def test_changed_code_that_waits_for_something_else_is_reported(
     kit: Kit, app: ff.App, plain: bool, change: str, company: bool
 ) -> None:
     before, after, words = CHANGES[change]
@@ -1431,7 +1431,7 @@ GOOD = ff.callback_text(id_in(3, UUID(int=1)), UUID(int=2), "kid-1:" + "ab" * 32
 @example(" " + GOOD)
 @example(GOOD.swapcase())
 @example("\ud800" * 100)
-def test_what_is_no_link_is_refused_and_what_is_reads_back_the_same(text: Any) -> None:
+def test_an_invalid_link_is_refused_and_a_valid_one_reads_back_the_same(text: Any) -> None:
     try:
         parsed = ff.parse_callback(text)
     except ff.InvalidInput:
@@ -1531,7 +1531,7 @@ async def test_a_callback_to_nowhere_is_unknown(app: ff.App, link: str) -> None:
                 {"source_identity": "a\0b"}, {"idempotency_key": "x" * 1101}, {"idempotency_key": "\ud800"}],
     ids=ascii_id,
 )  # fmt: skip
-async def test_what_a_sender_may_not_say_is_a_bad_request(app: ff.App, called: Called, options: Any) -> None:
+async def test_an_invalid_signal_is_a_bad_request(app: ff.App, called: Called, options: Any) -> None:
     received = await (await app.client()).receive(called.link, b"1", **options)
     assert (received.status, received.outcome) == (400, "invalid_input")
 

@@ -190,7 +190,7 @@ async def test_two_apps_on_one_lane_do_not_take_each_others_work(database: str) 
         await app.close()
 
 
-async def test_a_worker_told_to_run_some_tasks_leaves_the_others(app: ff.App) -> None:
+async def test_a_worker_for_some_tasks_leaves_the_others(app: ff.App) -> None:
     @app.task
     async def one() -> int:
         return 1
@@ -297,7 +297,7 @@ async def test_a_handler_that_blocks_the_loop_for_several_lease_times_keeps_its_
     assert len(await run.attempts()) == 1
 
 
-async def test_a_heartbeat_that_is_not_answered_is_sent_again_in_time(app: ff.App, calls: Calls) -> None:
+async def test_a_heartbeat_without_a_response_is_sent_again_in_time(app: ff.App, calls: Calls) -> None:
     async def hang_once() -> None:
         if calls.counts["renew_many"] == 1:
             await asyncio.Event().wait()
@@ -368,7 +368,7 @@ TAKEN: dict[str, tuple[Take, dict[str, Any], ff.State]] = {
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("way", TAKEN)
-async def test_a_handler_is_told_at_once_that_its_execution_is_not_its_own_any_more(
+async def test_a_handler_learns_immediately_that_its_lease_is_lost(
     app: ff.App, clock: Clock, way: str, kind: str
 ) -> None:
     take, options, end = TAKEN[way]
@@ -488,7 +488,7 @@ async def test_a_thread_that_hears_nothing_keeps_neither_the_slot_nor_the_end_of
     await until(lambda: len(ended) == 2)
 
 
-async def test_plain_handlers_run_side_by_side_and_the_loop_goes_on(app: ff.App) -> None:
+async def test_synchronous_handlers_run_concurrently_and_the_loop_continues(app: ff.App) -> None:
     together = threading.Barrier(4)
 
     @app.task
@@ -506,7 +506,7 @@ async def test_plain_handlers_run_side_by_side_and_the_loop_goes_on(app: ff.App)
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_a_handler_that_never_yields_is_interrupted_when_its_time_is_over(
+async def test_a_handler_that_never_yields_is_interrupted_after_the_grace(
     app: ff.App, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     options: Any = {"attempt_timeout": 0.3}
@@ -654,7 +654,7 @@ async def test_a_worker_that_stops_lets_handlers_end_and_gives_the_rest_back_for
     assert [attempt.attempt_index for attempt in await long.attempts()] == [0]
 
 
-async def test_what_a_claim_brings_after_the_stop_is_given_back_without_being_begun(app: ff.App, calls: Calls) -> None:
+async def test_executions_claimed_after_the_stop_are_given_back_unstarted(app: ff.App, calls: Calls) -> None:
     asked, go = asyncio.Event(), asyncio.Event()
     begun: list[str] = []
 
@@ -848,7 +848,7 @@ async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
     assert said[-1] == "claims work again"
 
 
-async def test_what_the_database_cannot_take_for_a_moment_is_reported_later(
+async def test_results_the_database_refuses_for_a_moment_are_reported_later(
     app: ff.App, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task
@@ -947,7 +947,7 @@ class Flaky(Middleware):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_calls_and_answers_that_are_lost_at_random_change_nothing(
+async def test_randomly_lost_calls_and_responses_change_nothing(
     database: str, plain_engine: ff.Engine, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -1105,7 +1105,7 @@ async def declared(app: ff.App, **timing: Any) -> None:
         ("all", [at("06-01T10:00"), at("06-01T11:00"), at("06-01T12:00")]),
     ],
 )
-async def test_times_that_passed_while_nobody_looked_are_made_up_for_as_the_schedule_says(
+async def test_missed_times_are_made_up_for_as_catch_up_says(
     timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock, catch_up: str, made: list[datetime]
 ) -> None:
     app, duty = timed
@@ -1176,7 +1176,7 @@ async def test_a_changed_timing_is_taken_over_and_an_unchanged_one_keeps_its_tim
 
 
 @pytest.mark.parametrize("what", ["delete_schedule", "pause_schedule", "fired"])
-async def test_what_happens_between_looking_and_firing_is_respected(
+async def test_changes_between_reading_and_firing_are_respected(
     timed: tuple[ff.App, ScheduleDuty], sql: asyncpg.Connection[Any], clock: Clock, what: str
 ) -> None:
     app, _ = timed

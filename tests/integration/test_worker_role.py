@@ -1,4 +1,4 @@
-"""A role with EXECUTE alone can do all the work of a worker and touch nothing else."""
+"""A role with only EXECUTE can do all the work of a worker and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The contract of executions as case tables, and one database that a module's cases share.
 
 `World` holds an engine, a connection behind it and the clock. `OPERATIONS` lists every operation with the rows of the
-transition table it may take and, for every other state, the answer it gives while changing nothing.
+transition table it may take and, for every other state, the refusal it returns while changing nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the tests of flows share: graphs with named members, ways to end them, and the duties, run by hand.
+"""Helpers for tests of flows: graphs with named members, ways to end them, and duties that tests run themselves.
 
-A `Flow` is one flow; each member is of a kind of its own, so that a test claims the one it means.
+A `Flow` is one flow; each member has its own kind, so that a test can claim a specific one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the tests of suspensions and signals share: executions that wait, and whoever signals them.
+"""Helpers for tests of suspensions and signals: executions that wait, and senders.
 
 A `SuspendingWorld` is a `World` that also puts its signing key back between cases. A `Waiting` is one execution with
-the waitpoints it was given, by key.
+its waitpoints, by key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bad input: every argument of every operation, out of range, of the wrong type, too long, in the wrong characters.
 
-It is refused by name before the database is changed, and never comes back as a transport error.
+The engine refuses it by name before it changes the database, and never with a transport error.
 """
 
 from __future__ import annotations
@@ -1703,7 +1703,7 @@ async def test_an_unknown_flow_is_not_found_and_nothing_changes(
     assert await sql.fetchval(DIGEST) == before
 
 
-async def test_a_handle_that_nobody_could_have_been_given_is_refused_at_once(plain_engine: ff.Engine) -> None:
+async def test_an_impossible_handle_is_refused_immediately(plain_engine: ff.Engine) -> None:
     held = await started(plain_engine)
     fields = {name: getattr(held.handle, name) for name in held.handle.__struct_fields__}
     for change in (

@@ -1,4 +1,4 @@
-"""What stays bounded, and what one bad item, one locked row or one backlog must not do to the rest."""
+"""Bounded work: one bad item, one locked row or one backlog must not affect the rest."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_duty_with_a_filter_leaves_the_timers_of_others_alone(
     assert await sql.fetch("select ctid from flowfabric.timer where ids[1] <> $1 order by ctid", ours) == before
 
 
-async def test_a_claim_takes_what_lies_behind_an_execution_in_other_hands(
+async def test_a_claim_takes_executions_after_a_locked_one(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     head, behind = await submit(plain_engine, priority=5), await submit(plain_engine)
@@ -137,9 +137,7 @@ async def test_a_reader_whose_filter_matches_nothing_moves_on(engine: CheckedEng
     assert len((await engine.read_events(after=page.next_cursor, filter=nothing)).items) == 1
 
 
-async def test_events_of_one_execution_stand_in_the_order_of_its_history(
-    plain_engine: ff.Engine, database: str
-) -> None:
+async def test_events_of_one_execution_are_in_the_order_of_its_history(plain_engine: ff.Engine, database: str) -> None:
     """A call that waits for another on a shared execution writes behind it, whoever began first."""
     one, two = await started(plain_engine), await started(plain_engine)
     first, second = sorted((one, two), key=lambda held: (held.handle.partition, held.handle.uuid.int))

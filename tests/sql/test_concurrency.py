@@ -1,4 +1,4 @@
-"""What must hold however many callers there are: real connections, a few hundred executions, no forced order.
+"""Invariants under many concurrent callers: real connections, a few hundred executions, no forced order.
 
 Where an order matters it is forced by an open transaction, never by time. Every test ends with an audit of everything.
 """
@@ -170,7 +170,7 @@ async def test_sequential_claims_follow_priority_across_partitions_and_routes(pl
     assert [numbers[each.execution_id] for each in batch] == expected[20:45]
 
 
-async def test_what_nobody_can_run_does_not_hold_up_the_rest(plain_engine: ff.Engine) -> None:
+async def test_executions_no_worker_can_run_do_not_block_the_rest(plain_engine: ff.Engine) -> None:
     gpu = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=["gpu"]))
     hard = [await submit(plain_engine, policy=gpu, priority=100) for _ in range(30)]
     easy = [await submit(plain_engine) for _ in range(5)]
@@ -180,7 +180,7 @@ async def test_what_nobody_can_run_does_not_hold_up_the_rest(plain_engine: ff.En
     assert (await claim_one(plain_engine, capabilities=["gpu"])).execution_id == hard[0]
 
 
-async def test_what_somebody_holds_does_not_hold_up_the_rest(plain_engine: ff.Engine, party: Party) -> None:
+async def test_locked_executions_do_not_block_the_rest(plain_engine: ff.Engine, party: Party) -> None:
     first, second = await submit(plain_engine), await submit(plain_engine)
     await party.begin()
     await party.connection.execute("select from flowfabric.execution where id = $1 for update", first)
@@ -348,7 +348,7 @@ async def _outcome(connection: asyncpg.Connection[Any]) -> tuple[dict[Any, int],
     return {tuple(row)[:-1]: row["n"] for row in states}, {tuple(row)[:-1]: row["n"] for row in events}
 
 
-async def test_many_duty_runners_leave_what_one_leaves(server: str) -> None:
+async def test_many_duty_runners_have_the_same_result_as_one(server: str) -> None:
     outcomes = []
     for runners in (1, 4):
         async with fresh_database(server) as dsn, _engines(dsn, runners) as engines:
@@ -509,7 +509,7 @@ async def test_a_serialization_failure_is_repeated_and_applied_once(
 
 
 @isolations
-async def test_serialization_failures_are_never_taken_for_somebody_elses_lease(
+async def test_serialization_failures_are_never_reported_as_a_lost_lease(
     sql: asyncpg.Connection[Any], database: str, isolation: str
 ) -> None:
     count = 40

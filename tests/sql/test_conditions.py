@@ -185,7 +185,7 @@ def _all_of(*members: Any) -> Any:
     ],
     ids=["alone", "before", "after", "inside"],
 )
-async def test_what_is_stored_and_not_known_never_holds_and_is_told(sql: asyncpg.Connection[Any], around: Any) -> None:
+async def test_an_unknown_stored_condition_never_holds_and_warns(sql: asyncpg.Connection[Any], around: Any) -> None:
     told: list[str] = []
     sql.add_log_listener(lambda _, message: told.append(str(message.message)))
     for node in UNKNOWN:
@@ -198,7 +198,7 @@ async def test_what_is_stored_and_not_known_never_holds_and_is_told(sql: asyncpg
         assert details.count("advanced") == len(known), node
 
 
-async def test_what_is_known_is_not_told(sql: asyncpg.Connection[Any]) -> None:
+async def test_a_known_condition_does_not_warn(sql: asyncpg.Connection[Any]) -> None:
     told: list[str] = []
     sql.add_log_listener(lambda _, message: told.append(str(message.message)))
     known = all_of("a", on("a", "x"), OperatorOnly(), TimeoutOnly(), any_of("a"), from_sources(2, "a", name="x"))

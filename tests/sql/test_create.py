@@ -165,7 +165,7 @@ async def test_a_deadline_comes_from_the_argument_or_the_policy_and_may_be_past(
 # ---- duplicates
 
 
-async def test_a_known_key_answers_the_execution_that_stands_and_changes_nothing(
+async def test_a_known_key_returns_the_existing_execution_and_changes_nothing(
     engine: CheckedEngine, sql: asyncpg.Connection[Any]
 ) -> None:
     first = await submit(engine, idempotency_key="k", namespace="n")
@@ -188,9 +188,7 @@ async def test_a_known_key_answers_the_execution_that_stands_and_changes_nothing
     )
 
 
-async def test_a_known_key_stands_after_the_end_and_the_purge_of_its_execution(
-    engine: CheckedEngine, clock: Clock
-) -> None:
+async def test_a_key_outlives_the_end_and_the_purge_of_its_execution(engine: CheckedEngine, clock: Clock) -> None:
     policy = ExecutionPolicy(dedup_window=timedelta(days=9))
     first = await submit(engine, idempotency_key="k", policy=policy)
     await engine.cancel(Operator(first), "no")
@@ -238,7 +236,7 @@ async def test_a_window_of_zero_records_the_key_and_never_matches(
     assert full.idempotency_key == "k"
 
 
-async def test_within_a_batch_the_first_key_with_a_window_stands_for_those_behind_it(engine: CheckedEngine) -> None:
+async def test_within_a_batch_the_first_key_with_a_window_wins(engine: CheckedEngine) -> None:
     never = ExecutionPolicy(dedup_window=0)
     plain = NewExecution(execution_kind="k", idempotency_key="k")
     zero = NewExecution(execution_kind="k", idempotency_key="k", policy=never)
@@ -424,7 +422,7 @@ async def test_the_form_of_the_reference_is_read_wherever_an_id_is_taken(engine:
 # ---- the order of checks
 
 
-async def test_what_is_wrong_first_is_answered_first(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_the_first_problem_is_reported(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     known = await submit(engine, idempotency_key="k")
     for state in ("draining", "disabled"):
         await engine.set_lane_state("closed", state)
@@ -504,7 +502,7 @@ async def test_a_lane_registered_in_a_transaction_that_rolls_back_is_not_there(
 # ---- batches
 
 
-async def test_a_batch_succeeds_in_part_and_answers_in_order(engine: CheckedEngine) -> None:
+async def test_a_batch_succeeds_in_part_and_returns_verdicts_in_order(engine: CheckedEngine) -> None:
     known = await submit(engine, idempotency_key="known")
     await engine.set_lane_state("closed", "disabled")
     given = id_in(4)

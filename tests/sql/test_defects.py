@@ -81,7 +81,7 @@ CLAIMS = [by_claim, by_grant, by_operator, by_resume_grant, by_reclaim, by_autom
 # State and its words.
 
 
-async def test_a_created_execution_can_be_claimed_at_once(world: World) -> None:
+async def test_a_created_execution_is_claimable_immediately(world: World) -> None:
     execution_id = await submit(world.engine)
     assert await world.at(execution_id) == "W.1"
     assert (await claim_one(world.engine)).execution_id == execution_id
@@ -154,7 +154,7 @@ async def test_the_outcome_is_stored_and_not_guessed_from_the_attempt(world: Wor
 
 
 @pytest.mark.parametrize("by", ["worker", "operator"])
-async def test_a_cancelled_execution_can_be_replayed_and_forgotten_whoever_cancelled_it(world: World, by: str) -> None:
+async def test_a_cancelled_execution_can_be_replayed_and_purged_for_every_source(world: World, by: str) -> None:
     at = await world.reach("A")
     await world.engine.cancel(at.handle if by == "worker" else Operator(at.id), "x")
     assert await world.at(at.id) == "T:cancelled"
@@ -167,7 +167,7 @@ async def test_a_cancelled_execution_can_be_replayed_and_forgotten_whoever_cance
 
 
 @pytest.mark.parametrize("pause", ["delay", "wait_children", "release"])
-async def test_whatever_was_paused_can_be_resumed(world: World, pause: str) -> None:
+async def test_every_pause_can_be_resumed(world: World, pause: str) -> None:
     at = await world.reach("A")
     await getattr(world.engine, pause)(at.handle, *([timedelta(0)] if pause == "delay" else []))
     await world.engine.promote_delayed(at.id)
@@ -309,7 +309,7 @@ async def test_attempts_are_counted_from_zero(world: World) -> None:
     assert claimed.handle.attempt_index == record.current_lease.attempt_index == 0
 
 
-async def test_a_repeated_fail_never_answers_a_time_that_was_not_scheduled(world: World) -> None:
+async def test_a_repeated_fail_never_returns_a_time_that_was_not_scheduled(world: World) -> None:
     at = await world.reach("A")
     first = await world.engine.fail(at.handle, "boom")
     again = await world.engine.fail(at.handle, "boom")
@@ -351,7 +351,7 @@ async def test_an_unused_grant_loses_nothing(world: World) -> None:
     assert (await claim_one(world.engine, **OTHER)).execution_id == execution_id
 
 
-async def test_what_a_policy_asks_for_is_kept_at_creation(world: World) -> None:
+async def test_the_policy_is_stored_at_creation(world: World) -> None:
     budgets = (new_id(), new_id())
     quota = new_id()
     later = await world.clock.now() + HOUR
@@ -390,7 +390,7 @@ async def test_only_a_lost_lease_can_be_reclaimed(world: World, state: str) -> N
     assert await world.picture(at.id) == before
 
 
-async def test_nobody_without_a_grant_can_end_an_execution_at_its_cap(world: World) -> None:
+async def test_without_a_grant_no_call_ends_an_execution_at_its_cap(world: World) -> None:
     at = await world.reach("X", policy=ExecutionPolicy(max_reclaim_count=0))
     assert await outcome(world.engine.reclaim_execution(at.id, **WORKER, **minted())) == "GrantNotFound"
     assert await world.at(at.id) == "X"
@@ -425,7 +425,7 @@ async def test_a_resumed_claim_needs_a_grant_and_keeps_the_attempt(world: World)
 # Retry, delay, deadline, timeouts.
 
 
-async def test_a_transient_failure_is_not_retried_forever_nor_at_once(world: World) -> None:
+async def test_a_transient_failure_is_retried_neither_forever_nor_immediately(world: World) -> None:
     claimed = await started(world.engine, policy=retrying(max_retries=1))
     await world.engine.fail(claimed.handle, "boom")
     assert await world.engine.claim(**WORKER) is None
@@ -503,7 +503,7 @@ async def test_the_window_of_an_idempotency_key_is_the_policys(world: World, win
     assert isinstance(await create(), Created)
 
 
-async def test_duties_serve_lanes_that_nobody_configured(world: World) -> None:
+async def test_duties_serve_unconfigured_lanes(world: World) -> None:
     delayed = await submit(world.engine, lane_id="never heard of", delay_until=SECOND)
     late = await submit(world.engine, lane_id="nor this", execution_deadline_at=SECOND)
     await world.clock.advance(seconds=2)
@@ -582,7 +582,7 @@ async def test_every_event_carries_namespace_and_tags_for_any_filter(world: Worl
 
 @pytest.mark.parametrize("source", ["operator_override", "flow_cascade", "system_timeout", "cleanup"])
 @pytest.mark.parametrize("state", ["W.1", "D.r", "B.quota"])
-async def test_every_cancel_announces_the_end_once_whoever_cancels(world: World, source: str, state: str) -> None:
+async def test_every_cancel_writes_one_completion_event(world: World, source: str, state: str) -> None:
     at = await world.reach(state)
     for _ in range(2):
         await world.engine.cancel(Operator(at.id, source), "x")
@@ -773,7 +773,7 @@ async def test_retention_honours_the_policy_of_the_execution_and_every_outcome(w
     assert [await world.at(i) for i in (long_kept, running)] == ["T:success", "A"]
 
 
-async def test_a_revoke_answers_the_epoch_it_revoked_and_a_wrong_lease_is_no_error(world: World) -> None:
+async def test_a_revoke_returns_the_revoked_epoch_and_a_wrong_lease_is_no_error(world: World) -> None:
     at = await world.reach("W.i")
     claimed = await claim_one(world.engine)
     assert await outcome(world.engine.revoke_lease(at.id, expected_lease_id=at.handle.lease_id)) == "lease_id_mismatch"

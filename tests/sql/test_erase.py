@@ -1,4 +1,4 @@
-"""Forgetting: one execution deleted or redacted, a key freed, and how long what ended is kept."""
+"""Erasing: delete or redact one execution, free a key, and the retention of ended executions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_deleting_forgets_the_execution_and_all_it_owns(world: World, stat
 
 
 @pytest.mark.parametrize("state", OPEN)
-async def test_what_has_not_ended_is_neither_deleted_nor_redacted(world: World, state: str) -> None:
+async def test_an_unfinished_execution_is_neither_deleted_nor_redacted(world: World, state: str) -> None:
     at = await world.reach(state)
     before = await world.picture(at.id)
     assert await outcome(world.engine.delete_execution(at.id)) == "execution_not_terminal"
@@ -248,7 +248,7 @@ async def test_a_key_is_freed_only_by_an_end_without_success(world: World, state
         )
 
 
-async def test_the_key_of_what_is_not_stored_any_more_is_free(world: World) -> None:
+async def test_the_key_of_a_deleted_execution_is_free(world: World) -> None:
     at = await world.reach("T:failed", idempotency_key="k")
     await world.engine.delete_execution(at.id)
     again = await world.engine.create_execution(execution_kind="t", idempotency_key="k")
@@ -276,7 +276,9 @@ async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
 @pytest.mark.parametrize(
     ("state", "days"), [("T:completed", 1), ("T:cancelled", 1), ("T:failed", 14), ("T:expired", 14)]
 )
-async def test_what_failed_is_kept_for_two_weeks_and_the_rest_for_a_day(world: World, state: str, days: int) -> None:
+async def test_failed_executions_are_kept_for_two_weeks_and_others_for_a_day(
+    world: World, state: str, days: int
+) -> None:
     at = await world.reach(state)
     await world.clock.advance(days=days, seconds=-60)
     assert await world.engine.trim_retention() == 0
@@ -286,7 +288,7 @@ async def test_what_failed_is_kept_for_two_weeks_and_the_rest_for_a_day(world: W
 
 
 @pytest.mark.parametrize("state", ENDED)
-async def test_a_policy_says_how_long_whatever_the_end(world: World, state: str) -> None:
+async def test_a_policy_sets_the_retention_for_every_outcome(world: World, state: str) -> None:
     policy = ExecutionPolicy(
         retry_policy=RETRY.retry_policy, stream_policy=StreamPolicy(retention_ttl=timedelta(hours=3))
     )

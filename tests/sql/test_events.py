@@ -1,4 +1,4 @@
-"""The event log: who writes what, in which family, and how a reader follows it."""
+"""The event log: which call writes which event, in which family, and how a reader follows it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_the_end_of_a_leased_execution_is_one_event_in_two_families(engine
     assert await _all(engine, family="operator") == []
 
 
-async def test_the_end_of_an_execution_that_nobody_held_is_a_completion_only(engine: CheckedEngine) -> None:
+async def test_the_end_of_an_unleased_execution_is_only_a_completion(engine: CheckedEngine) -> None:
     target = await submit_member(engine, FlowId(UUID("11111111-1111-1111-1111-111111111111")))
     await engine.cancel(Operator(target), "no")
     (event,) = await _all(engine)

@@ -213,7 +213,7 @@ async def test_the_outcome_of_the_event_counts_not_the_live_one(engine: CheckedE
     assert await flow.state("c") == "skipped"
 
 
-async def test_depth_is_not_limited_and_nobody_starves(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_depth_is_not_limited_and_no_flow_starves(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     graph = {f"n{n}": (f"n{n - 1}",) if n else () for n in range(120)}
     flow = await submitted(plain_engine, graph)
     await flow.fail("n0")
@@ -469,7 +469,7 @@ async def test_an_applied_edge_says_so(engine: CheckedEngine) -> None:
 
 
 @pytest.mark.parametrize("children", [0, 2], ids=["no children", "children that ended"])
-async def test_a_parent_with_nothing_to_wait_for_goes_on(engine: CheckedEngine, children: int) -> None:
+async def test_a_parent_with_nothing_to_wait_for_continues(engine: CheckedEngine, children: int) -> None:
     flow = await empty_flow(engine, "p", *(f"c{n}" for n in range(children)))
     held = await flow.claim("p")
     for n in range(children):
@@ -531,7 +531,7 @@ async def test_tags_are_described_and_move_the_header(engine: CheckedEngine, clo
 
 
 @pytest.mark.parametrize("policy", CancellationPolicy)
-async def test_what_has_ended_is_not_touched_and_what_waits_is_cancelled(
+async def test_ended_members_are_untouched_and_waiting_ones_are_cancelled(
     engine: CheckedEngine, policy: CancellationPolicy
 ) -> None:
     flow = await submitted(engine, {"ok": (), "bad": (), "behind": ("bad",), "waiting": ()})
@@ -545,7 +545,7 @@ async def test_what_has_ended_is_not_touched_and_what_waits_is_cancelled(
     assert await flow.state("waiting") == ("waiting" if policy == "flow_only" else "cancelled")
 
 
-async def test_the_header_spares_who_runs_and_makes_no_empty_backlog(engine: CheckedEngine) -> None:
+async def test_the_header_spares_running_members_and_makes_no_empty_backlog(engine: CheckedEngine) -> None:
     flow = await submitted(engine, {"active": ()})
     held = await flow.claim("active")
     await engine.cancel_flow_header(flow.id, cancellation_policy="cancel_pending")
@@ -616,7 +616,7 @@ async def test_waiting_means_for_the_members(engine: CheckedEngine, clock: Clock
     assert await third.states() == {"a": "cancelled", "b": "cancelled"}
 
 
-async def test_who_ended_by_itself_is_no_failure(engine: CheckedEngine) -> None:
+async def test_a_member_that_already_ended_is_no_failure(engine: CheckedEngine) -> None:
     """The first in the list has ended: the others are cancelled all the same."""
     flow = await submitted(engine, fan_in(4), {"join": AnyOf()})
     held = await flow.claim("u2")

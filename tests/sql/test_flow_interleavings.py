@@ -1,7 +1,7 @@
-"""Every two calls that meet at a flow, the second begun while the first is not yet true.
+"""Every pair of calls on one flow, with the second started before the first commits.
 
-Both serial orders are run as well, and they are the specification: what two calls at once answer and leave, when the
-duties are through, is what one of the orders leaves (the first one, if the second waited), or, when the first was
+Both serial orders are run as well, and they are the specification: two concurrent calls, once the duties are idle,
+return and leave what one of the orders does (the first one, if the second waited), or, when the first was
 rolled back, what the second leaves alone. The repair must find nothing to do, ever.
 """
 
@@ -828,7 +828,7 @@ async def waits(stage: Stage, one: Party, two: Party, task: asyncio.Task[Any]) -
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting.where)
-async def test_whatever_meets_at_a_flow_leaves_what_one_order_leaves(
+async def test_concurrent_flow_calls_match_one_serial_order(
     stage: Stage, parties: list[Party], meeting: Meeting
 ) -> None:
     for first, second in meeting.pairs():
@@ -868,7 +868,7 @@ async def test_a_completion_that_finds_the_group_taken_leaves_the_rest_to_be_don
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "cancel"])
-async def test_who_ends_waits_for_no_group_and_no_downstream(stage: Stage, parties: list[Party], call: str) -> None:
+async def test_an_end_waits_for_no_group_and_no_downstream(stage: Stage, parties: list[Party], call: str) -> None:
     one, two, _ = parties
     for table, column in (("edge_group", "downstream"), ("execution", "id")):
         scene = await fan_in()(stage, parties)
@@ -912,9 +912,7 @@ async def test_members_of_a_cancelled_flow_that_come_back_are_never_claimable(
 
 @pytest.mark.both_servers
 @pytest.mark.parametrize("first", ["header", "dispatch"])
-async def test_who_is_owed_a_cancel_is_cancelled_and_not_skipped(
-    stage: Stage, parties: list[Party], first: str
-) -> None:
+async def test_a_member_marked_to_be_cancelled_is_not_skipped(stage: Stage, parties: list[Party], first: str) -> None:
     one, two, _ = parties
     scene = await undispatched(first="fail")(stage, parties)
     acts = [header(), DISPATCH] if first == "header" else [DISPATCH, header()]

@@ -1,4 +1,4 @@
-"""The engine and the model of flows are told the same, step by step, and must agree about everything after each one.
+"""The engine and the model of flows run the same steps and must agree about everything after each one.
 
 A history is a list of steps drawn by hypothesis; whom a step concerns is a number that is taken modulo what is there,
 so that every list is a history. The clock only moves when a step moves it. See tests/flow_model.py.
@@ -823,7 +823,7 @@ async def test_a_replay_that_finds_its_race_won_cancels_the_rest(engine: Checked
     assert await engine.read_execution_state(flow.nodes["b"]) == "cancelled"
 
 
-async def test_a_late_edge_into_a_won_race_cancels_nobody_but_its_own_upstream(engine: CheckedEngine) -> None:
+async def test_a_late_edge_into_a_won_race_cancels_only_its_own_upstream(engine: CheckedEngine) -> None:
     flow = await engine.submit_flow([_node("a"), _node("b"), _node("late"), _node("c", "a", "b", policy=AnyOf())])
     await engine.complete(await _hold(engine, "a"), b"a")
     assert (await engine.cancel_siblings()).cancelled == 1
@@ -949,7 +949,7 @@ class Crew:
 
 @pytest.mark.parametrize("policies", ["that let run", "that cancel the rest"])
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_graph_ends_as_the_rules_say_whoever_works_on_it(database: str, seed: int, policies: str) -> None:
+async def test_a_graph_ends_as_the_rules_say_with_any_workers(database: str, seed: int, policies: str) -> None:
     rng = random.Random(seed)
     count = rng.randint(20, 40)
     names = [f"n{place}" for place in range(count)]

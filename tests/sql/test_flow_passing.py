@@ -1,4 +1,4 @@
-"""What upstreams pass to those after them: fixed when the group is decided, the same for every attempt."""
+"""Results that upstreams pass to downstreams: fixed when the group is decided, the same for every attempt."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_success_after_the_decision_is_not_passed_to_any_attempt(engine:
     assert results(flow, (await claimed(engine))["b"]) == {"a1": b"1"}
 
 
-async def test_what_was_passed_is_kept_while_the_upstream_is_replayed(engine: CheckedEngine) -> None:
+async def test_passed_results_are_kept_while_the_upstream_is_replayed(engine: CheckedEngine) -> None:
     flow = await engine.submit_flow([node("a"), node("b", "a")])
     await engine.complete((await claimed(engine))["a"].handle, result=b"1")
     await engine.replay_execution(flow.nodes["a"])
@@ -107,9 +107,7 @@ async def test_a_redacted_upstream_leaves_nothing_behind(engine: CheckedEngine, 
     assert await sql.fetchval("select kept_result from flowfabric.edge") == b""
 
 
-async def test_plain_claims_do_not_look_for_what_upstreams_pass(
-    engine: CheckedEngine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_plain_claims_do_not_read_passed_results(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     await engine.create_many([NewExecution(execution_kind="k")] * 20)
     flow = await engine.submit_flow([node("a"), node("b", "a")])
     await sql.execute("set track_functions = 'pl'")
@@ -130,7 +128,7 @@ async def test_plain_claims_do_not_look_for_what_upstreams_pass(
 @pytest.mark.parametrize(
     "reason", ["paused_by_operator", "paused_by_policy", "waiting_for_budget", "waiting_for_quota"]
 )
-async def test_who_was_held_back_stays_so_when_its_dependencies_are_satisfied(
+async def test_an_execution_stays_held_back_when_its_dependencies_are_satisfied(
     engine: CheckedEngine, reason: str
 ) -> None:
     made = await engine.create_flow()

@@ -1,4 +1,4 @@
-"""What is left to the duties of flows: nothing that is in the way of one thing keeps the others waiting."""
+"""Queues of the duties of flows: a blocked entry does not delay the others."""
 
 from __future__ import annotations
 

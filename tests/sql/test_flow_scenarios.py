@@ -1,6 +1,7 @@
 """The acceptance scenarios of flows.
 
-The duties are run by hand: `drain` lets all of them go idle. Counters are written succeeded, failed, skipped, n.
+The tests run the duties themselves: `drain` runs all of them until they are idle. Counters are written succeeded,
+failed, skipped, n.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ async def test_the_survivors_of_a_lost_quorum_run_on(engine: CheckedEngine, buil
 
 
 @every_build
-async def test_a_skip_goes_on_whatever_the_policy(engine: CheckedEngine, build: Build) -> None:
+async def test_a_skip_continues_under_every_policy(engine: CheckedEngine, build: Build) -> None:
     graph = {**fan_in(3, "mid"), "tail": ("mid",)}
     flow = await build(engine, graph, {"mid": Quorum(3, LET_RUN)})
     await flow.fail("u2")
@@ -705,7 +706,7 @@ async def test_cancel_all_cancels_every_member_that_has_not_ended(
     assert (await flow.summary()).public_flow_state == "cancelled"
 
 
-async def test_cancel_pending_spares_who_has_begun(engine: CheckedEngine) -> None:
+async def test_cancel_pending_spares_started_members(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "waiting", "up", "blocked", "active", "suspended", "retried")
     await flow.member("delayed", delay_until=HOUR)
     await flow.join("up", "blocked")
@@ -817,7 +818,7 @@ async def test_the_process_dies_behind_the_header(large: ff.Engine, clock: Clock
     assert await sql.fetchval("select count(*) from flowfabric.event where outcome = 'cancelled'") == 10_000
 
 
-async def test_an_empty_flow_is_cancelled_at_once(engine: CheckedEngine) -> None:
+async def test_an_empty_flow_is_cancelled_immediately(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine)
     await flow.execution("late")
     answer = await engine.cancel_flow(flow.id, wait=timedelta(milliseconds=500))  # else it raises TimedOut

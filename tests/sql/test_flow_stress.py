@@ -1,6 +1,6 @@
-"""Workers, operators, builders and duties at the same few flows, as fast as they can; in the end nothing is stuck.
+"""Workers, operators, builders and duties on the same few flows, as fast as they can; at the end nothing is stuck.
 
-Every actor has a connection of its own on which the driver's errors are not hidden, so a deadlock fails the test. What
+Every actor has its own connection on which the driver's errors are not hidden, so a deadlock fails the test. What
 they do is drawn from a fixed seed; in which order the server takes it is not.
 """
 
@@ -299,7 +299,7 @@ async def drain(stage: Stage, party: Party) -> None:
 
 @pytest.mark.both_servers
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
-async def test_whatever_happens_to_flows_at_once_nothing_is_stuck(stage: Stage, seed: int) -> None:
+async def test_concurrent_work_on_flows_leaves_nothing_stuck(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(7)
     crowd = Crowd(stage)

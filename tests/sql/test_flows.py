@@ -1,4 +1,4 @@
-"""Flows, operation by operation: every refusal in its order, every answer, and what is stored behind them."""
+"""Flows, operation by operation: every refusal in its order, every result, and the stored rows."""
 
 from __future__ import annotations
 
@@ -494,7 +494,7 @@ async def test_a_satisfied_all_of_opens_again_while_its_downstream_has_not_begun
 
 
 @pytest.mark.parametrize("policy", [AnyOf(), AnyOf(LET_RUN), Quorum(1), Quorum(1, LET_RUN)], ids=repr)
-async def test_a_decided_race_stays_decided_whatever_is_applied_later(
+async def test_a_decided_race_stays_decided_when_edges_are_applied_later(
     engine: CheckedEngine, policy: EdgeGroupPolicy
 ) -> None:
     flow = await empty_flow(engine, "a", "b", "done", "c")
@@ -527,7 +527,7 @@ async def test_an_edge_into_an_impossible_group_is_only_recorded(engine: Checked
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-async def test_a_delay_that_is_over_holds_nobody_back(engine: CheckedEngine, clock: Clock, build: Build) -> None:
+async def test_an_expired_delay_blocks_nothing(engine: CheckedEngine, clock: Clock, build: Build) -> None:
     flow = await build(engine, {"a": (), "b": ("a",)}, delay_until=HOUR)
     assert await flow.states() == {"a": "delayed", "b": "waiting_children"}
     assert (await flow.record("b")).delay_until is not None
@@ -568,7 +568,7 @@ async def test_the_delay_of_a_blocked_member_passes_without_letting_it_go(engine
 
 
 @pytest.mark.parametrize("way", ["retry", "release", "delay", "resume"])
-async def test_who_becomes_runnable_while_a_dependency_is_open_is_blocked(
+async def test_an_execution_that_becomes_runnable_with_an_open_dependency_is_blocked(
     engine: CheckedEngine, clock: Clock, way: str
 ) -> None:
     """The edge came while it ran; its next start waits for it."""
@@ -665,7 +665,9 @@ async def test_results_of_one_batch_count_in_the_order_of_their_events(plain_eng
         assert (await flow.claim("join")).input_payload == results[order[place]]
 
 
-async def test_a_result_is_not_passed_to_what_has_ended(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_result_is_not_passed_to_an_ended_execution(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
     flow = await empty_flow(engine, "a")
     await flow.member("b", input_payload=b"own")
     await flow.join("a", "b", "ref")
@@ -806,7 +808,7 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("state", ["waiting", "delayed", "active", "suspended", "parked"])
-async def test_an_impossible_group_skips_whatever_has_not_ended(
+async def test_an_impossible_group_skips_unfinished_executions(
     engine: CheckedEngine, sql: asyncpg.Connection[Any], state: str
 ) -> None:
     flow = await empty_flow(engine, "a")
@@ -843,7 +845,9 @@ async def test_an_impossible_group_skips_whatever_has_not_ended(
 
 
 @pytest.mark.parametrize("state", ["active", "suspended", "delayed", "completed"])
-async def test_a_satisfied_group_releases_only_who_is_blocked(engine: CheckedEngine, clock: Clock, state: str) -> None:
+async def test_a_satisfied_group_releases_only_blocked_executions(
+    engine: CheckedEngine, clock: Clock, state: str
+) -> None:
     flow = await empty_flow(engine, "a", "b")
     held = await flow.claim("b")
     await flow.join("a", "b")
@@ -1062,7 +1066,7 @@ BAD_GRAPHS: dict[str, tuple[Any, type[ff.FlowFabricError], str]] = {
 }  # fmt: skip
 
 
-async def test_what_cannot_be_a_graph_is_refused_by_name(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_invalid_graph_is_refused_by_name(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     before = await stored(sql)
     for case, (nodes, family, words) in BAD_GRAPHS.items():
         with pytest.raises(family) as refused:
@@ -1285,7 +1289,7 @@ class Statements(ff.Engine):
         return (await self._fetch(statement, *args, repeatable=repeatable))[0]
 
 
-async def test_every_operation_is_one_statement_whatever_the_size(database: str) -> None:
+async def test_every_operation_is_one_statement_for_any_size(database: str) -> None:
     async with await Statements.connect(database, notifications=False) as engine:
         for size in (3, 60):
             nodes = [node("root", execution_kind="root")]
@@ -1308,7 +1312,7 @@ async def test_every_operation_is_one_statement_whatever_the_size(database: str)
             assert len(engine.asked) == 12
 
 
-async def test_what_runs_in_the_database_does_not_grow_with_the_graph(
+async def test_the_number_of_statements_does_not_grow_with_the_graph(
     database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     seen: dict[int, list[dict[str, int]]] = {}
@@ -1555,7 +1559,7 @@ async def test_only_flows_that_changed_are_counted_again(engine: CheckedEngine) 
 
 
 @pytest.mark.parametrize("step", ["claim", "suspend", "resume", "delay", "release", "block", "replay", "add"])
-async def test_whatever_changes_a_bucket_marks_the_flow(engine: CheckedEngine, step: str) -> None:
+async def test_every_change_of_a_bucket_marks_the_flow(engine: CheckedEngine, step: str) -> None:
     flow = await submitted(engine, {"a": (), "b": ()})
     held = await flow.claim("a") if step not in ("claim", "block", "add") else None
     if held is not None and step in ("resume", "suspend"):

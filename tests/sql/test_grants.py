@@ -134,7 +134,7 @@ def _tampered(key: str, place: int, text: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["claim", "reclaim"])
-async def test_verify_answers_ok_or_exactly_one_reason(world: World, kind: str) -> None:
+async def test_verify_returns_ok_or_exactly_one_reason(world: World, kind: str) -> None:
     grant = await (granted(world) if kind == "claim" else reclaim_granted(world))
     key, execution_id = grant.grant_key, grant.execution_id
     later = str(int(grant.expires_at.timestamp() * 1000) + 1)
@@ -253,7 +253,7 @@ async def test_a_grant_that_lapsed_is_as_if_it_had_never_been(world: World, stat
     assert (await claim_one(world.engine, **OTHER)).execution_id == first.execution_id
 
 
-async def test_the_operator_passes_over_a_grant_that_lapsed(world: World) -> None:
+async def test_the_operator_ignores_an_expired_grant(world: World) -> None:
     grant = await granted(world)
     await world.clock.advance(seconds=6)
     assert isinstance(await world.engine.issue_grant_and_claim(grant.execution_id), Claimed)
@@ -327,7 +327,7 @@ async def test_a_live_grant_and_a_wrong_state_are_reported_before_missing_capabi
 @pytest.mark.parametrize(
     "tokens", [["a,b"], [""], ["a b"], ["x\n"], ["t"] + [f"t{n}" for n in range(256)], ["y" * 4097]]
 )
-async def test_a_malformed_capability_is_refused_whoever_presents_it(world: World, tokens: list[str]) -> None:
+async def test_a_malformed_capability_is_always_refused(world: World, tokens: list[str]) -> None:
     at = await world.reach("W.1")
     for call in (
         world.engine.issue_claim_grant(at.id, **WORKER, worker_capabilities=tokens),
@@ -398,7 +398,7 @@ def _claim_with(world: World, grant: ClaimGrant, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("state", ["W.1", "W.i"])
-async def test_a_repeated_claim_whose_answer_was_lost_gets_the_same_lease(world: World, state: str) -> None:
+async def test_a_repeated_claim_whose_response_was_lost_gets_the_same_lease(world: World, state: str) -> None:
     grant = await granted(world, state)
     ids = minted()
     if state == "W.i":
@@ -451,7 +451,7 @@ async def test_the_wrong_way_of_claiming_keeps_the_grant_for_the_right_one(world
 
 
 @pytest.mark.parametrize("state", ["D.1", "B.quota", "A", "X", "V", "T:completed", "T:cancelled"])
-async def test_a_resume_grant_for_what_cannot_be_resumed_any_more_gives_nothing(world: World, state: str) -> None:
+async def test_a_stale_resume_grant_returns_nothing(world: World, state: str) -> None:
     at = await world.reach(state)
     grant = ResumeGrant(
         execution_id=at.id,
@@ -464,7 +464,7 @@ async def test_a_resume_grant_for_what_cannot_be_resumed_any_more_gives_nothing(
     assert await world.picture(at.id) == before
 
 
-async def test_the_operator_claims_whatever_is_required_and_under_its_own_name(world: World) -> None:
+async def test_the_operator_claims_despite_requirements_and_under_its_own_name(world: World) -> None:
     execution_id = await submit(world.engine, policy=CAPABLE)
     claimed = await world.engine.issue_grant_and_claim(execution_id, lease_duration=timedelta(seconds=9))
     lease = (await world.record(execution_id)).current_lease
@@ -603,7 +603,7 @@ async def test_a_live_lease_is_never_stolen_and_the_grant_that_tried_is_deleted(
     await world.engine.complete(claimed.handle)
 
 
-async def test_a_missing_capability_is_told_before_the_cap_that_would_end_the_execution(world: World) -> None:
+async def test_a_missing_capability_is_reported_before_the_cap_is_checked(world: World) -> None:
     policy = ExecutionPolicy(
         max_reclaim_count=0, routing_requirements=RoutingRequirements(required_capabilities=("gpu",))
     )
@@ -619,7 +619,7 @@ async def test_a_missing_capability_is_told_before_the_cap_that_would_end_the_ex
     assert answer == ReclaimCapExceeded(execution_id, 0)
 
 
-async def test_a_live_grant_is_told_before_the_cap_that_would_end_the_execution(world: World) -> None:
+async def test_a_live_grant_is_reported_before_the_cap_is_checked(world: World) -> None:
     grant = await reclaim_granted(world, policy=None)
     call = world.engine.issue_reclaim_grant(grant.execution_id, **WORKER, max_reclaim_count=0)
     assert await outcome(call) == "grant_already_exists"
@@ -685,7 +685,7 @@ async def test_the_cap_is_the_policys_then_the_callers_then_a_thousand(
     assert await world.sql.fetchval("select flowfabric.reclaim_cap($1::jsonb, $2)", text, argument) == cap
 
 
-async def test_the_search_goes_on_behind_what_reached_its_cap(world: World) -> None:
+async def test_the_search_continues_after_executions_at_their_cap(world: World) -> None:
     capped = []
     for _ in range(2):
         capped.append(await submit(world.engine, policy=ExecutionPolicy(max_reclaim_count=0), priority=9))
@@ -711,7 +711,7 @@ async def test_automatic_reclaim_can_be_switched_off_and_put_off(world: World) -
     assert (await claim_one(world.engine, **OTHER)).handle.kind == "reclaimed"
 
 
-async def test_work_waiting_for_a_capability_nobody_has_holds_nobody_up(world: World) -> None:
+async def test_work_for_a_missing_capability_blocks_no_other(world: World) -> None:
     hard = [await submit(world.engine, policy=CAPABLE, priority=5) for _ in range(3)]
     easy = await submit(world.engine)
     assert (await claim_one(world.engine)).execution_id == easy

@@ -469,7 +469,7 @@ async def meet(stage: Stage, pair: list[Party], first: Operation, second: Operat
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_the_second_call_answers_to_what_the_first_left(
+async def test_the_second_call_sees_the_result_of_the_first(
     stage: Stage, pair: list[Party], first: Operation, second: Operation
 ) -> None:
     for start in meetings(first, second):
@@ -845,7 +845,7 @@ async def test_the_floor_is_not_raised_while_something_enters_below(
 
 @endings
 @entries
-async def test_what_enters_waits_for_the_raise_and_lowers_the_floor_again(
+async def test_an_insert_waits_for_the_raise_and_lowers_the_floor_again(
     stage: Stage, three: list[Party], entry: Entry, ending: str
 ) -> None:
     one, two, engine = three
@@ -865,7 +865,7 @@ async def test_what_enters_waits_for_the_raise_and_lowers_the_floor_again(
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 @entries
-async def test_what_enters_with_an_old_snapshot_lowers_the_floor_in_any_case(
+async def test_an_insert_with_an_old_snapshot_always_lowers_the_floor(
     stage: Stage, three: list[Party], entry: Entry, isolation: str
 ) -> None:
     one, two, engine = three
@@ -890,7 +890,7 @@ async def test_what_enters_with_an_old_snapshot_lowers_the_floor_in_any_case(
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 @entries
-async def test_an_old_snapshot_does_not_raise_the_floor_over_what_it_cannot_see(
+async def test_an_old_snapshot_does_not_raise_the_floor_over_rows_it_cannot_see(
     stage: Stage, three: list[Party], entry: Entry, isolation: str
 ) -> None:
     one, two, engine = three
@@ -950,9 +950,7 @@ async def test_a_long_transaction_with_urgent_work_keeps_its_place(stage: Stage,
 
 
 @endings
-async def test_what_a_claim_may_still_give_back_stays_above_the_floor(
-    stage: Stage, three: list[Party], ending: str
-) -> None:
+async def test_rows_of_an_open_claim_stay_above_the_floor(stage: Stage, three: list[Party], ending: str) -> None:
     one, two, engine = three
     floor = Floor(stage, engine)
     await floor.arrange(ENTRIES[0])

@@ -1,4 +1,4 @@
-"""Lanes: how they come into being, what their states allow, and what is counted on them."""
+"""Lanes: how they are registered, what their states allow, and their figures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_lane_takes_and_gives_what_its_state_allows(engine: CheckedEngin
 
 
 @pytest.mark.parametrize("state", ["paused", "draining", "disabled"])
-async def test_closing_a_lane_leaves_what_runs_alone(engine: CheckedEngine, clock: Clock, state: str) -> None:
+async def test_closing_a_lane_leaves_running_executions_alone(engine: CheckedEngine, clock: Clock, state: str) -> None:
     claimed = await started(engine)
     lost = await started(engine, lease_ttl=timedelta(seconds=1))
     await engine.set_lane_state("default", state)
@@ -202,7 +202,7 @@ async def _fill(engine: ff.Engine, **counts: int) -> None:
         ({"a": 3, "c": 9}, {"a": 1, "b": 1}, 4, {"a": 3}),
     ],
 )
-async def test_each_lane_gives_its_share_and_then_what_is_left(
+async def test_each_lane_gives_its_share_and_then_the_rest(
     engine: CheckedEngine, filled: dict[str, int], shares: dict[str, int], limit: int, expected: dict[str, int]
 ) -> None:
     await _fill(engine, **filled)

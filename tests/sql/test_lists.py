@@ -1,4 +1,4 @@
-"""Reads and lists: what each answers, for what is there and what is not, and how pages continue."""
+"""Reads and lists: what each returns for known and unknown ids, and how pages continue."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def test_a_partition_is_listed_by_id_and_a_cursor_is_set_only_if_more_foll
     assert len((await engine.list_executions(PartitionKey("fp", 9), limit=2**31 - 1)).items) == 6
 
 
-async def test_a_cursor_excludes_its_own_place_and_shows_what_was_inserted_behind_it(engine: CheckedEngine) -> None:
+async def test_a_cursor_excludes_its_own_row_and_shows_rows_inserted_after_it(engine: CheckedEngine) -> None:
     async def make(number: int) -> ff.ExecutionId:
         return await submit(engine, execution_id=id_in(1, UUID(int=number)))
 
@@ -517,7 +517,7 @@ async def test_found_executions_are_what_read_execution_info_says(engine: Checke
     assert await engine.find_executions(limit=0) == Page(())
 
 
-async def test_a_search_goes_on_where_it_stopped_whatever_came_or_went(
+async def test_a_search_continues_where_it_stopped_despite_inserts_and_deletes(
     plain_engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     engine = plain_engine
@@ -624,7 +624,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 @pytest.mark.slow
-async def test_a_search_among_a_million_executions_looks_at_few_of_them(
+async def test_a_search_among_a_million_executions_reads_few_of_them(
     request: pytest.FixtureRequest, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     if request.node.callspec.params["server"] != "wheel":

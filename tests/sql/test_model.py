@@ -1719,7 +1719,7 @@ async def test_a_lapsed_lease_may_be_over_before_it_is_taken_back(
 
 
 @pytest.mark.parametrize("source", ["lease_holder", "my scheduler"])
-async def test_what_a_lease_cancelled_stays_answered_whatever_came_later(engine: CheckedEngine, source: str) -> None:
+async def test_a_repeated_cancel_by_the_lease_returns_the_same_later(engine: CheckedEngine, source: str) -> None:
     fence = (await started(engine)).handle.fence
     await engine.cancel(fence, "first", source=source)
     await engine.replay_execution(fence.execution_id)
@@ -1755,7 +1755,7 @@ async def test_a_lapsed_grant_is_gone_once_the_execution_was_blocked(engine: Che
         await engine.claim_execution(execution_id, lease_id=mint_uuid(), attempt_id=mint_uuid(), **WORKER)
 
 
-async def test_an_item_that_is_not_made_does_not_stand_in_the_way_of_those_behind_it(engine: CheckedEngine) -> None:
+async def test_an_item_that_is_not_created_does_not_block_later_ones(engine: CheckedEngine) -> None:
     await engine.set_lane_state("closed", "draining")
     known = await submit(engine, idempotency_key="known")
     given = id_in(home(known))

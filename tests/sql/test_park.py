@@ -676,7 +676,7 @@ async def hears(stage: Stage, heard: list[str], *expected: str) -> None:
 
 
 @EVERY_END
-async def test_the_end_of_what_is_watched_is_told_once_per_process(
+async def test_the_end_of_a_watched_execution_notifies_each_process_once(
     stage: Stage, parties: list[Party], end: End
 ) -> None:
     one, two, _ = parties
@@ -708,7 +708,7 @@ async def test_a_batch_of_ends_is_one_notification(stage: Stage, parties: list[P
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_an_end_does_not_wait_for_a_watcher_nor_a_watcher_for_ever(
+async def test_an_end_does_not_wait_for_a_watcher_nor_a_watcher_forever(
     stage: Stage, parties: list[Party], ending: str
 ) -> None:
     one, two, three = parties
@@ -729,7 +729,7 @@ async def test_an_end_does_not_wait_for_a_watcher_nor_a_watcher_for_ever(
     await stage.audit()
 
 
-async def test_what_nobody_watches_any_more_is_swept(stage: Stage, parties: list[Party]) -> None:
+async def test_expired_watches_are_swept(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     son = await child(one)
     await one.watch([son.execution_id], timedelta(seconds=60))
@@ -740,7 +740,7 @@ async def test_what_nobody_watches_any_more_is_swept(stage: Stage, parties: list
     assert await stage.watch.fetchval("select count(*) from flowfabric.watch") == 0
 
 
-async def test_outcomes_tell_how_it_ended_and_nothing_about_what_has_not(stage: Stage, parties: list[Party]) -> None:
+async def test_outcomes_cover_only_ended_executions(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     sons = [await child(one) for _ in range(4)]
     nobody = id_in(3)

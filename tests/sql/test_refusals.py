@@ -1,4 +1,4 @@
-"""Which refusal comes first, what a fence must show, and what repeated and displaced calls are told."""
+"""Which refusal comes first, which fence a call needs, and the results of repeated and displaced calls."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("name", FENCED)
 @pytest.mark.parametrize(("state", "faults", "told"), FAULTS, ids=lambda v: str(v))
-async def test_the_first_fault_in_the_order_of_the_lease_check_is_told(
+async def test_the_first_fault_in_the_order_of_the_lease_check_is_reported(
     world: World, name: str, state: str, faults: str, told: str
 ) -> None:
     reached = Reached(id_in(3), None) if state == "missing" else await world.reach(state)
@@ -274,7 +274,7 @@ REPEATED = [
 
 
 @pytest.mark.parametrize(("state", "name", "answer", "then"), REPEATED, ids=lambda v: getattr(v, "__name__", str(v)))
-async def test_a_repeated_terminal_call_gets_the_first_answer_and_changes_nothing(
+async def test_a_repeated_terminal_call_gets_the_first_result_and_changes_nothing(
     world: World, state: str, name: str, answer: str, then: Then
 ) -> None:
     case = Case(world, await world.reach(state))
@@ -285,7 +285,7 @@ async def test_a_repeated_terminal_call_gets_the_first_answer_and_changes_nothin
     assert await world.picture(case.id) == before
 
 
-async def test_a_repeated_fail_tells_the_original_time_whatever_happened_since(world: World) -> None:
+async def test_a_repeated_fail_always_returns_the_original_time(world: World) -> None:
     at = await world.reach("A")
     first = await world.engine.fail(at.handle, "boom")
     assert isinstance(first, RetryScheduled)
@@ -352,7 +352,7 @@ async def test_an_unfenced_repeat_is_no_repeat(world: World, name: str) -> None:
     assert await outcome(BY_NAME[name].call(case)) == "execution_not_active"
 
 
-async def test_a_cancel_of_the_holder_after_the_operators_is_answered_as_done(world: World) -> None:
+async def test_a_cancel_by_the_holder_after_the_operators_succeeds(world: World) -> None:
     at = await world.reach("A")
     await world.engine.cancel(Operator(at.id), "first reason")
     before = await world.picture(at.id)
@@ -436,7 +436,7 @@ DISPLACED = [
 
 @pytest.mark.parametrize("name", ["renew", "progress", "complete", "delay", "wait_children", "release"])
 @pytest.mark.parametrize(("happened", "told"), DISPLACED, ids=lambda v: getattr(v, "__name__", str(v)))
-async def test_a_displaced_worker_is_told_what_happened(world: World, name: str, happened: Then, told: str) -> None:
+async def test_a_displaced_worker_learns_what_happened(world: World, name: str, happened: Then, told: str) -> None:
     case = Case(world, await world.reach("A"))
     await happened(world, case.handle)
     before = await world.picture(case.id)
@@ -494,7 +494,7 @@ async def test_the_epoch_grows_by_one_with_every_lease_and_suspension_and_with_n
     assert epochs == list(range(1, 11))
 
 
-async def test_cancel_looks_at_the_end_before_the_fence_that_its_source_needs(world: World) -> None:
+async def test_cancel_checks_the_end_before_the_fence(world: World) -> None:
     ended = await world.reach("T:completed")
     for source in ("lease_holder", "billing", "operator_override"):
         assert await outcome(world.engine.cancel(Operator(ended.id, source), "x")) == "execution_not_active"
@@ -505,7 +505,7 @@ async def test_cancel_looks_at_the_end_before_the_fence_that_its_source_needs(wo
 
 @pytest.mark.parametrize("source", ["lease_holder", "billing"])
 @pytest.mark.parametrize("state", ["A", "X", "V"])
-async def test_cancel_names_what_is_missing_of_the_fence_before_it_looks_at_the_lease(
+async def test_cancel_names_missing_parts_of_the_fence_before_it_checks_the_lease(
     world: World, source: str, state: str
 ) -> None:
     at = await world.reach(state)
@@ -569,7 +569,7 @@ async def test_revoke_reports_the_first_reason_why_there_is_nothing_to_revoke(
     assert answer == told
 
 
-async def test_revoke_answers_the_lease_it_took_and_leaves_the_epoch_alone(world: World) -> None:
+async def test_revoke_returns_the_revoked_lease_and_leaves_the_epoch_alone(world: World) -> None:
     at = await world.reach("A")
     revoked = await world.engine.revoke_lease(at.id, reason="drained")
     assert (revoked.lease_id, revoked.lease_epoch) == (at.handle.lease_id, 1)  # type: ignore[union-attr]
@@ -583,7 +583,7 @@ async def test_revoke_answers_the_lease_it_took_and_leaves_the_epoch_alone(world
     assert (last["worker_id"], last["worker_instance_id"]) == ("pool", "pool-1")
 
 
-async def test_replay_looks_at_the_end_before_the_number_of_replays(world: World) -> None:
+async def test_replay_checks_the_end_before_the_number_of_replays(world: World) -> None:
     none_left = ExecutionPolicy(max_replay_count=1)
     await submit(world.engine, policy=none_left)
     for attempt in range(2):
@@ -665,7 +665,7 @@ async def test_arguments_out_of_range_are_refused_and_change_nothing(world: Worl
     assert await world.picture(at.id) == before
 
 
-async def test_progress_leaves_alone_what_is_not_given(world: World) -> None:
+async def test_progress_keeps_fields_that_are_not_given(world: World) -> None:
     claimed = await started(world.engine)
     await world.engine.progress(claimed.handle, percent=40, message="half way")
     await world.engine.progress(claimed.handle, message="nearly")
@@ -676,7 +676,7 @@ async def test_progress_leaves_alone_what_is_not_given(world: World) -> None:
     assert (record.progress_pct, record.progress_message) == (0, "nearly")
 
 
-async def test_answers_of_a_batch_stand_in_the_place_of_their_items(world: World) -> None:
+async def test_verdicts_of_a_batch_are_in_the_order_of_their_items(world: World) -> None:
     done = (await world.reach("T:completed")).handle
     failed = (await world.reach("T:failed")).handle
     held = (await world.reach("A")).handle

@@ -462,7 +462,7 @@ async def test_a_replay_has_no_deadline(world: World) -> None:
     assert (await claim_one(world.engine)).attempt_type == "replay"
 
 
-async def test_a_delay_until_a_past_moment_is_due_at_once(world: World) -> None:
+async def test_a_delay_until_a_past_moment_is_due_immediately(world: World) -> None:
     claimed = await started(world.engine)
     await world.engine.delay(claimed.handle, await world.clock.now() - HOUR)
     assert await world.at(claimed.execution_id) == "D.i"
@@ -471,7 +471,7 @@ async def test_a_delay_until_a_past_moment_is_due_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("lease", "attempt", "deadline"))), ids="-".join)
-async def test_when_several_times_have_come_any_order_is_sound(world: World, order: tuple[str, ...]) -> None:
+async def test_when_several_times_are_due_any_order_is_sound(world: World, order: tuple[str, ...]) -> None:
     at = await world.reach("A", policy=timed(attempt_timeout=40 * SECOND), execution_deadline_at=50 * SECOND)
     await world.clock.advance(minutes=1)
     for kind in order:

@@ -1,4 +1,4 @@
-"""Schedules in the database: stored under a name, paused, and moved on by exactly one of many."""
+"""Schedules in the database: stored under a name, paused, and advanced by exactly one of many processes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_schedules_are_listed_by_name_page_by_page(world: World) -> None:
     assert (await world.engine.list_schedules(limit=0)).items == ()
 
 
-async def test_what_is_due_comes_oldest_first_and_nothing_else(world: World) -> None:
+async def test_only_due_schedules_are_listed_oldest_first(world: World) -> None:
     now = await world.clock.now()
     for name, at in {
         "old": DUE, "older": DUE - timedelta(days=1), "later": now + timedelta(hours=1), "never": None, "paused": DUE,
@@ -139,7 +139,7 @@ async def test_firing_moves_on_and_creates_in_one(world: World) -> None:
     assert claimed == set(made)
 
 
-async def test_only_who_read_the_time_that_stands_fires(world: World) -> None:
+async def test_only_the_process_that_read_the_current_time_fires(world: World) -> None:
     await put(world.engine)
     before = await read(world.engine)
     assert await fire(world.engine, due_at=DUE - timedelta(seconds=1)) is None
@@ -183,7 +183,7 @@ async def test_a_bad_item_fires_nothing_and_moves_nothing(world: World) -> None:
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 0
 
 
-async def test_a_closed_lane_is_passed_over_and_not_shown_as_made(world: World) -> None:
+async def test_a_closed_lane_is_skipped_and_not_shown_as_created(world: World) -> None:
     await put(world.engine)
     await world.engine.set_lane_state("closed", "disabled")
     assert await fire(world.engine, NewExecution(execution_kind="report", lane_id="closed")) == []
@@ -204,7 +204,7 @@ async def test_items_with_times_and_tags_are_made_too(world: World) -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, DUE), (NEXT, NEXT)])
-async def test_resuming_begins_where_it_was_paused_or_where_it_is_told(
+async def test_resuming_continues_where_it_was_paused_or_at_the_time_given(
     world: World, given: datetime | None, expected: datetime
 ) -> None:
     await put(world.engine)
@@ -219,7 +219,7 @@ async def test_resuming_begins_where_it_was_paused_or_where_it_is_told(
     assert (await read(world.engine)).next_at == expected
 
 
-async def test_what_a_schedule_made_outlives_it(world: World) -> None:
+async def test_the_executions_of_a_schedule_outlive_it(world: World) -> None:
     await put(world.engine)
     made = await fire(world.engine)
     assert made is not None

@@ -1,4 +1,4 @@
-"""Signals: what is accepted, in which order it is refused, what it does, and everything else that ends a suspension."""
+"""Signals: which are accepted, the order of refusals, their effects, and everything else that ends a suspension."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("place", range(len(STEPS)), ids=list(STEPS))
-async def test_the_first_step_that_fails_is_the_one_that_is_told(world: SuspendingWorld, place: int) -> None:
+async def test_the_first_failed_check_is_reported(world: SuspendingWorld, place: int) -> None:
     """Step number `place` is violated together with all later ones."""
     wait = await world.suspend(on("k", "go"))
     await world.accept(wait, signal_id=FIRST, signal_name="noise")
@@ -175,7 +175,7 @@ async def test_a_name_is_compared_byte_for_byte(world: SuspendingWorld, name: st
     assert (await world.accept(wait, signal_name=name)).effect == SATISFIED
 
 
-async def test_who_has_no_token_cannot_make_an_execution_wait(world: SuspendingWorld, parties: list[Party]) -> None:
+async def test_a_caller_without_a_token_cannot_lock_an_execution(world: SuspendingWorld, parties: list[Party]) -> None:
     """The token is checked without a lock: a bad one is answered while somebody else holds the row."""
     one, two = parties
     wait = await world.suspend()
@@ -194,7 +194,7 @@ async def test_who_has_no_token_cannot_make_an_execution_wait(world: SuspendingW
 
 @pytest.mark.parametrize("then", ENDS)
 @pytest.mark.parametrize("same", ["signal_id", "idempotency_key"])
-async def test_a_repeated_signal_is_answered_the_same_for_ever(world: SuspendingWorld, same: str, then: str) -> None:
+async def test_a_repeated_signal_always_gets_the_same_result(world: SuspendingWorld, same: str, then: str) -> None:
     wait = await world.suspend(on("k", "done"), timeout_at=await world.clock.now() + 300 * SECOND)
     repeated: dict[str, Any] = {same: new_id() if same == "signal_id" else "hook-1"}
     first = await world.accept(wait, **repeated)
@@ -454,7 +454,7 @@ LIVENESS: list[tuple[str, Then, tuple[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("then", "stands", "told"), [row[1:] for row in LIVENESS], ids=[row[0] for row in LIVENESS])
-async def test_what_an_authentic_signal_is_told(
+async def test_the_result_of_an_authentic_signal(
     world: SuspendingWorld, then: Then, stands: tuple[str, str], told: str
 ) -> None:
     wait = await world.pend(execution_deadline_at=timedelta(days=1))
@@ -606,7 +606,7 @@ EFFECTS: list[tuple[str, Condition, list[Sent]]] = [
 
 
 @pytest.mark.parametrize(("condition", "sent"), [row[1:] for row in EFFECTS], ids=[row[0] for row in EFFECTS])
-async def test_what_each_signal_does(world: SuspendingWorld, condition: Condition, sent: list[Sent]) -> None:
+async def test_the_effect_of_each_signal(world: SuspendingWorld, condition: Condition, sent: list[Sent]) -> None:
     keys = () if not isinstance(condition, OperatorOnly | TimeoutOnly) else ("k",)
     wait = await world.suspend(condition, *keys, timeout_at=await world.in_an_hour())
     for (key, name, (kind, identity)), effect, detail in sent:
@@ -643,7 +643,7 @@ ALONE = [row for row in EFFECTS if {key for (key, _, _), _, _ in row[2]} == {"k"
 
 
 @pytest.mark.parametrize(("condition", "sent"), [row[1:] for row in ALONE], ids=[row[0] for row in ALONE])
-async def test_what_was_buffered_counts_as_if_it_came_later(
+async def test_buffered_signals_count_as_if_they_arrived_later(
     world: SuspendingWorld, condition: Condition, sent: list[Sent]
 ) -> None:
     """The same signals, all of them before the execution suspends."""
@@ -660,7 +660,7 @@ async def test_what_was_buffered_counts_as_if_it_came_later(
     assert {one.suspension_id for one in recorded} == {(await world.suspension(wait)).suspension_id}
 
 
-async def test_what_a_signal_said_is_kept_as_it_was(world: SuspendingWorld) -> None:
+async def test_a_signal_is_stored_unchanged(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     sent_at = await world.clock.now() - timedelta(days=3)
     said = {
@@ -676,7 +676,7 @@ async def test_what_a_signal_said_is_kept_as_it_was(world: SuspendingWorld) -> N
     assert before <= kept.accepted_at <= await world.clock.now(), "the engine's own clock"
 
 
-async def test_what_a_signal_does_not_say_has_a_default(world: SuspendingWorld) -> None:
+async def test_missing_fields_of_a_signal_have_defaults(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     await world.accept(wait)
     (kept,) = (await world.engine.read_signals(wait.id)).items
@@ -833,7 +833,7 @@ async def test_with_nothing_kept_only_satisfiers_stay(world: SuspendingWorld) ->
     ]
 
 
-async def test_what_is_buffered_is_not_dropped_before_anybody_knows_what_it_is_good_for(world: SuspendingWorld) -> None:
+async def test_buffered_signals_are_not_dropped_before_a_condition_exists(world: SuspendingWorld) -> None:
     wait = await world.pend()
     sent = [await world.accept(wait, signal_name=name, signal_maxlen=1) for name in ("yes", "no", "no", "no")]
     answer = await world.suspend_on_pending(wait, count_signals(2, "k", name="yes"))
@@ -929,7 +929,7 @@ async def test_one_byte_too_many_is_refused(world: SuspendingWorld, kind: Callab
     [(2, None, 2), (2, 3, 3), (3, 1, 1), (None, 2, 2), (2, 0, None), (0, None, None), (0, 2, 2)],
     ids=lambda value: str(value),
 )
-async def test_so_many_signals_per_execution(
+async def test_the_limit_of_signals_per_execution(
     world: SuspendingWorld, policy: int | None, argument: int | None, allowed: int | None
 ) -> None:
     creating = {} if policy is None else {"policy": ExecutionPolicy(max_signals_per_execution=policy)}
@@ -1003,7 +1003,7 @@ async def test_an_operators_decision_is_a_signal_without_a_token(world: Suspendi
         ("name execution", "invalid_input"),
     ],
 )
-async def test_an_operators_mistakes_are_told_in_order(world: SuspendingWorld, wrong: str, told: str) -> None:
+async def test_an_operators_mistakes_are_reported_in_order(world: SuspendingWorld, wrong: str, told: str) -> None:
     wait, other = await world.suspend(), await world.suspend()
     given: dict[str, Any] = {}
     for what in wrong.split():
@@ -1045,7 +1045,7 @@ async def test_a_key_that_signs_nothing_any_more_does_not_stop_an_operator(world
     assert isinstance(answer, Accepted) and answer.effect == SATISFIED
 
 
-async def test_approvals_are_told_apart_by_name_and_suffix(world: SuspendingWorld) -> None:
+async def test_approvals_are_distinguished_by_name_and_suffix(world: SuspendingWorld) -> None:
     wait = await world.suspend(count_signals(3, "k"))
     first = await world.approve(wait, "1")
     assert isinstance(first, Accepted)
@@ -1079,7 +1079,7 @@ async def test_an_approval_keeps_as_many_signals_as_it_says(world: SuspendingWor
 # ---- the signal events
 
 
-async def test_one_event_for_each_signal_that_was_answered_and_none_for_those_refused(world: SuspendingWorld) -> None:
+async def test_one_event_for_each_accepted_signal_and_none_for_refused_ones(world: SuspendingWorld) -> None:
     wait = await world.pend()
     start = (await world.engine.read_events()).next_cursor
     said = {"payload": b"a secret payload", "correlation_id": "c-17", "source_identity": "alice"}
@@ -1176,7 +1176,7 @@ async def test_two_reviewers_approve(world: SuspendingWorld) -> None:
     ],
     ids=["any name", "no matcher", "by name"],
 )
-async def test_a_rejection_wakes_only_who_waits_for_any_name(
+async def test_a_rejection_wakes_only_waits_for_any_name(
     world: SuspendingWorld, condition: Condition, effect: str, detail: str
 ) -> None:
     wait = await deploying(world, condition)
@@ -1187,7 +1187,7 @@ async def test_a_rejection_wakes_only_who_waits_for_any_name(
     assert seen == (["rejected"] if effect == SATISFIED else [])
 
 
-async def test_nobody_answers(world: SuspendingWorld) -> None:
+async def test_a_wait_without_a_signal_times_out(world: SuspendingWorld) -> None:
     wait = await deploying(world)
     await world.clock.advance(hours=1)
     assert (await world.engine.run_timers("suspension")).handled == 1
@@ -1248,7 +1248,7 @@ async def test_the_prepared_callback_expires_before_it_is_used(world: Suspending
     assert isinstance(await world.suspend_on_pending(wait), Suspended)
 
 
-async def test_answers_of_several_subsystems(world: SuspendingWorld) -> None:
+async def test_signals_of_several_subsystems(world: SuspendingWorld) -> None:
     keys = ["db", "cache", "flags"]
     wait = await world.suspend(all_of_waitpoints(keys))
     assert list(wait.points) == keys

@@ -1,4 +1,4 @@
-"""Durable steps in the database: who may write them, what stays, what is replaced, what is forgotten."""
+"""Durable steps in the database: who may record them, which records stay, which are replaced, which are deleted."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_many_executions_in_one_call_each_get_their_own_verdict(world: Wor
 # ---- what stays
 
 
-async def test_a_repeated_call_changes_nothing_and_gets_the_same_answer(world: World) -> None:
+async def test_a_repeated_call_changes_nothing_and_returns_the_same(world: World) -> None:
     held = await started(world.engine)
     items = [
         (held.handle, NewStep(name="a", result=b"1", encoding="e", seconds=0.5)),
@@ -149,7 +149,7 @@ async def test_a_repeated_call_changes_nothing_and_gets_the_same_answer(world: W
 
 
 @pytest.mark.parametrize("later", [{"result": b"2"}, {"error": BOOM}, {}])
-async def test_what_is_done_stays_as_it_was(world: World, later: dict[str, Any]) -> None:
+async def test_a_finished_step_never_changes(world: World, later: dict[str, Any]) -> None:
     held = await started(world.engine)
     await record(world.engine, held.handle, result=b"1", seconds=1.0)
     before = await world.engine.read_steps([held.execution_id])
@@ -161,7 +161,7 @@ async def test_what_is_done_stays_as_it_was(world: World, later: dict[str, Any])
     ("later", "holds"),
     [({"result": b"2"}, b"2"), ({"error": '{"message": "again"}'}, "again"), ({}, None)],
 )
-async def test_a_failure_is_replaced_by_what_comes_after_it(world: World, later: dict[str, Any], holds: Any) -> None:
+async def test_a_failure_is_replaced_by_the_next_record(world: World, later: dict[str, Any], holds: Any) -> None:
     held = await started(world.engine)
     await record(world.engine, held.handle, error=BOOM, seconds=1.0)
     await record(world.engine, held.handle, **later)
@@ -300,7 +300,7 @@ async def test_replaying_a_success_begins_a_new_generation(world: World) -> None
     assert [(s.generation, s.run, s.result) for s in every] == [(0, 0, b"0"), (1, 1, b"1"), (2, 2, b"2")]
 
 
-async def test_what_a_displaced_worker_recorded_stays_and_what_it_records_later_does_not(world: World) -> None:
+async def test_records_of_a_displaced_worker_stay_and_later_ones_are_refused(world: World) -> None:
     held = await started(world.engine)
     await record(world.engine, held.handle, "a", result=b"mine")
     await lapse(world, held.execution_id)
@@ -339,7 +339,7 @@ async def test_steps_go_with_their_execution(world: World) -> None:
     assert [row["id"] for row in await world.sql.fetch("select id from flowfabric.step")] == [kept.execution_id]
 
 
-async def test_the_audit_finds_a_step_that_belongs_to_nobody(world: World) -> None:
+async def test_the_audit_finds_an_orphaned_step(world: World) -> None:
     held = await started(world.engine)
     await record(world.engine, held.handle)
     await world.sql.execute("update flowfabric.step set generation = 1")
@@ -383,7 +383,7 @@ async def test_the_same_name_and_number_again_gives_the_child_that_was_made(worl
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 
-async def test_a_known_key_gives_the_execution_that_stands_and_that_is_remembered(world: World) -> None:
+async def test_a_known_key_returns_and_records_the_existing_execution(world: World) -> None:
     standing = await submit(world.engine, lane_id="other", idempotency_key="k")
     held = await started(world.engine)
     item = NewExecution(execution_kind="child", idempotency_key="k")
@@ -431,7 +431,7 @@ async def test_a_child_is_one_statement(world: World, monkeypatch: pytest.Monkey
     assert len(statements) == 1
 
 
-async def test_a_lost_answer_does_not_make_a_second_child(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_response_does_not_create_a_second_child(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statement is committed, its answer never arrives, and it is asked again on another connection."""
     held = await started(world.engine)
     fetch = asyncpg.Connection.fetch

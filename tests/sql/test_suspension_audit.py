@@ -1,4 +1,4 @@
-"""What the audit says when rows of suspensions, waitpoints, signals or keys are damaged: every rule finds its own."""
+"""The audit on damaged rows of suspensions, waitpoints, signals and keys: every rule finds its own violation."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def found(stage: Stage) -> set[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_what_is_in_order_is_left_alone(stage: Stage, engine: Party, place: str) -> None:
+async def test_a_sound_database_has_no_violations(stage: Stage, engine: Party, place: str) -> None:
     await PLACES[place](stage, engine)
     assert await found(stage) == set()
 
@@ -269,7 +269,7 @@ async def test_every_rule_about_suspensions_is_tried() -> None:
     assert about and about <= {damage.rule for damage in DAMAGES}
 
 
-async def test_the_audit_of_one_partition_looks_at_that_alone(stage: Stage, engine: Party) -> None:
+async def test_the_audit_of_one_partition_checks_only_that_partition(stage: Stage, engine: Party) -> None:
     at = await _suspended(stage, engine)
     await stage.watch.execute(_WAITPOINT + "signal_count = 7")
     mine = home(at.handle.execution_id)

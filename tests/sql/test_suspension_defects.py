@@ -123,7 +123,7 @@ async def test_a_signal_for_a_pending_waitpoint_needs_no_other_call(world: Suspe
     assert [one.payload for one in await world.engine.observe_signals(wait.handle)] == [b"early", None]
 
 
-async def test_nobody_sleeps_on_an_answer_that_has_arrived(world: SuspendingWorld) -> None:
+async def test_no_execution_waits_for_a_signal_that_has_arrived(world: SuspendingWorld) -> None:
     wait = await world.pend()
     await world.accept(wait)
     assert isinstance(await world.suspend_on_pending(wait), AlreadySatisfied)
@@ -181,7 +181,7 @@ async def test_a_fresh_waitpoint_does_not_overwrite_another(world: SuspendingWor
     assert (await world.accept(victim)).effect == SATISFIED
 
 
-async def test_who_does_not_hold_the_lease_cannot_suspend_or_make_waitpoints(world: SuspendingWorld) -> None:
+async def test_without_the_lease_no_caller_can_suspend_or_create_waitpoints(world: SuspendingWorld) -> None:
     wait = await world.hold(lease_ttl=60 * SECOND)
 
     async def told(handle: Handle) -> set[str]:
@@ -231,7 +231,7 @@ async def test_nothing_is_suspended_on_arguments_that_make_no_sense(
     assert await world.stored() == before
 
 
-async def test_a_repeated_suspend_gives_nobody_the_tokens_of_another_execution(world: SuspendingWorld) -> None:
+async def test_a_repeated_suspend_never_returns_tokens_of_another_execution(world: SuspendingWorld) -> None:
     wait = await world.suspend(idempotency_key="key", timeout_at=await world.in_an_hour())
     other = await neighbour(world, wait)
     await world.suspend(of=other, idempotency_key="key")
@@ -271,7 +271,7 @@ async def test_a_stale_fence_is_not_called_a_conflict_that_may_be_tried_again(wo
             assert not error.retryable
 
 
-async def test_a_key_that_was_rotated_out_does_not_verify_for_ever(world: SuspendingWorld) -> None:
+async def test_a_rotated_key_does_not_verify_forever(world: SuspendingWorld) -> None:
     rotate = world.engine.rotate_waitpoint_hmac_secret_all
     wait = await world.suspend(on("k", "never"))
     for kid in ("", "a:b", "a b", "x" * 65, "é"):
@@ -334,7 +334,7 @@ async def test_the_expiry_of_pending_waitpoints_leaves_active_ones_and_their_sig
     assert sorted(kinds) == sorted(TimerKind), "every kind of timer has a duty that looks after it"
 
 
-async def test_what_an_operator_resumed_can_be_claimed_and_is_promoted(world: SuspendingWorld) -> None:
+async def test_an_execution_resumed_by_an_operator_is_claimable_and_promoted(world: SuspendingWorld) -> None:
     wait = await world.suspend(all_of("a", "b"))
     await world.accept(wait, "a")
     answer = await world.engine.resume_execution(wait.id, "operator", 60 * SECOND)
@@ -348,7 +348,7 @@ async def test_what_an_operator_resumed_can_be_claimed_and_is_promoted(world: Su
     assert await world.engine.observe_signals(held.handle) == []
 
 
-async def test_a_resumed_attempt_goes_on_as_the_attempt_it_was(world: SuspendingWorld) -> None:
+async def test_a_resumed_attempt_continues_as_the_same_attempt(world: SuspendingWorld) -> None:
     timed = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=10 * 60 * SECOND))
     wait = await world.hold(policy=timed)
     (first,) = await world.engine.list_attempts(wait.id)
@@ -395,7 +395,7 @@ async def test_there_is_one_way_to_sign_a_token(world: SuspendingWorld) -> None:
     assert answer.details.waitpoint_token.reveal() == expected
 
 
-async def test_who_has_no_token_learns_nothing(world: SuspendingWorld) -> None:
+async def test_a_caller_without_a_token_learns_nothing(world: SuspendingWorld) -> None:
     wait, other = await world.suspend(), await world.suspend()
     over = await world.suspend()
     await world.engine.cancel(Operator(over.id), "enough")
@@ -417,7 +417,7 @@ async def test_who_has_no_token_learns_nothing(world: SuspendingWorld) -> None:
     }
 
 
-async def test_a_late_signal_is_told_that_it_is_late(world: SuspendingWorld) -> None:
+async def test_a_late_signal_is_refused_as_late(world: SuspendingWorld) -> None:
     resumed, over = await world.suspend(), await world.suspend()
     await world.accept(resumed)
     await world.engine.cancel(Operator(over.id), "enough")
@@ -472,7 +472,7 @@ async def test_no_name_resumes_what_no_signal_may_resume(world: SuspendingWorld,
     assert (await world.record(wait.id)).public_state == "suspended"
 
 
-async def test_effects_have_three_words_whatever_the_condition(world: SuspendingWorld) -> None:
+async def test_effects_have_three_words_for_every_condition(world: SuspendingWorld) -> None:
     for condition in (
         Single("k", ByName("yes")),
         AllMet((Single("k", ByName("yes")),)),
@@ -622,7 +622,7 @@ async def test_every_stored_word_is_a_published_one(world: SuspendingWorld) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_keys_and_names_are_checked_however_few_and_however_deep(
+async def test_keys_and_names_are_checked_at_every_number_and_depth(
     world: SuspendingWorld, bindings: list[str], condition: Any, code: str
 ) -> None:
     wait = await world.hold()
@@ -643,7 +643,7 @@ async def test_suspending_by_triple_compares_all_three(world: SuspendingWorld) -
     assert await outcome(world.engine.suspend_by_triple(wait.handle.fence, **args)) == "execution_not_active"
 
 
-async def test_a_waitpoint_id_that_another_just_took_is_told_as_that(world: SuspendingWorld) -> None:
+async def test_a_waitpoint_id_that_was_just_taken_is_reported(world: SuspendingWorld) -> None:
     """Two executions of one partition race for one id; the index decides, and the loser keeps its lease."""
     first = await world.hold()
     second = await neighbour(world, first)

@@ -442,7 +442,7 @@ async def at_once(stage: Stage, pair: list[Party], start: str, first: Operation,
 
 
 @pytest.mark.parametrize(("first", "second"), _pairs())
-async def test_whatever_comes_at_once_leaves_what_one_order_leaves(
+async def test_concurrent_calls_match_one_serial_order(
     stage: Stage, pair: list[Party], first: Operation, second: Operation
 ) -> None:
     one, _ = pair

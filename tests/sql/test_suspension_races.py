@@ -1,4 +1,4 @@
-"""The races of a suspension, each with the outcome that the contract guarantees, whoever comes first.
+"""The races of a suspension, each with the outcome that the contract guarantees in either order.
 
 One call is held in an open transaction while the other arrives; then it commits or rolls back.
 """
@@ -152,7 +152,7 @@ async def test_of_two_satisfying_signals_one_resumes_and_the_other_is_late(
 
 @endings
 @pytest.mark.parametrize("by", ["signal_id", "idempotency_key", "approval"])
-async def test_of_one_signal_sent_twice_at_once_one_is_taken(
+async def test_of_one_signal_sent_twice_concurrently_one_is_accepted(
     stage: Stage, parties: list[Party], by: str, ending: str
 ) -> None:
     one, two, _ = parties
@@ -317,7 +317,7 @@ async def test_a_signal_behind_a_suspend_is_evaluated(stage: Stage, parties: lis
 
 
 @endings
-async def test_signals_on_two_waitpoints_at_once_are_both_counted(
+async def test_concurrent_signals_on_two_waitpoints_are_both_counted(
     stage: Stage, parties: list[Party], ending: str
 ) -> None:
     one, two, _ = parties
@@ -468,7 +468,7 @@ async def test_a_token_made_during_a_rotation_is_good_for_the_grace(
 
 
 @endings
-async def test_rotations_come_one_after_the_other(stage: Stage, parties: list[Party], ending: str) -> None:
+async def test_rotations_run_one_after_the_other(stage: Stage, parties: list[Party], ending: str) -> None:
     one, two, _ = parties
     await one.begin()
     await one.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32)
@@ -482,7 +482,7 @@ async def test_rotations_come_one_after_the_other(stage: Stage, parties: list[Pa
 # What does not wait
 
 
-async def test_who_has_no_token_waits_for_nobody(stage: Stage, parties: list[Party]) -> None:
+async def test_a_caller_without_a_token_waits_for_no_lock(stage: Stage, parties: list[Party]) -> None:
     one, two, _ = parties
     claimed, point = await suspended(stage, one)
     await one.begin()
@@ -512,7 +512,7 @@ _READS: dict[str, Callable[[Party, Claimed, Point], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", _READS)
-async def test_a_read_waits_for_nobody_and_sees_what_stands(stage: Stage, parties: list[Party], name: str) -> None:
+async def test_a_read_waits_for_no_lock_and_sees_committed_rows(stage: Stage, parties: list[Party], name: str) -> None:
     one, two, _ = parties
     claimed, point = await suspended(stage, one)
     before = await _READS[name](two, claimed, point)

@@ -1,6 +1,6 @@
-"""Workers, senders, operators and duties at the same few executions, as fast as they can; in the end nothing is lost.
+"""Workers, senders, operators and duties on the same few executions, as fast as they can; at the end nothing is lost.
 
-Every actor has a connection of its own on which the driver's errors are not hidden, so a deadlock fails the test. What
+Every actor has its own connection on which the driver's errors are not hidden, so a deadlock fails the test. What
 they do is drawn from a fixed seed; in which order the server takes it is not.
 """
 
@@ -276,7 +276,7 @@ async def drain(stage: Stage, party: Party, crowd: Crowd) -> None:
 
 @pytest.mark.both_servers
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2))
-async def test_whatever_happens_at_once_no_signal_and_no_wake_up_is_lost(stage: Stage, seed: int) -> None:
+async def test_concurrent_work_loses_no_signal_and_no_wake_up(stage: Stage, seed: int) -> None:
     await stage.empty()
     parties = await stage.company(9)
     crowd = Crowd(stage)

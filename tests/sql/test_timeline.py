@@ -1,4 +1,4 @@
-"""The event log as people look at it: one execution's history, and counts."""
+"""The event log for people: one execution's history, and counts."""
 
 from __future__ import annotations
 

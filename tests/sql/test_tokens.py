@@ -1,6 +1,6 @@
-"""The keystore and the tokens it signs: what is signed, how it is verified, rotation, what never shows.
+"""The keystore and the tokens it signs: signing, verification, rotation, and secrets that are never shown.
 
-The clock stands still in most of these tests, so that the last instant of a grace can be looked at.
+The clock stands still in most of these tests, so that tests can check the last instant of a grace period.
 """
 
 from __future__ import annotations
@@ -349,14 +349,14 @@ async def test_no_token_at_all_is_missing(engine: ff.Engine, sql: asyncpg.Connec
     )
 
 
-async def test_what_is_no_text_is_no_token(engine: ff.Engine) -> None:
+async def test_a_token_that_is_not_text_is_refused(engine: ff.Engine) -> None:
     at = await spot(engine)
     for token in (5, at.text.encode(), [at.text], object()):
         with pytest.raises(ff.InvalidInput, match="waitpoint_token"):
             await deliver(engine, at, token)
 
 
-async def test_all_that_is_unknown_gets_one_answer(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_every_unknown_token_gets_the_same_refusal(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     await rotate(engine, "a", A)
     old = await spot(engine)
     await rotate(engine, "b", B)
@@ -410,7 +410,7 @@ async def test_all_that_is_unknown_gets_one_answer(engine: CheckedEngine, sql: a
         await accepted(engine, one)
 
 
-async def test_the_key_that_stands_in_for_an_unknown_one_opens_nothing(
+async def test_the_dummy_key_for_an_unknown_one_verifies_nothing(
     engine: CheckedEngine, sql: asyncpg.Connection[Any], still: Clock
 ) -> None:
     """Where a key is missing a digest is computed all the same, with a key that anybody can guess."""
@@ -490,7 +490,7 @@ FIRST: dict[str, tuple[Callable[[ff.Engine, Spot], Awaitable[None]], dict[str, A
 }
 
 
-async def test_nothing_is_told_before_the_token_is_verified(engine: CheckedEngine, still: Clock) -> None:
+async def test_nothing_is_revealed_before_the_token_is_verified(engine: CheckedEngine, still: Clock) -> None:
     await rotate(engine, "a", A, GRACE)
     spots = {}
     for case, (prepare, fields, answer) in FIRST.items():
@@ -781,7 +781,7 @@ async def test_the_first_rotation_has_no_key_before_it(engine: CheckedEngine, sq
     assert await engine.list_waitpoint_hmac_kids() == WaitpointKids("a", ())
 
 
-async def test_a_rotation_repeated_after_a_lost_answer_changes_nothing(
+async def test_a_rotation_repeated_after_a_lost_response_changes_nothing(
     engine: CheckedEngine, still: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     await rotate(engine, "a", A, GRACE)
@@ -880,7 +880,7 @@ async def test_the_same_seed_at_the_same_time_is_seeded_once(
     assert sorted(same) == [False] * 4 + [True] * 3
 
 
-async def test_rotations_at_the_same_time_come_one_after_the_other(
+async def test_concurrent_rotations_run_one_after_the_other(
     pair: tuple[ff.Engine, ff.Engine], sql: asyncpg.Connection[Any]
 ) -> None:
     answers = await together([rotate(pair[n % 2], f"r{n}", f"{n:064x}") for n in range(8)])
@@ -1074,7 +1074,7 @@ def test_a_token_is_printed_by_its_kid_and_length(text: str, shown: str) -> None
 # What never shows
 
 
-async def test_nothing_secret_is_printed_told_logged_or_stored(
+async def test_nothing_secret_is_printed_raised_logged_or_stored(
     engine: CheckedEngine, sql: asyncpg.Connection[Any], still: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

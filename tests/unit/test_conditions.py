@@ -181,7 +181,7 @@ def test_json_nested_without_end_is_refused_as_any_other(what: str) -> None:
 
 
 @pytest.mark.parametrize("value", [5, None, ["OperatorOnly"], {5}, OperatorOnly, ByName("x"), (on("k"),)], ids=str)
-def test_what_is_no_condition_is_refused_by_its_type(value: object) -> None:
+def test_an_invalid_condition_is_refused_by_its_type(value: object) -> None:
     with pytest.raises(ff.InvalidInput, match="resume_condition"):
         check_condition(value, has_deadline=True)
 
@@ -232,7 +232,7 @@ RULES: list[tuple[str, Condition]] = [
     ids=["root", "first", "third", "inner", "deep"],
 )
 @pytest.mark.parametrize(("code", "node"), RULES, ids=[code for code, _ in RULES])
-def test_every_rule_is_told_by_its_code_and_its_node(code: str, node: Condition, around: Any, path: str) -> None:
+def test_every_rule_is_reported_with_its_code_and_node(code: str, node: Condition, around: Any, path: str) -> None:
     for value in (around(node), condition_to_json(around(node))):
         with pytest.raises(ff.InvalidInput) as refused:
             check_condition(value, has_deadline=False, field="where")
@@ -272,13 +272,13 @@ def test_composites_nest_four_deep_and_no_deeper(inner: Condition) -> None:
     ],
     ids=str,
 )
-def test_of_several_faults_of_a_node_the_first_of_the_table_is_told(code: str, condition: Condition) -> None:
+def test_of_several_faults_of_a_node_the_first_of_the_table_is_reported(code: str, condition: Condition) -> None:
     with pytest.raises(ff.InvalidInput) as refused:
         check_condition(condition, has_deadline=False)
     assert refused.value.problem == f"{code} at <root>"
 
 
-def test_of_several_faults_the_first_node_is_told() -> None:
+def test_of_several_faults_the_first_node_is_reported() -> None:
     with pytest.raises(ff.InvalidInput) as refused:
         check_condition(all_of("a", on("b", ""), count(0), AllMet(())), has_deadline=False)
     assert refused.value.problem == "empty signal name at members[1]"
@@ -304,12 +304,12 @@ def test_of_several_faults_the_first_node_is_told() -> None:
     ],
     ids=lambda condition: str(condition)[:60],
 )
-def test_what_breaks_no_rule_is_taken(condition: Condition) -> None:
+def test_a_valid_condition_is_accepted(condition: Condition) -> None:
     assert check_condition(condition, has_deadline=False) == condition
 
 
 @pytest.mark.parametrize("condition", [TimeoutOnly(), all_of("k", TimeoutOnly())], ids=str)
-def test_what_waits_for_its_time_alone_needs_one(condition: Condition) -> None:
+def test_a_condition_that_waits_only_for_time_needs_a_timeout(condition: Condition) -> None:
     assert check_condition(condition, has_deadline=True) == condition
     with pytest.raises(ff.InvalidInput, match="timeout_only_without_deadline"):
         check_condition(condition, has_deadline=False)

@@ -368,7 +368,7 @@ def test_objects_that_do_not_compare_are_compared_by_their_fields() -> None:
     assert (type(back), back.x, back.inner) == (Opaque, 1, [Point(2)])
 
 
-def test_what_a_model_keeps_private_does_not_travel_and_does_not_matter() -> None:
+def test_private_attributes_of_a_model_are_ignored() -> None:
     person = Person(fullName="Ada", homes=[Address(street="x")], born=datetime(2024, 1, 1, tzinfo=UTC))
 
     back = there_and_back(Person, person)
@@ -1042,7 +1042,7 @@ def listed(value: Any) -> Any:
 
 
 @given(st.data())
-def test_what_is_accepted_reads_back_equal_whatever_was_given(data: st.DataObject) -> None:
+def test_every_accepted_value_reads_back_equal(data: st.DataObject) -> None:
     annotation = data.draw(typed)[0]
     value = data.draw(odd | typed.flatmap(lambda other: other[1]))
 

@@ -9,7 +9,7 @@ from flowfabric import _duties
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_duty_is_named_as_its_file_and_stands_in_the_glossary() -> None:
+def test_every_duty_is_named_as_its_file_and_is_in_the_glossary() -> None:
     glossary = (ROOT / "docs" / "concepts" / "glossary.md").read_text()
     for duty in _duties.ALL:
         assert duty.__module__ == f"flowfabric._duties.{duty.name}"

@@ -252,7 +252,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
 
 
-def test_what_unwinds_a_handler_is_no_exception_that_it_would_catch() -> None:
+def test_a_handlers_except_exception_does_not_catch_interrupted() -> None:
     assert not issubclass(Interrupted, Exception)
     assert "Interrupted" in (errors.__doc__ or "")
 

@@ -173,7 +173,7 @@ def test_tasks_may_have_parameters_called_name_and_after(flow: Flow) -> None:
 # ---- joins
 
 
-def test_a_node_comes_after_what_it_takes_and_what_it_is_told(flow: Flow) -> None:
+def test_a_node_comes_after_its_arguments_and_after(flow: Flow) -> None:
     a, b, c = (flow.add(double, n, name=name) for n, name in enumerate("abc"))
     flow.add(total, [a, 1, b], a, name="args")
     flow.add(double, a, after=b, name="both")
@@ -447,7 +447,7 @@ _join = st.tuples(st.just("all"), st.lists(st.tuples(_plain, st.booleans()), min
 
 
 @given(st.recursive(_leaf | _join, _shapes, max_leaves=12))
-def test_any_place_is_filled_with_what_was_passed(shape: Any) -> None:
+def test_every_placeholder_is_filled_with_the_passed_result(shape: Any) -> None:
     taken = _Taken()
 
     def make(shape: Any) -> tuple[Any, Any]:
@@ -593,7 +593,7 @@ def test_a_seed_makes_the_same_of_the_same(flow: Flow) -> None:
     assert {name: node.execution.execution_id for name, node in built(flow).items()} == ids
 
 
-def test_a_key_stands_for_one_flow_of_a_name_and_namespace(flow: Flow) -> None:
+def test_a_key_identifies_one_flow_of_a_name_and_namespace(flow: Flow) -> None:
     ids = {
         flow.id_of("a"), app.flow("night").id_of("a"), flow.id_of("b"), app.flow("day").id_of("a"),
         app.flow("night", namespace="").id_of("a"),

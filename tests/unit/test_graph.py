@@ -1,4 +1,4 @@
-"""Graphs without a database: what can be one, in which order it stands, which cycle is in the way; policies as JSON."""
+"""Graphs without a database: validity, order, cycles; policies as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def acyclic(draw: st.DrawFn) -> list[NewNode]:
 
 
 @given(acyclic())
-def test_every_node_stands_once_and_behind_what_it_comes_after(nodes: list[NewNode]) -> None:
+def test_every_node_appears_once_and_after_its_upstreams(nodes: list[NewNode]) -> None:
     order = check_graph(nodes)
     assert sorted(order) == list(range(len(nodes)))
     place = {nodes[number].name: place for place, number in enumerate(order)}
@@ -67,7 +67,7 @@ def test_every_node_stands_once_and_behind_what_it_comes_after(nodes: list[NewNo
                 assert place[str(edge.upstream)] < place[one.name]
 
 
-def test_what_waits_for_nothing_keeps_the_order_it_was_given_in() -> None:
+def test_nodes_without_upstreams_keep_their_order() -> None:
     assert names_in_order([node("c"), node("a"), node("b", MEMBER)]) == ["c", "a", "b"]
     assert names_in_order([node("d", "b", "c"), node("c", "a"), node("b", "a"), node("a")]) == ["a", "c", "b", "d"]
 
@@ -115,7 +115,7 @@ def cycle_in(nodes: Sequence[NewNode]) -> list[str]:
 
 
 @given(any_edges())
-def test_exactly_what_has_a_cycle_is_refused_and_the_path_is_one(nodes: list[NewNode]) -> None:
+def test_exactly_the_graphs_with_a_cycle_are_refused_with_the_cycle(nodes: list[NewNode]) -> None:
     if not has_cycle(nodes):
         assert len(check_graph(nodes)) == len(nodes)
         return
@@ -135,7 +135,7 @@ def test_the_path_goes_from_upstream_to_downstream() -> None:
         assert " -> ".join(path) in ("a -> b -> c -> a", "b -> c -> a -> b", "c -> a -> b -> c")
 
 
-def test_a_cycle_of_many_nodes_is_told_as_a_whole() -> None:
+def test_a_cycle_of_many_nodes_is_reported_completely() -> None:
     count = 10_000
     path = cycle_in([node(f"n{place}", f"n{(place - 1) % count}") for place in range(count)])
     assert len(path) == count + 1
@@ -157,7 +157,7 @@ def refused_field(nodes: Any) -> tuple[str | None, str]:
     return refused.value.field, str(refused.value)
 
 
-def test_an_unknown_upstream_is_named_with_who_wants_it() -> None:
+def test_an_unknown_upstream_is_named_with_its_downstream() -> None:
     field, text = refused_field([node("a"), node("b", "a", "x")])
     assert field == "nodes[1].after"
     assert "'b' comes after 'x'" in text
@@ -183,7 +183,7 @@ def test_an_unknown_upstream_is_named_with_who_wants_it() -> None:
         ([node("a"), node("b", "a", policy=AnyOf("stop"))], "nodes[1].policy.on_satisfied"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_node_is_named_by_its_place(nodes: Any, field: str) -> None:
+def test_an_invalid_node_is_named_by_its_index(nodes: Any, field: str) -> None:
     assert refused_field(nodes)[0] == field
 
 
@@ -268,7 +268,7 @@ def test_words_are_taken_for_what_happens_to_the_rest() -> None:
         (AnyOf([]), "p.on_satisfied"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_policy_is_refused_by_name(value: object, field: str) -> None:
+def test_an_invalid_policy_is_refused_by_name(value: object, field: str) -> None:
     with pytest.raises(ff.InvalidInput) as refused:
         check_policy(value, "p")
     assert refused.value.field == field

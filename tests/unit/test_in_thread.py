@@ -70,7 +70,7 @@ async def test_a_function_that_raises_what_a_future_cannot_carry() -> None:
         await asyncio.to_thread(in_thread, a_handler(), ask(next, iter(())))
 
 
-async def test_an_interruption_leaves_the_thread_at_once_and_cancels_the_coroutine() -> None:
+async def test_an_interruption_leaves_the_thread_immediately_and_cancels_the_coroutine() -> None:
     cancelled = asyncio.Event()
 
     def unwind() -> None:
@@ -119,7 +119,7 @@ async def test_a_coroutine_that_is_cancelled_before_it_begins_is_closed() -> Non
 
 
 @pytest.mark.parametrize("changes", [{"is_cancelled": True}, {"unwound_at": object()}])
-async def test_a_handler_that_was_told_to_stop_is_refused(changes: dict[str, Any]) -> None:
+async def test_a_handler_that_was_asked_to_stop_is_refused(changes: dict[str, Any]) -> None:
     async def work() -> None:
         pytest.fail("never begun")
 

@@ -1,4 +1,4 @@
-"""What a run of a handler is told about the runs before it, and how exceptions are kept for it."""
+"""The records of earlier runs that a run of a handler reads, and how exceptions are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(name: str, n: int = 0, kind: StepKind = "step", run: int = 0, error: An
     )  # fmt: skip
 
 
-def test_a_name_is_counted_and_what_is_known_of_each_use_is_given() -> None:
+def test_uses_of_a_name_are_counted_and_each_returns_its_record() -> None:
     known = [step("a", 0), step("a", 2), step("b", 0)]
     memory = Memory(known)
     assert [memory.next(name, "step") for name in ("a", "b", "a", "a", "a", "c")] == [
@@ -54,7 +54,7 @@ def test_a_success_is_known_to_every_later_run() -> None:
     assert Memory([step("a", run=0)], 7).next("a", "step")[1] is not None
 
 
-def test_what_was_done_and_is_not_asked_for_any_more_is_told() -> None:
+def test_recorded_steps_that_are_not_reached_are_reported() -> None:
     memory = Memory([step("a"), step("b"), step("b", 1), step("c", kind="submit")])
     assert memory.not_reached() == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
     memory.next("b", "step")
@@ -67,7 +67,7 @@ def test_what_was_done_and_is_not_asked_for_any_more_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["now", "sleep", "result"])
-def test_a_time_or_a_result_that_is_not_asked_for_any_more_harms_nobody(kind: StepKind) -> None:
+def test_an_unused_time_or_result_does_no_harm(kind: StepKind) -> None:
     assert Memory([step("a", kind=kind)]).not_reached() == []
 
 
@@ -182,7 +182,7 @@ def test_arguments_that_cannot_be_kept_leave_class_and_words(error: Exception, s
     "error", [ExceptionGroup("g", [ValueError()]), Leaning(type("R", (), {"status": 5})())], ids=repr
 )
 @pytest.mark.parametrize("sealed", [False, True])
-def test_what_cannot_be_made_again_is_told_in_words(error: Exception, sealed: bool) -> None:
+def test_an_exception_that_cannot_be_recreated_is_described(error: Exception, sealed: bool) -> None:
     found = again(error, sealed=sealed)
     assert "[sealed]" not in str(found)
     assert isinstance(found, StepFailed)
@@ -192,7 +192,7 @@ def test_what_cannot_be_made_again_is_told_in_words(error: Exception, sealed: bo
     )
 
 
-def test_a_class_that_is_not_loaded_is_told_in_words() -> None:
+def test_an_exception_of_an_unknown_class_is_described() -> None:
     local = type("Local", (Exception,), {"__module__": "not.loaded"})
     found = again(local("boom"))
     assert isinstance(found, StepFailed)
@@ -200,7 +200,7 @@ def test_a_class_that_is_not_loaded_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize("name", ["sys", "os.path", "Memory", "", "__class__"])
-def test_what_is_no_exception_is_never_made(name: str) -> None:
+def test_a_class_that_is_no_exception_is_never_instantiated(name: str) -> None:
     stored = {"type": "x", "module": "flowfabric.worker.durable.memory", "name": name, "message": "m"}
     assert isinstance(remembered_error(step("s", error=stored), b'{"args": ["rm"]}'), StepFailed)
 

@@ -1,4 +1,4 @@
-"""Middleware without a database: what a chain calls, what each middleware that ships with us does and lets pass."""
+"""Middleware without a database: the order of a chain, and the effects of each middleware of the package."""
 
 from __future__ import annotations
 
@@ -976,7 +976,7 @@ def test_a_field_that_cannot_even_be_text_does_no_harm() -> None:
     assert "Hostile" in json.loads(mw.JsonFormatter().format(record(field=Hostile())))["field"]
 
 
-def test_an_exception_that_somebody_logs_is_in_the_line(logger: logging.Logger) -> None:
+def test_a_logged_exception_is_in_the_line(logger: logging.Logger) -> None:
     lines = as_json(logger)
     try:
         raise ValueError("bad")
@@ -1118,7 +1118,7 @@ async def test_over_the_limit_is_an_error_that_says_when_to_come_back() -> None:
     assert (type(copy), str(copy), copy.retry_after) == (mw.RateLimited, str(error), error.retry_after)
 
 
-async def test_what_is_said_of_work_that_is_held_waits_and_renewals_pass() -> None:
+async def test_reports_of_held_work_wait_and_renewals_pass() -> None:
     """By the engine's own signatures, so that an operation that is added later is thought of."""
     holding = {
         name
@@ -1160,7 +1160,7 @@ def test_a_limit_that_makes_no_sense_is_refused(options: dict[str, Any], field: 
 
 
 @given(st.integers(1, 9), st.integers(0, 40), st.sets(st.integers(0, 39)))
-def test_those_who_wait_pass_in_order_at_the_rate_and_who_gives_up_costs_no_token(
+def test_waiters_pass_in_order_at_the_rate_and_a_cancelled_one_costs_no_token(
     rate: int, waiting: int, gone: set[int]
 ) -> None:
     async def scenario() -> None:
@@ -1237,7 +1237,7 @@ async def test_keys_at_rest_are_forgotten_and_busy_ones_are_not() -> None:
     assert len(limit._buckets) <= 2 * 6 * 1024
 
 
-async def test_a_bucket_somebody_waits_for_is_not_at_rest() -> None:
+async def test_a_bucket_with_waiters_is_not_idle() -> None:
     time = Time()
     bucket = Bucket(1, time)
     assert bucket.is_idle
@@ -1321,7 +1321,7 @@ async def test_a_circuit_opens_and_closes(steps: str, expected: str) -> None:
     st.integers(1, 6),
     st.lists(st.one_of(st.sampled_from([GOOD, OTHER, BAD, BAD, BAD]), st.sampled_from([1.0, 10.0, 29.0, 30.0]))),
 )
-def test_a_circuit_does_what_the_rules_say(failures: int, steps: list[Any]) -> None:
+def test_a_circuit_follows_its_rules(failures: int, steps: list[Any]) -> None:
     async def scenario() -> None:
         time = Time()
         breaker = mw.CircuitBreaker(failures=failures, clock=time)
@@ -1441,7 +1441,7 @@ async def test_a_cancelled_call_neither_counts_nor_starts_over() -> None:
     assert breaker.state == "open"
 
 
-async def test_an_open_circuit_answers_as_a_transport_error_of_ours() -> None:
+async def test_an_open_circuit_raises_our_transport_error() -> None:
     time = Time()
     breaker = await opened(time)
     time.now += 12

@@ -108,7 +108,7 @@ def test_bytes_that_are_no_handle_are_corruption(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [None, "text", 5.0, object()])
-def test_what_is_not_even_bytes_is_corruption_too(data: Any) -> None:
+def test_a_handle_that_is_not_bytes_is_corruption_too(data: Any) -> None:
     with pytest.raises(Corruption):
         Handle.decode(data)
 

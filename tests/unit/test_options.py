@@ -1,4 +1,4 @@
-"""Options: what is refused where it is written, how they merge, and the new execution they come to."""
+"""Options: which are refused, how they merge, and the new execution they produce."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_delay_and_a_time_together_are_refused() -> None:
     ("name", "near"),
     [("prioritty", "priority"), ("tag", "tags"), ("retries", "retry"), ("idempotency", "idempotency_key")],
 )
-def test_an_unknown_name_is_told_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(name: str, near: str) -> None:
     app = ff.App()
 
     @app.task
@@ -124,14 +124,14 @@ def test_an_unknown_name_is_told_with_the_nearest(name: str, near: str) -> None:
             write()
 
 
-def test_what_a_constructor_takes_beside_options_is_suggested_too() -> None:
+def test_other_arguments_of_a_constructor_are_suggested_too() -> None:
     with pytest.raises(ff.InvalidInput, match="did you mean 'middleware'"):
         ff.App(middlewares=[])  # type: ignore[call-arg]
     with pytest.raises(ff.InvalidInput, match="did you mean 'permanent'"):
         ff.App().task(permanents=[ValueError])  # type: ignore[call-overload]
 
 
-def test_a_name_like_none_is_told_all_there_are() -> None:
+def test_a_name_without_a_near_match_lists_all_options() -> None:
     with pytest.raises(ff.InvalidInput) as refused:
         Options.of({"xyzzy": 1})
     assert "did you mean" not in refused.value.problem
@@ -243,7 +243,7 @@ POLICIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("options", "stored"), POLICIES)
-def test_only_what_was_set_is_stored_and_reclaims_are_five(
+def test_only_set_options_are_stored_and_reclaims_default_to_five(
     options: dict[str, Any], stored: dict[str, Any] | None
 ) -> None:
     if stored is None:
@@ -283,7 +283,7 @@ def test_the_same_policy_is_the_same_object() -> None:
         },
     ),
 )
-def test_merging_keeps_what_was_not_set_anew(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_merging_keeps_options_that_are_not_set_again(first: dict[str, Any], second: dict[str, Any]) -> None:
     merged = Options.of(first).merged(Options.of(second)).checked()
     expected = {**first, **second}
     if "at" in second:

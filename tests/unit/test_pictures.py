@@ -1,4 +1,4 @@
-"""Pictures of flows: the same members and edges in all four, whatever they are called."""
+"""Pictures of flows: the same members and edges in all four, with any names."""
 
 # ruff: noqa: RUF001 - the pictures have a multiplication sign
 
@@ -561,7 +561,7 @@ def test_alike_siblings_of_different_members_are_not_joined() -> None:
     ]
 
 
-def test_too_many_branches_are_told_layer_by_layer() -> None:
+def test_too_many_branches_are_shown_layer_by_layer() -> None:
     edges = [(one, other) for one in range(13) for other in range(13, 26)]
     lines = [plain(line) for line in to_text(flow([member(number) for number in range(26)], edges), fold=None)]
     assert lines[13] == ""
@@ -593,7 +593,7 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_every_state_has_a_look_of_its_own_that_can_be_read() -> None:
+def test_every_state_has_its_own_readable_look() -> None:
     assert set(LOOKS) == set(State)
     for part in ("sign", "ascii_sign", "fill", "line", "ink"):
         assert len({getattr(look, part) for look in LOOKS.values()}) == len(State), part

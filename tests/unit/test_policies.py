@@ -215,7 +215,7 @@ def test_a_duration_may_be_given_in_words(text: str, seconds: float) -> None:
         object(),
     ],
 )
-def test_what_is_not_a_duration_is_refused_at_once(value: Any) -> None:
+def test_an_invalid_duration_is_refused_immediately(value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Fixed(value)
     assert caught.value.field == "Fixed.delay"
@@ -346,7 +346,7 @@ def test_a_value_is_held_to_the_same_rules(policy: ExecutionPolicy, path: str | 
 
 
 @pytest.mark.parametrize("policy", ["{", b"\xff", "[]", "5", '"x"', [], 5, {"x": object()}])
-def test_what_is_not_an_object_is_malformed(policy: Any) -> None:
+def test_a_policy_that_is_not_an_object_is_malformed(policy: Any) -> None:
     with pytest.raises(ValidationFailed) as caught:
         policy_to_json(policy)
     assert (caught.value.kind, caught.value.detail) == ("invalid_policy_json", "malformed")

@@ -100,7 +100,7 @@ def test_no_function_sets_anything_itself() -> None:
 
 
 @pytest.mark.parametrize("number", ["708301", "00000000-0000-0000-0000-000000000000"])
-def test_a_constant_stands_once(number: str) -> None:
+def test_a_constant_is_defined_once(number: str) -> None:
     assert [path for path, sql in FILES.items() if number in sql] == ["common/constants.sql"]
 
 

@@ -196,7 +196,7 @@ def test_a_word_that_is_not_ours_is_corruption(
     st.none() | st.sampled_from(LeaseLostReason),
     st.integers(0, 3),
 )
-def test_the_projection_answers_for_any_known_words_and_survives_json(
+def test_the_projection_accepts_all_known_words_and_survives_json(
     state: State,
     reason: BlockingReason | None,
     pending: Pending | None,
@@ -354,7 +354,7 @@ def test_the_epoch_grows_exactly_when_a_lease_is_acquired_or_given_up_by_suspend
 
 
 @each("row", TRANSITIONS)
-def test_taking_a_live_lease_away_is_always_told(row: Transition) -> None:
+def test_revoking_a_live_lease_always_writes_an_event(row: Transition) -> None:
     if "A" in row.sources and row.targets not in (("=",), ("A",)):
         assert {"L:revoked", "L:expired"} & {*row.events, *row.if_leased}
 

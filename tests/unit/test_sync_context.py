@@ -1,4 +1,4 @@
-"""What synchronous handlers are given is generated from what async handlers are given, and is up to date."""
+"""The context of synchronous handlers is generated from that of async handlers, and is up to date."""
 
 from __future__ import annotations
 

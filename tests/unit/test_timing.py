@@ -1,4 +1,4 @@
-"""When schedules fire: cron in time zones with daylight saving, intervals, and what is made up for after an outage."""
+"""When schedules fire: cron in time zones with daylight saving, intervals, and missed times after an outage."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_an_unknown_zone_is_refused(zone: Any, hint: str) -> None:
     assert hint in refused.value.problem
 
 
-def test_a_machine_without_zone_data_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_zone_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(_name: str) -> ZoneInfo:
         raise zoneinfo.ZoneInfoNotFoundError
 
@@ -403,7 +403,7 @@ def test_an_anchor_without_a_zone_is_refused() -> None:
         ({"every": HOUR, "anchor": at("2026-05-01T10:07:00Z")}, Every(HOUR, at("2026-05-01T10:07:00Z"))),
     ],
 )
-def test_a_timing_is_made_from_what_was_asked_for(asked: dict[str, Any], expected: Timing) -> None:
+def test_a_timing_is_made_from_its_arguments(asked: dict[str, Any], expected: Timing) -> None:
     assert parse_timing(**asked) == expected
 
 
@@ -426,7 +426,7 @@ def test_a_timing_is_made_from_what_was_asked_for(asked: dict[str, Any], expecte
         ({"every": 10**400}, "every"),
     ],
 )
-def test_what_makes_no_timing_is_refused(asked: dict[str, Any], wrong: str) -> None:
+def test_an_invalid_timing_is_refused(asked: dict[str, Any], wrong: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_timing(**asked)
 
@@ -482,7 +482,7 @@ def test_the_stored_form_is_plain_json() -> None:
         {"every_ms": 5000, "more": 1},
     ],
 )
-def test_what_is_no_stored_timing_is_corruption(stored: Any) -> None:
+def test_an_invalid_stored_timing_is_corruption(stored: Any) -> None:
     with pytest.raises(Corruption):
         from_json(stored)
 

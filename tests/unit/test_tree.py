@@ -1,4 +1,4 @@
-"""Whether a handler's tasks all wait for what needs no worker: every way of waiting that asyncio knows."""
+"""Whether all tasks of a handler wait without needing a worker: every way of waiting in asyncio."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ async def test_a_handler_that_does_something_is_left_alone(code: Callable[[Handl
         GLOBAL_LOCK.release()
 
 
-async def test_what_a_task_makes_belongs_to_its_handler_and_leaves_when_it_is_done() -> None:
+async def test_tasks_of_a_task_belong_to_its_handler_until_they_end() -> None:
     async def code(h: Handler) -> None:
         async def child() -> None:
             await asyncio.create_task(h.park())
@@ -416,7 +416,7 @@ async def test_what_a_task_makes_belongs_to_its_handler_and_leaves_when_it_is_do
     assert (one.tasks, two.tasks) == (set(), set())
 
 
-async def test_a_task_of_nobody_is_noted_for_nobody() -> None:
+async def test_a_task_outside_handlers_is_not_recorded() -> None:
     async with running(alone) as handler:
         task = asyncio.create_task(asyncio.sleep(0))
         assert task not in handler.tasks

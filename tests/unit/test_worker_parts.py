@@ -89,7 +89,7 @@ async def test_threads_are_reused_and_never_more_than_allowed() -> None:
     assert len(names) == 3
 
 
-async def test_what_is_cancelled_before_it_began_never_runs() -> None:
+async def test_a_function_cancelled_before_it_started_never_runs() -> None:
     threads = Threads(1)
     go = threading.Event()
     ran: list[str] = []
@@ -131,7 +131,7 @@ async def test_a_function_whose_caller_has_left_keeps_no_other_from_running() ->
     assert threads._count == 1
 
 
-async def test_exceptions_come_out_of_a_thread_whatever_they_are() -> None:
+async def test_every_exception_comes_out_of_a_thread() -> None:
     threads = Threads(2)
 
     def fail(error: BaseException) -> None:
@@ -262,7 +262,7 @@ class Sent:
             self.batcher.put(item)
 
 
-async def test_what_gathers_while_a_call_is_under_way_goes_with_the_next() -> None:
+async def test_items_that_arrive_during_a_call_go_with_the_next() -> None:
     sent = Sent()
     sent.gate.clear()
     sent.put(1, 2)
@@ -327,7 +327,7 @@ async def test_a_call_that_takes_too_long_is_made_again_in_halves() -> None:
     assert sent.answers == {n: 2 * n for n in range(1, 6)}
 
 
-async def test_an_unexpected_exception_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_exception_is_a_verdict_too(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
     sent.fails = [KeyError("x"), KeyError("y")]
     sent.put(1, 2)
@@ -336,7 +336,7 @@ async def test_an_unexpected_exception_is_an_answer_too(caplog: pytest.LogCaptur
     assert sent.answers[2] == 4
 
 
-async def test_who_gets_an_answer_may_fail_without_harm(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_receiver_of_a_verdict_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
     sent.put(1, 13, 2)
     assert await sent.batcher.flushed(PATIENCE)
@@ -346,7 +346,7 @@ async def test_who_gets_an_answer_may_fail_without_harm(caplog: pytest.LogCaptur
     assert "handling the response failed" in caplog.text
 
 
-async def test_closing_answers_what_is_under_way_what_waits_and_what_comes_with_an_error() -> None:
+async def test_closing_gives_open_waiting_and_later_items_an_error() -> None:
     sent = Sent(limit=1)
     sent.gate.clear()
     sent.put(1, 2, 3)
@@ -360,7 +360,7 @@ async def test_closing_answers_what_is_under_way_what_waits_and_what_comes_with_
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_closing_answers_what_was_put_a_moment_before(turns: int) -> None:
+async def test_closing_gives_an_item_put_just_before_an_error(turns: int) -> None:
     sent = Sent()
     sent.put(1)
     for _ in range(turns):

@@ -69,7 +69,7 @@ class Columns:
 _in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Columns)))
 
 
-# What an item may set beside lane, kind, payload and policy. If no item sets any of it, every optional column is null,
+# The fields of an item beside lane, kind, payload and policy. If no item sets any of it, every optional column is null,
 # # and `create_executions` treats the call as a plain one.
 _OPTIONAL = {
     field.name: field.default

@@ -113,7 +113,7 @@ class KitWorker(Worker):
     # Steps
 
     async def before(self, running: Running, name: str, use: int) -> None:
-        """A step is about to be remembered."""
+        """A step is about to be recorded."""
         if running.handle.lease_id not in self.held:
             return
         point = self._faults.point(running.claimed.execution_id, running.task.name, name, use)
@@ -122,7 +122,7 @@ class KitWorker(Worker):
         self._check_second_run(running, name, use)
 
     async def after(self, running: Running, name: str, use: int) -> None:
-        """A step, a submission or a wait was remembered."""
+        """A step, a submission or a wait was recorded."""
         if running.handle.lease_id not in self.held:
             return
         self._check_second_run(running, name, use)

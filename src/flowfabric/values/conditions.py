@@ -22,7 +22,7 @@ MAX_KEYS = 256
 
 
 class CountKind(StrEnum):
-    """What a `Count` counts."""
+    """The things a `Count` counts."""
 
     DISTINCT_WAITPOINTS = "DistinctWaitpoints"
     DISTINCT_SIGNALS = "DistinctSignals"

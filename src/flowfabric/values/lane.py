@@ -40,6 +40,6 @@ class LaneStats(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True):
-    """What `prepare` did: nothing, or a description of it."""
+    """The result of `prepare`: nothing, or a description of its changes."""
 
     applied: str | None = None

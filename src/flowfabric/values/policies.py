@@ -1,4 +1,4 @@
-"""Policies: what a caller asks for when creating an execution, as frozen values.
+"""Policies of executions, as frozen values.
 
 Durations are `timedelta` here (plain numbers are taken as seconds). A policy is frozen when the execution is created,
 by `freeze_policy` in `policy_json`. Retry decisions and backoff arithmetic happen in the database, under the lock they

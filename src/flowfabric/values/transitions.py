@@ -11,7 +11,7 @@ from flowfabric.errors import Corruption
 from flowfabric.values.legal import legal_row
 from flowfabric.values.vector import AttemptState, StateVector
 
-# The letters of the transition table, and the legal combinations each stands for.
+# The letters of the transition table, and the legal combinations each covers.
 POSITIONS: Final[dict[str, tuple[int, ...]]] = {
     "W": (1,),
     "D": (2, 3, 4),

@@ -119,7 +119,7 @@ class AlreadySatisfied(Struct, frozen=True):
 
 
 class ResumePolicy(Struct, frozen=True, kw_only=True):
-    """What happens when signals satisfy the condition. Only the delay has an effect in this version."""
+    """How the execution resumes when signals satisfy the condition. Only the delay has an effect in this version."""
 
     resume_target: str = "runnable"
     resume_delay: timedelta | None = None

@@ -27,7 +27,7 @@ def run(worker: Worker) -> None:
     before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
     try:
         try:
-            import uvloop  # noqa: PLC0415 - faster where it is installed
+            import uvloop  # noqa: PLC0415 - faster if installed
         except ImportError:
             asyncio.run(process.work())
         else:

@@ -7,7 +7,7 @@
 -- reads    Reads of a few executions by key: the same joins, but planned for the arguments at hand.
 -- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
--- timers   A round joins the due executions by key, however many timers exist.
+-- timers   A round joins the due executions by key, for any number of timers.
 -- audit    Wide unions over small sets: compiling them takes longer than running them.
 -- ring     Emptying a segment of the event log gives up when a reader holds it.
 do $settings$
