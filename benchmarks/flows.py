@@ -17,7 +17,7 @@ import asyncpg
 import flowfabric as ff
 from benchmarks import tasks
 from benchmarks.harness import Sample, Sizes
-from benchmarks.product import FlowCancelled, NewEdge, NewNode, crc16, migrate_database, mint_uuid
+from benchmarks.product import FlowCancelled, NewEdge, NewNode, migrate_database, mint_many, mint_uuid, partition_of_id
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import WorkersDrain
@@ -199,10 +199,11 @@ class RawGraph:
 
     def _rows(self, route: int, count: int, after: Edges) -> list[Any]:
         flow: UUID = mint_uuid()
-        ids = [mint_uuid() for _ in range(count)]
+        home = partition_of_id(flow, 256)
+        ids = [UUID(bytes=one) for one in mint_many(count, home, 256)]
         edges = [(mint_uuid(), ids[up], ids[n]) for n in range(count) for up in after(n)]
         return [
-            crc16(flow.bytes) % 256, route, flow, ids, [b"x" * self.sizes.payload_bytes] * count,
+            home, route, flow, ids, [b"x" * self.sizes.payload_bytes] * count,
             ["waiting_children" if after(n) else "waiting" for n in range(count)], [f"n{n}" for n in range(count)],
             *map(list, zip(*edges, strict=True)),
         ]  # fmt: skip

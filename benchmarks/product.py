@@ -4,7 +4,7 @@ from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.values.flow import FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import crc16, mint_uuid
+from flowfabric.values.ids import mint_many, mint_uuid, partition_of_id
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended, UsePending
 
 __all__ = [
@@ -15,8 +15,9 @@ __all__ = [
     "NewWaitpoint",
     "Suspended",
     "UsePending",
-    "crc16",
     "embedded",
     "migrate_database",
+    "mint_many",
     "mint_uuid",
+    "partition_of_id",
 ]

@@ -16,14 +16,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
-from tests.ids import home
 
 import flowfabric as ff
 from benchmarks import tasks
 from benchmarks.engine import store
 from benchmarks.harness import Sample, Sizes, check_all_done
 from benchmarks.processes import Board, WorkerProcess, stop_all
-from benchmarks.product import Fresh, NewWaitpoint, Suspended, UsePending, migrate_database, mint_uuid
+from benchmarks.product import Fresh, NewWaitpoint, Suspended, UsePending, migrate_database, mint_uuid, partition_of_id
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import Watcher, drained, running_workers
@@ -47,11 +46,11 @@ with route as (select id from flowfabric.route limit 1),
          lease_acquired_at, lease_expires_at, lease_renewed_at, started_at, has_waitpoints, suspension_timeout_at,
          transitioned_at,
          mutated_at)
-    select n % 256, gen_random_uuid(), route.id, now() - interval '1 hour', '', 'stored', $2, 'suspended',
+    select flowfabric.partition_of(n.id, 256), n.id, route.id, now() - interval '1 hour', '', 'stored', $2, 'suspended',
            'waiting_for_approval', 'waitpoint', 'interrupted', 0, 1, 2, 0, gen_random_uuid(), 'initial', 'suspended',
            now(), now(), gen_random_uuid(), 'bench', 'bench-0', 30000, now(), now(), now(), now(), true,
            now() + interval '1 day', now(), now()
-    from route, generate_series(1, $1::int) n
+    from route, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
     returning partition, id, attempt_id, lease_id
 ), bound as (
     select m.*, gen_random_uuid() as waitpoint_id, gen_random_uuid() as suspension_id from made m
@@ -213,7 +212,9 @@ class Resume:
                     }
                     await asyncio.sleep(0.05)
             tokens = [
-                await client.engine.read_waitpoint_token(home(run.execution_id), waiting[run.execution_id].waitpoint_id)
+                await client.engine.read_waitpoint_token(
+                    partition_of_id(run.execution_id, 256), waiting[run.execution_id].waitpoint_id
+                )
                 for run in runs
             ]
             sent = []

@@ -161,7 +161,7 @@ class Demo:
         self.console.print(table)
         violations = await (await app.client()).engine.audit()
         self.console.print("\n".join(map(str, violations)) or "The audit of the database finds nothing wrong.")
-        self.console.print(f"See it all: .venv/bin/flowfabric show {run.execution_id.uuid}")
+        self.console.print(f"See it all: .venv/bin/flowfabric show {run.id}")
         once = [step for step, _ in self.begun if step != KILLED_IN]
         again = [worker for step, worker in self.begun if step == KILLED_IN]
         return len(set(once)) == len(once) == 4 and again == ["worker 1", "worker 2"] and not violations

@@ -32,8 +32,8 @@ Output is for people: a terminal gets colours, a pipe plain columns in which not
 one JSON document, or one line per item for a stream (`ls --all`, `top`, `flow show --watch`). Times are ISO 8601,
 durations are seconds. Hints, questions and progress go to standard error.
 
-An execution is named by its id, `{fp:12}:0190...`, or by the uuid in it alone; a flow by its id, or by a unique
-beginning of it.
+An execution or a flow is named by its id, a UUID, or by at least 6 hex digits of its end or its beginning that no other
+one has. The short form is the end, its last 8 digits: the beginning is the time.
 
 `flowfabric --install-completion` lets your shell complete commands, options, states and, if `FLOWFABRIC_DSN` is set,
 the names of lanes, schedules and flows, the ids of flows, and the executions and keys that can be signalled.

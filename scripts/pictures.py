@@ -117,7 +117,7 @@ def graph(name: str) -> FlowGraph:
     """Return a sample as a flow graph."""
     sample = SAMPLES[name]
     flow_id = FlowId(uuid5(SPACE, name))
-    ids = {member: ExecutionId.of(0, uuid5(SPACE, f"{name}/{member}")) for member in sample.members}
+    ids = {member: ExecutionId(uuid5(SPACE, f"{name}/{member}")) for member in sample.members}
     edges = tuple(
         EdgeSnapshot(
             edge_id=uuid5(SPACE, f"{name}/{upstream}/{member}"),

@@ -16,7 +16,7 @@ from tests.docs.pages import ROOT, Block, fences
 PAGE = ROOT / "docs" / "tutorial.md"
 # What differs from one reading to the next, and what stands for it in the comparison.
 _VARYING = (
-    (r"\{fp:\d+\}:[0-9a-f-]{36}", "ID"),
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?", "TIME"),
     (r"\b[\d.]+ ?(ms|s|m|h)\b", "DURATION"),
     (r"\bapp@\S+", "WORKER"),

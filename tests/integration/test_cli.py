@@ -29,11 +29,11 @@ from tests.integration.test_connection import SECRET, a_role, as_user
 from tests.support import submit
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """The installed program, in an environment without settings of ours but the ones given."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FLOWFABRIC_")}
     done = subprocess.run(
-        [Path(sys.executable).with_name("flowfabric"), *arguments],
+        [Path(sys.executable).with_name("flowfabric"), *map(str, arguments)],
         env={**clean, "COLUMNS": "200", "NO_COLOR": "1", **environment},
         capture_output=True,
         text=True,
@@ -64,9 +64,9 @@ class Answer:
         return f"{self.code}: {self.out!r} {self.err!r}"
 
 
-async def call(*arguments: str, dsn: str | None = None, answer: str = "", code: int = 0) -> Answer:
+async def call(*arguments: object, dsn: str | None = None, answer: str = "", code: int = 0) -> Answer:
     """Run a command in this process, in a thread because it has an event loop of its own."""
-    given = [*arguments, *(("--dsn", dsn) if dsn else ())]
+    given = [*map(str, arguments), *(("--dsn", dsn) if dsn else ())]
     done = await asyncio.to_thread(CliRunner().invoke, app, given, input=answer, env={"NO_COLOR": "1"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception

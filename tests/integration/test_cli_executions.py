@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +15,7 @@ from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
-from tests.ids import home, id_in
+from tests.ids import id_in
 from tests.integration.test_cli import Answer, call, run
 from tests.support import RETRY, Clock, claim_one, started, submit
 
@@ -45,8 +46,8 @@ async def test_ls_shows_newest_first_in_plain_columns(engine: ff.Engine, databas
     header, *lines = said.out.splitlines()
     assert header.split() == ["ID", "STATE", "LANE", "KIND", "CREATED", "TOOK", "ATTEMPT", "NAMESPACE", "PRIORITY"]
     assert [line.split()[:4] for line in lines] == [
-        [second, "waiting", "slow", "mail"],
-        [first, "waiting", "default", "report"],
+        [str(second), "waiting", "slow", "mail"],
+        [str(first), "waiting", "default", "report"],
     ]
 
 
@@ -83,12 +84,12 @@ async def test_ls_filters(
     database: str, several: dict[str, ff.ExecutionId], filters: list[str], expected: set[str]
 ) -> None:
     found = set(ids(await call("ls", "--quiet", *filters, dsn=database)))
-    assert found == {several[name] for name in expected}
+    assert found == {str(several[name]) for name in expected}
 
 
 async def test_ls_pages_by_cursor_and_streams_everything(plain_engine: ff.Engine, database: str) -> None:
     created = await plain_engine.create_many([NewExecution(execution_kind="test") for _ in range(25)])
-    expected = [one.execution_id for one in created if isinstance(one, Created)]
+    expected = [str(one.execution_id) for one in created if isinstance(one, Created)]
     seen: list[str] = []
     cursor: list[str] = []
     while True:
@@ -166,7 +167,7 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
     said = (await call("show", claimed.execution_id, dsn=database)).out
     assert "\x1b" not in said, "text of others does not reach the terminal as it is"
     for words in (
-        claimed.execution_id,
+        str(claimed.execution_id),
         "state      failed",
         "priority   3",
         "tags       a.b=c",
@@ -249,24 +250,67 @@ async def test_a_result_is_shown(engine: ff.Engine, database: str) -> None:
     assert '\nResult\n  {"ok": true}\n' in (await call("show", claimed.execution_id, dsn=database)).out
 
 
-async def test_the_uuid_alone_names_an_execution_wherever_it_lives(engine: ff.Engine, database: str) -> None:
-    for fields in ({}, {"idempotency_key": "k"}, {"namespace": "n", "idempotency_key": "k2"}):
+async def test_an_id_names_an_execution_wherever_it_lives(engine: ff.Engine, database: str) -> None:
+    apart = id_in(9)
+    for fields in ({}, {"idempotency_key": "k"}, {"idempotency_key": "k2", "execution_id": apart}):
         execution_id = await submit(engine, **fields)
-        document = (await call("show", str(execution_id), "--json", dsn=database)).json
-        assert document["execution"]["execution_id"] == execution_id
+        for text in (str(execution_id), str(execution_id).upper(), execution_id.hex, f"{{fp:0}}:{execution_id}"):
+            document = (await call("show", text, "--json", dsn=database)).json
+            assert document["execution"]["execution_id"] == str(execution_id)
 
 
-async def test_an_unknown_id_suggests_similar_ones(engine: ff.Engine, database: str) -> None:
-    execution_id = await submit(engine)
-    elsewhere = id_in((home(execution_id) + 1) % 256, execution_id)
+async def test_the_end_of_an_id_is_enough_for_every_command(engine: ff.Engine, database: str) -> None:
+    target = await submit(engine)
+    end = str(target)[-8:]
+    for text in (end, end[-6:], end.upper(), str(target)[-14:], target.hex[-20:]):
+        assert (await call("show", text, "--json", dsn=database)).json["execution"]["execution_id"] == str(target)
+    assert (await call("priority", end, "7", "--json", dsn=database)).json["execution_id"] == str(target)
+    assert (await call("cancel", end, dsn=database)).out == "1 cancelled\n"
+    assert (await call("replay", end, dsn=database)).out == "1 replayed\n"
+    assert (await call("wait", end, "--timeout", "0", "--json", dsn=database, code=3)).json["public_state"] == "waiting"
+    await call("cancel", end, dsn=database)
+    await call("redact", end, "-y", dsn=database)
+    await call("delete", end, "-y", dsn=database)
+    assert await engine.read_execution_state(target) is None
+    said = await call("show", end, dsn=database, code=1)
+    assert said.err == f"flowfabric: not found: execution {end} (`flowfabric ls` lists all)\n"
+
+
+async def test_what_several_ids_end_or_begin_with_lists_them(engine: ff.Engine, database: str) -> None:
+    ends = [ff.ExecutionId(UUID(f"0190a000-0000-7000-8000-{n:04x}9f3c01a2")) for n in range(12)]
+    made = [await submit(engine, execution_id=one) for one in ends[:2]]
+    said = await call("show", "9f3c01a2", dsn=database, code=2)
+    assert said.out == ""
+    *lines, last = said.err.splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(map(str, made))
+    assert all(line.split()[1:3] == ["test", "waiting"] for line in lines)
+    assert "2 executions end or begin with 9f3c01a2" in last
+    assert "more of the id" in last
+    assert len((await call("cancel", "0190a0", dsn=database, code=2)).err.splitlines()) == 3
+    assert (await call("show", "019f3c01a2", "--json", dsn=database)).json["execution"]["execution_id"] == str(made[1])
+    for one in ends[2:]:
+        await submit(engine, execution_id=one)
+    *lines, last = (await call("show", "9f3c01a2", dsn=database, code=2)).err.splitlines()
+    assert len(lines) == 10
+    assert "more than 10 executions" in last
+
+
+async def test_the_beginning_of_an_id_is_enough_where_it_is_unique(engine: ff.Engine, database: str) -> None:
+    target = await submit(engine, execution_id=ff.ExecutionId(UUID("abcdef01-0000-7000-8000-000000000001")))
+    for text in ("abcdef", "ABCDEF01-00", "abcdef010000700"):
+        assert (await call("show", text, "--json", dsn=database)).json["execution"]["execution_id"] == str(target)
+    for text in ("abcde", "00001", "xyz", "abcdeg", ""):
+        said = await call("show", text, dsn=database, code=2)
+        assert "at least 6 hex digits" in said.err or text == "", said
+
+
+async def test_an_unknown_id_is_answered_with_where_to_look(engine: ff.Engine, database: str) -> None:
+    unknown = str(mint_uuid())
     for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
-        said = await call(*command, elsewhere, dsn=database, code=1)
-        assert f"did you mean {execution_id}?" in said.err, command
+        said = await call(*command, unknown, dsn=database, code=1)
+        assert f"not found: execution {unknown} (`flowfabric ls` lists all)" in said.err, command
         assert len(said.err.splitlines()) == 1
-    assert f"did you mean {execution_id}?" in (await call("priority", elsewhere, "5", dsn=database, code=1)).err
-    assert "not found" in (await call("show", str(mint_uuid()), dsn=database, code=1)).err
-    said = await call("show", str(execution_id)[:8], dsn=database, code=2)
-    assert "the whole uuid" in said.err
+    assert "not found" in (await call("priority", unknown, "5", dsn=database, code=1)).err
     assert (await call("show", "what", dsn=database, code=2)).err.startswith("flowfabric: invalid_input: ID: ")
 
 
@@ -290,7 +334,7 @@ async def test_an_ended_execution_cannot_be_cancelled(engine: ff.Engine, databas
     other = await submit(engine)
     answer = (await call("cancel", execution_id, other, "--json", dsn=database, code=1)).json
     assert answer["cancelled"] == 1
-    assert [one["execution_id"] for one in answer["refused"]] == [execution_id]
+    assert [one["execution_id"] for one in answer["refused"]] == [str(execution_id)]
 
 
 @pytest.mark.parametrize("command", ["cancel", "replay"])
@@ -311,7 +355,7 @@ async def test_all_that_match_are_cancelled_in_chunks(plain_engine: ff.Engine, d
     assert (await call("cancel", "--kind", "much", dsn=database, answer="n\n", code=1)).out == ""
     assert len(ids(await call("ls", "-q", "--all", "--state", "waiting", dsn=database))) == 1201
     assert (await call("cancel", "--kind", "much", "--yes", dsn=database)).out == "1200 cancelled\n"
-    assert ids(await call("ls", "-q", "--state", "waiting", dsn=database)) == [kept]
+    assert ids(await call("ls", "-q", "--state", "waiting", dsn=database)) == [str(kept)]
     again = await call("cancel", "--kind", "much", "--yes", dsn=database)
     assert (again.out, again.err) == ("0 cancelled\n", "no execution matches\n")
 
@@ -357,7 +401,7 @@ async def test_a_priority_is_changed_and_clamped(engine: ff.Engine, database: st
     execution_id = await submit(engine)
     assert (await call("priority", execution_id, "12", dsn=database)).out == f"{execution_id} has priority 12\n"
     answer = (await call("priority", str(execution_id), "99999", "--json", dsn=database)).json
-    assert answer == {"execution_id": execution_id, "priority": 9000}
+    assert answer == {"execution_id": str(execution_id), "priority": 9000}
     assert (await claim_one(engine)).priority == 9000
     assert (await call("priority", execution_id, "1", dsn=database, code=1)).err
 
@@ -431,11 +475,11 @@ async def test_failures_are_listed_with_their_first_line(engine: ff.Engine, cloc
     await engine.expire_execution(expired, "execution_deadline")
     lines = (await call("failures", dsn=database)).out.splitlines()[1:]
     found = {line.split()[0]: line for line in lines}
-    assert list(found) == [expired, two, one]
-    assert found[two].endswith("out of luck")
-    assert found[one].endswith("ValueError: no \\x1b[31mmoney")
+    assert list(found) == [str(expired), str(two), str(one)]
+    assert found[str(two)].endswith("out of luck")
+    assert found[str(one)].endswith("ValueError: no \\x1b[31mmoney")
     answer = (await call("failures", "--state", "cancelled", "--json", dsn=database)).json
-    assert [(item["execution_id"], item["failure"]) for item in answer["items"]] == [(cancelled, "because")]
+    assert [(item["execution_id"], item["failure"]) for item in answer["items"]] == [(str(cancelled), "because")]
     assert answer["is_complete"] is True
 
 
@@ -449,7 +493,7 @@ async def test_failures_are_counted_by_message(engine: ff.Engine, database: str)
     assert (answer["examined"], answer["is_complete"]) == (4, True)
     said = await call("failures", "--summary", "--limit", "1", dsn=database)
     assert said.out.splitlines()[1].split()[0] == "1"
-    assert said.out.splitlines()[1].endswith(last)
+    assert said.out.splitlines()[1].endswith(str(last))
     assert "there is more" in said.err
     assert (await call("failures", "--kind", "none", dsn=database)).err == "no failures match\n"
 
@@ -493,11 +537,11 @@ async def test_top_can_refresh_once(engine: ff.Engine, database: str) -> None:
     failed = await fail(engine, TRACEBACK)
     said = (await call("top", "--once", "--interval", "100ms", dsn=database)).out
     assert "per second: 0.0 claimed" in said
-    assert running.execution_id in said.split("Running, newest first")[1]
-    assert failed in said.split("Failed, newest first")[1]
+    assert str(running.execution_id) in said.split("Running, newest first")[1]
+    assert str(failed) in said.split("Failed, newest first")[1]
     frame = (await call("top", "--once", "--interval", "100ms", "--json", dsn=database)).json
     assert frame["period_seconds"] >= 0.1
-    assert [one["execution_id"] for one in frame["running"]] == [running.execution_id]
+    assert [one["execution_id"] for one in frame["running"]] == [str(running.execution_id)]
     assert frame["failed"][0]["failure"] == "ValueError: no \x1b[31mmoney"
 
 

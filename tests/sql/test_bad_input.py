@@ -1458,7 +1458,7 @@ NO_ARGUMENTS = {
     "capabilities",
     "list_waitpoint_hmac_kids",
 }
-NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "is_plain"}
+NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "is_plain", "mint_id"}
 
 
 def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:

@@ -22,10 +22,15 @@ Dsn = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The execution: its id, or the uuid in it.", show_default=False)]
+Id = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The execution: its id, or a unique end or beginning of it.", show_default=False),
+]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Executions: ids, or the uuids in them.", show_default=False),
+    typer.Argument(
+        metavar="[ID]...", help="Executions: ids, or unique ends or beginnings of them.", show_default=False
+    ),
 ]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace.", show_default=False)

@@ -31,7 +31,7 @@ WaitingId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The execution: its id, or the uuid in it.",
+        help="The execution: its id, or a unique end or beginning of it.",
         autocompletion=_completion.waiting,
         show_default=False,
     ),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
-from flowfabric.engine.checks import check_batch, check_int
+from flowfabric.engine.checks import check_batch, check_filled, check_int
 from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.values.attempt import Cancelled
-from flowfabric.values.checks import check_key, check_lane, check_tag_key, check_text, escape_text
+from flowfabric.values.checks import check_lane, check_tag_key, check_text, escape_text
 from flowfabric.values.execution import Changed, Replayed
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id
 from flowfabric.values.state import State
@@ -113,7 +113,7 @@ class Control(Operations):
             *self._at(target),
             None if flow_id is None else parse_flow_id(flow_id),
             check_text(namespace, "namespace"),
-            check_key(idempotency_key),
+            check_filled(idempotency_key, "idempotency_key", 512),
             repeatable=True,
         )
         return bool(row["freed"])

@@ -15,7 +15,7 @@ from flowfabric.testing.errors import Nondeterministic, NotReached
 from flowfabric.values.ids import ExecutionId
 
 R = TypeVar("R")
-_ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) (?:\{fp:\d+\}:)?[0-9a-f-]{36}$")
+_ABOUT_ANOTHER = re.compile(r"((?:timeout of )?result(?: of flow)?) [0-9a-f-]{36}$")
 
 
 class Point(NamedTuple):

@@ -12,7 +12,7 @@ Id = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The flow: its id, or a unique beginning of it.",
+        help="The flow: its id, or a unique end or beginning of it.",
         autocompletion=_completion.flows,
         show_default=False,
     ),
