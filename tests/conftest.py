@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -74,10 +75,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The DSN of a running server with a migrated template database in it."""
-    which = getattr(request, "param", "wheel")
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
+    with running_server(shared, getattr(request, "param", "wheel")) as dsn:
+        yield dsn
+
+
+@contextlib.contextmanager
+def running_server(shared: Path, which: str) -> Iterator[str]:
+    """Start the server of a run, or use the one that another process of the same run has started."""
     programs = system_programs() if which == "system" else None
     with _environment("FLOWFABRIC_PG_BIN", str(programs) if programs else None):
         running = embedded.start(place_of_data(shared) / f"postgres-{which}", settings=FAST)

@@ -9,7 +9,7 @@ language sql stable as $$
         window w as (partition by v.partition, v.id order by v.seq)
     )
     select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
-    from lease l where not case
+    from lease l where not coalesce(case   -- the first event of an execution has none before it
         when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
              -- the execution or the attempt ended before the lease was revoked
              or (l.before = 'expired' and not exists (select from flowfabric.attempts_of(l.partition, l.id) a
@@ -19,5 +19,5 @@ language sql stable as $$
         when l.lease_type = 'expired' then l.before in ('acquired', 'reclaimed', 'renewed') and l.epoch_before = l.lease_epoch
         when l.lease_type = 'revoked' then l.before in ('acquired', 'reclaimed', 'renewed')
              or (l.before in ('expired', 'revoked') and l.reason = 'max_reclaims_exceeded')
-        else false end
+        else false end, false)
 $$;
