@@ -15,6 +15,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.engine.reads import Place
 from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.flow import FlowStatus
 from flowfabric.values.ids import FlowId, PartitionKey, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.page import Page
@@ -310,6 +311,51 @@ async def test_a_cursor_excludes_its_own_place_and_shows_what_was_inserted_behin
     # The execution that the cursor names may be gone, or never have been.
     gone = await engine.list_executions(1, cursor=at(26))
     assert [item.execution_id for item in gone.items] == [at(30)]
+
+
+# ---- parts of ids
+
+
+async def test_an_id_is_found_by_its_end_or_its_beginning(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+    one, two = (ff.ExecutionId(UUID(f"abcdef0{n}-0000-7000-8000-00{n}09f3c01a2")) for n in (1, 2))
+    flow = FlowId(UUID("abcdef03-0000-7000-8000-0000aaaa01a2"))
+    for target in (one, two):
+        await submit(engine, execution_id=target, execution_kind="mail")
+    await engine.create_flow(flow, flow_kind="report")
+    await submit(engine, execution_id=ff.ExecutionId(UUID(f"{one.hex[:-4]}01a3")))  # of another partition
+
+    async def find(text: str, **fields: Any) -> set[UUID]:
+        return {found.id for found in await engine.find_id(text, **fields)}
+
+    assert await find("9f3c01a2") == {one, two}
+    assert await find("10-9f3C01a2".replace("-", "")) == {one}
+    assert await find("aaaa01a2") == {flow}
+    assert await find("abcdef0") == {one, two, flow, UUID(f"{one.hex[:-4]}01a3")}
+    assert await find("abcdef02-0000-7") == {two}
+    assert await find(str(one)) == await find(one.hex) == {one}
+    assert await find("abcdef0", what="flow") == {flow}
+    assert await find("abcdef02", what="flow") == set()
+    assert len(await find("abcdef0", limit=2)) == 2
+    assert await find("123456") == await find(str(mint_uuid())) == set()
+    (found,) = await engine.find_id("aaaa01a2")
+    assert (found.what, found.kind, found.state) == ("flow", "report", FlowStatus.ACTIVE)
+    (found,) = await engine.find_id(str(two))
+    assert (found.what, found.kind, found.state) == ("execution", "mail", ff.State.WAITING)
+
+
+async def test_one_partition_is_read_for_an_end_and_no_table_for_a_beginning(sql: asyncpg.Connection[Any]) -> None:
+    for call in (
+        "select * from flowfabric.find_by_end(7, '9f3c01a2', 11)",
+        "select * from flowfabric.find_by_beginning(0, 255, '00000000-0000-0000-0000-000000000000',"
+        " '00000000-ffff-ffff-ffff-ffffffffffff', 11)",
+    ):
+        async with sql.transaction():
+            await sql.execute("set local enable_seqscan = off")  # as find_ids has it, whatever the size of the tables
+            plan = "\n".join(row[0] for row in await sql.fetch(f"explain (costs off) {call}"))
+        assert "Seq Scan" not in plan, plan
+        assert "execution_pkey" in plan, plan
+        assert "flow_pkey" in plan, plan
+        assert plan.count("partition = ") == 2, plan
 
 
 async def test_expired_leases_with_one_deadline_are_paged_without_repeat_or_gap(
@@ -638,7 +684,7 @@ async def test_a_search_among_a_million_executions_looks_at_few_of_them(
             await sql.execute(statement)
         engine._fetch = lambda statement, *args, repeatable=False: sql.fetch(statement, *args)  # type: ignore[method-assign]
 
-        async def cost(read: Callable[[], Awaitable[Page[Any, Any]]]) -> tuple[Page[Any, Any], int]:
+        async def cost(read: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
             async with sql.transaction():
                 before = await sql.fetchrow(READ_SO_FAR)
                 page = await read()
@@ -656,6 +702,12 @@ async def test_a_search_among_a_million_executions_looks_at_few_of_them(
         deep = Place(START + timedelta(seconds=999), UUID(int=0), 0)
         page, rows = await cost(lambda: engine.find_executions(namespace="common", cursor=deep, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)
+        # The end of an id reads the keys of its partition, a beginning one range of each partition.
+        end, rows = await cost(lambda: engine.find_id("0000080007"))
+        assert [one.id for one in end] == [UUID("00000000-0000-7000-8000-000000080007")]
+        assert rows <= 5000
+        _, rows = await cost(lambda: engine.find_id("ffffff", limit=10))
+        assert rows <= 300
         middle = id_in(7, UUID("00000000-0000-7000-8000-000000080000"))
         page, rows = await cost(lambda: engine.list_executions(7, cursor=middle, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)
