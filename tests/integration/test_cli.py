@@ -271,7 +271,7 @@ async def test_a_terminal_gets_colours_and_whole_ids(engine: ff.Engine, database
     for columns in (40, 80, 200):
         code, seen = on_a_terminal("ls", "--dsn", database, columns=columns)
         assert code == 0, seen
-        assert execution_id in seen
+        assert str(execution_id) in seen
         assert ("\x1b[33mcancelled" in seen) == (columns > 80), "no room for columns means no colours either"
     assert "\x1b" not in (await call("ls", dsn=database)).out
 

@@ -234,7 +234,7 @@ async def test_json_has_the_whole_graph(engine: ff.Engine, ask: Any) -> None:
     assert (answer["summary"]["total_members"], answer["summary"]["members_failed"]) == (3, 1)
     first = answer["nodes"][0]
     assert first == {
-        "execution_id": flow["a"],
+        "execution_id": str(flow["a"]),
         "name": "a",
         "execution_kind": flow.kind("a"),
         "state": "failed",
@@ -247,8 +247,8 @@ async def test_json_has_the_whole_graph(engine: ff.Engine, ask: Any) -> None:
     }
     assert [one["policy"] for one in answer["nodes"]] == [None, None, answer["flow"]["edge_groups"][0]["policy"]]
     assert {(one["upstream_execution_id"], one["downstream_execution_id"]) for one in answer["edges"]} == {
-        (flow["a"], flow["j"]),
-        (flow["b"], flow["j"]),
+        (str(flow["a"]), str(flow["j"])),
+        (str(flow["b"]), str(flow["j"])),
     }
     assert {one["data_passing_ref"] for one in answer["edges"]} == {"result"}
 
@@ -494,7 +494,7 @@ async def test_export_speaks_three_languages(engine: ff.Engine, ask: Any, tmp_pa
     root = ElementTree.fromstring(svg)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     drawn = {one.get("data-execution-id") for one in root.iter() if one.get("data-execution-id")}
-    assert drawn == {flow["a & <b>"], flow["c"]}
+    assert drawn == {str(flow["a & <b>"]), str(flow["c"])}
     words = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "✓ a & <b>" in words
     assert "completed" in words
@@ -572,7 +572,7 @@ async def test_wait_says_what_failed(engine: ff.Engine, ask: Any) -> None:
     assert (answer["public_flow_state"], answer["skipped"], list(answer["results"])) == ("failed", ["d"], ["a", "c"])
     assert answer["failures"] == {
         "b": {
-            "execution_id": flow["b"],
+            "execution_id": str(flow["b"]),
             "public_state": "failed",
             "failure_reason": "boom",
             "failure_category": answer["failures"]["b"]["failure_category"],
@@ -681,7 +681,7 @@ async def test_a_cancel_may_be_late_or_leave_some_over(
     monkeypatch.setattr(ff.Engine, "cancel_flow", partly)
     assert f"{flow['b']} could not be cancelled yet" in (await ask("flow", "cancel", flow.id, "-y", code=1)).err
     answer = (await ask("flow", "cancel", flow.id, "-y", "--json", code=1)).json
-    assert answer["failed_member_execution_ids"] == [flow["b"]]
+    assert answer["failed_member_execution_ids"] == [str(flow["b"])]
 
 
 # replay
@@ -780,7 +780,10 @@ async def test_members_that_cannot_be_replayed_any_more_are_reported(engine: ff.
     assert "max_replays_exhausted" in said.err
     answer = (await ask("flow", "replay", flow.id, "--json", code=1)).json
     assert answer["replayed"] == []
-    assert [(one["node"], one["execution_id"]) for one in answer["refused"]] == [("a", flow["a"]), ("b", flow["b"])]
+    assert [(one["node"], one["execution_id"]) for one in answer["refused"]] == [
+        ("a", str(flow["a"])),
+        ("b", str(flow["b"])),
+    ]
 
 
 # delete
@@ -824,8 +827,8 @@ async def test_show_says_what_a_member_waits_for(engine: ff.Engine, ask: Any) ->
         "policy": {"kind": "quorum", "k": 2, "on_satisfied": "cancel_remaining"},
         "dependencies": 3,
         "waits_for": [
-            {"execution_id": flow["b"], "node": "b", "state": "active"},
-            {"execution_id": flow["c"], "node": "c", "state": "waiting"},
+            {"execution_id": str(flow["b"]), "node": "b", "state": "active"},
+            {"execution_id": str(flow["c"]), "node": "c", "state": "waiting"},
         ],
     }
     await flow.complete("c")
@@ -852,9 +855,9 @@ async def test_members_are_listed_by_their_flow(engine: ff.Engine, ask: Any) -> 
     await submitted(engine, {"c": []})
     await submit(engine)
     said = await ask("ls", "--flow", flow.id, "-q")
-    assert set(said.out.split()) == {flow["a"], flow["b"]}
+    assert set(said.out.split()) == {str(flow["a"]), str(flow["b"])}
     said = await ask("ls", "--flow", flow.id, "--state", "waiting", "--all", "--json")
-    assert [json.loads(line)["execution_id"] for line in said.out.splitlines()] == [flow["a"]]
+    assert [json.loads(line)["execution_id"] for line in said.out.splitlines()] == [str(flow["a"])]
 
 
 # Terminals and shells

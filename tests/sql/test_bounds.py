@@ -18,6 +18,7 @@ from flowfabric.values.attempt import Completed, Completion, Failure, TerminalFa
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import Handle, Renewed
 from flowfabric.values.page import ScannerFilter
+from tests.ids import home
 from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 pytestmark = pytest.mark.both_servers
@@ -159,7 +160,7 @@ async def test_events_of_one_execution_are_in_the_order_of_its_history(plain_eng
 async def test_only_a_reason_that_can_be_undone_blocks(sql: asyncpg.Connection[Any], engine: CheckedEngine) -> None:
     execution_id = await submit(engine)
     code = await sql.fetchval(
-        "select code from flowfabric.block($1, $2, 'garbage', null)", execution_id.partition, execution_id
+        "select code from flowfabric.block($1, $2, 'garbage', null)", home(execution_id), execution_id
     )
     assert code == "invalid_blocking_reason"
 

@@ -748,7 +748,7 @@ async def test_partitions_above_32767_work_like_any_other(world: World) -> None:
     await world.sql.execute("update flowfabric.deployment set flow_partitions = 65535")
     try:
         async with await CaseEngine.connect(world.dsn, notifications=False) as engine:
-            execution_id = await submit(engine, execution_id=id_in(65534))
+            execution_id = await submit(engine, execution_id=id_in(65534, count=65535))
             claimed = await claim_one(engine)
             assert claimed.execution_id == execution_id
             await engine.complete(claimed.handle, b"x")

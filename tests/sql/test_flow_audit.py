@@ -210,6 +210,8 @@ _TO_B, _TO_C, _TO_D = (f"downstream = {_MEMBER.format(node)}" for node in "bcd")
 _RESOLVED = "outcome = '{}', resolved_at = flowfabric.now()"
 
 DAMAGES = [
+    Damage("partition_of_id", "built", _flow("partition = (partition + 1) % 256")),
+    Damage("partition_of_id", "built", _execution("partition = (partition + 1) % 256", "node = 'a'")),
     Damage("flow_counts", "built", _flow("node_count = 2")),
     Damage("flow_counts", "built", _flow("edge_count = edge_count + 1")),
     Damage("flow_counts", "built", _execution("flow_id = null", "node = 'a'")),

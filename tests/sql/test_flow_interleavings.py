@@ -33,7 +33,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, Suspended
 from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
-from tests.ids import id_in
+from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.sql.flowing import LONG, Flow, submitted
 from tests.support import WORKER
@@ -260,7 +260,7 @@ def extend(*after: str, ref: str | None = REF) -> Act:
     async def call(scene: Scene, party: Party) -> Any:
         new = NewExecution(
             execution_kind=scene.flow.kind("x"),
-            execution_id=id_in(scene.flow[after[0]].partition, scene.added),
+            execution_id=id_in(home(scene.flow[after[0]]), scene.added),
         )
         edges = [NewEdge(upstream=scene.flow[up], edge_id=scene.edge(f"{up}>x"), data_passing_ref=ref) for up in after]
         return await party.extend_flow(scene.flow.id, [NewNode(name="x", execution=new, after=edges)])

@@ -37,21 +37,21 @@ from flowfabric.values.flow import (
     NoOp,
 )
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import FlowId, crc16, mint_uuid
+from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.flow_model import BACKOFF, MAX_RETRIES, FlowModel, Group, Member, Refused, final_states
-from tests.ids import id_in
+from tests.ids import home, id_in
 from tests.sql.test_model import MS, START, World, ms, same
 from tests.support import WORKER, CheckedEngine, claim_one, in_database
 
 _T = TypeVar("_T")
 SPACE = UUID("5f0c9c1e-6f0e-4c3a-9a53-8d6c6b0f6c11")
 FLOW = FlowId(uuid5(SPACE, "flow"))
-PARTITION = crc16(FLOW.bytes) % 256
+PARTITION = home(FLOW)
 POLICY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=MAX_RETRIES, backoff=ff.Fixed(timedelta(milliseconds=BACKOFF)))
 )
@@ -110,7 +110,7 @@ class History:
     # What steps are made of
 
     def uuid(self, name: str) -> UUID:
-        return uuid5(SPACE, name)
+        return id_in(PARTITION, uuid5(SPACE, name))
 
     def id(self, member: Member) -> ff.ExecutionId:
         return id_in(PARTITION, self.uuid(member.name))

@@ -30,7 +30,7 @@ from flowfabric.values.flow import (
     Staged,
 )
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import ExecutionId, FlowId, crc16, mint_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.wait import Fresh
 from tests.ids import home, id_in
@@ -68,7 +68,7 @@ RELEASED = BLOCKED | {
 
 def unknown_flow(partition: int) -> FlowId:
     """The id of no flow, in this partition."""
-    return FlowId(next(one for one in iter(mint_uuid, None) if crc16(one.bytes) % 256 == partition))
+    return FlowId(id_in(partition))
 
 
 # Refusals: a call that breaks several rules is refused for the first of them, and nothing is changed.

@@ -628,7 +628,7 @@ async def test_creating_the_same_in_opposite_orders_does_not_deadlock(
 ) -> None:
     one, two, holder = three
     await stage.empty()
-    ids = sorted((id_in(n) for n in range(5)), key=lambda e: (e.partition, e))
+    ids = sorted((id_in(n) for n in range(5)), key=lambda e: (home(e), e))
     items = [item(number, ids) for number in range(5)]
 
     await holder.begin()

@@ -15,6 +15,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.engine.reads import Place
 from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.flow import FlowStatus
 from flowfabric.values.ids import FlowId, PartitionKey, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.page import Page
@@ -48,10 +49,8 @@ async def test_a_read_of_an_unknown_execution_finds_nothing_or_says_that_the_id_
         engine.get_execution_namespace,
         lambda target: engine.get_execution_tag(target, "a.b"),
     ]
-    beyond = id_in(60_000, MISSING)
     for read in finds_nothing:
         assert await read(MISSING) is None
-        assert await read(beyond) is None
     assert await engine.list_attempts(MISSING) == []
     assert await engine.read_exec_core_fields(3, MISSING, CORE_FIELDS) == dict.fromkeys(CORE_FIELDS)
     for refuses in (
@@ -64,7 +63,7 @@ async def test_a_read_of_an_unknown_execution_finds_nothing_or_says_that_the_id_
         assert refused.value.field == "execution_id"
     with pytest.raises(ff.NotFound) as unknown:
         await engine.set_execution_tag(MISSING, "a.b", "c")
-    assert (unknown.value.entity, unknown.value.id) == ("execution", MISSING)
+    assert (unknown.value.entity, unknown.value.id) == ("execution", str(MISSING))
 
 
 async def test_describe_and_info_show_a_running_execution(engine: CheckedEngine, clock: Clock) -> None:
@@ -174,7 +173,7 @@ async def test_core_fields_are_text_under_every_name_and_alias(engine: CheckedEn
     full = await engine.read_execution(target)
     assert full is not None
     assert full.completed_at is not None
-    fields = await engine.read_exec_core_fields(6, target, CORE_FIELDS)
+    fields = await engine.read_exec_core_fields(home(FLOW), target, CORE_FIELDS)
     assert list(fields) == CORE_FIELDS
     assert fields == {
         "lane_id": "l", "lifecycle_phase": "terminal", "ownership_state": "unowned",
@@ -298,17 +297,65 @@ async def test_a_partition_is_listed_by_id_and_a_cursor_is_set_only_if_more_foll
 
 async def test_a_cursor_excludes_its_own_row_and_shows_rows_inserted_after_it(engine: CheckedEngine) -> None:
     async def make(number: int) -> ff.ExecutionId:
-        return await submit(engine, execution_id=id_in(1, UUID(int=number)))
+        return await submit(engine, execution_id=at(number))
+
+    def at(number: int) -> ff.ExecutionId:
+        return ff.ExecutionId(UUID(int=(number << 16) + 1))
 
     await make(10), await make(20), await make(30)
     page = await engine.list_executions(1, limit=2)
-    assert page.next_cursor == id_in(1, UUID(int=20))
+    assert page.next_cursor == at(20)
     await make(15), await make(25)
     rest = await engine.list_executions(1, cursor=page.next_cursor)
-    assert [item.execution_id.int for item in rest.items] == [25, 30]
+    assert [item.execution_id for item in rest.items] == [at(25), at(30)]
     # The execution that the cursor names may be gone, or never have been.
-    gone = await engine.list_executions(1, cursor=id_in(1, UUID(int=26)))
-    assert [item.execution_id.int for item in gone.items] == [30]
+    gone = await engine.list_executions(1, cursor=at(26))
+    assert [item.execution_id for item in gone.items] == [at(30)]
+
+
+# ---- parts of ids
+
+
+async def test_an_id_is_found_by_its_end_or_its_beginning(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+    one, two = (ff.ExecutionId(UUID(f"abcdef0{n}-0000-7000-8000-00{n}09f3c01a2")) for n in (1, 2))
+    flow = FlowId(UUID("abcdef03-0000-7000-8000-0000aaaa01a2"))
+    for target in (one, two):
+        await submit(engine, execution_id=target, execution_kind="mail")
+    await engine.create_flow(flow, flow_kind="report")
+    await submit(engine, execution_id=ff.ExecutionId(UUID(f"{one.hex[:-4]}01a3")))  # of another partition
+
+    async def find(text: str, **fields: Any) -> set[UUID]:
+        return {found.id for found in await engine.find_id(text, **fields)}
+
+    assert await find("9f3c01a2") == {one, two}
+    assert await find("10-9f3C01a2".replace("-", "")) == {one}
+    assert await find("aaaa01a2") == {flow}
+    assert await find("abcdef0") == {one, two, flow, UUID(f"{one.hex[:-4]}01a3")}
+    assert await find("abcdef02-0000-7") == {two}
+    assert await find(str(one)) == await find(one.hex) == {one}
+    assert await find("abcdef0", what="flow") == {flow}
+    assert await find("abcdef02", what="flow") == set()
+    assert len(await find("abcdef0", limit=2)) == 2
+    assert await find("123456") == await find(str(mint_uuid())) == set()
+    (found,) = await engine.find_id("aaaa01a2")
+    assert (found.what, found.kind, found.state) == ("flow", "report", FlowStatus.ACTIVE)
+    (found,) = await engine.find_id(str(two))
+    assert (found.what, found.kind, found.state) == ("execution", "mail", ff.State.WAITING)
+
+
+async def test_one_partition_is_read_for_an_end_and_no_table_for_a_beginning(sql: asyncpg.Connection[Any]) -> None:
+    for call in (
+        "select * from flowfabric.find_by_end(7, '9f3c01a2', 11)",
+        "select * from flowfabric.find_by_beginning(0, 255, '00000000-0000-0000-0000-000000000000',"
+        " '00000000-ffff-ffff-ffff-ffffffffffff', 11)",
+    ):
+        async with sql.transaction():
+            await sql.execute("set local enable_seqscan = off")  # as find_ids has it, whatever the size of the tables
+            plan = "\n".join(row[0] for row in await sql.fetch(f"explain (costs off) {call}"))
+        assert "Seq Scan" not in plan, plan
+        assert "execution_pkey" in plan, plan
+        assert "flow_pkey" in plan, plan
+        assert plan.count("partition = ") == 2, plan
 
 
 async def test_expired_leases_with_one_deadline_are_paged_without_repeat_or_gap(
@@ -386,7 +433,7 @@ async def _random_world(engine: ff.Engine, rng: random.Random) -> None:
                     delay_until=rng.choice([None] * 5 + [timedelta(hours=1)]),
                     execution_deadline_at=rng.choice([None] * 5 + [timedelta(seconds=1)]),
                     flow_id=flow,
-                    # The same uuid in several partitions, at the same instant.
+                    # Neighbours in several partitions, at the same instant.
                     execution_id=id_in(number, shared) if twin else None,
                 )
             )
@@ -492,7 +539,9 @@ async def test_every_combination_of_filters_finds_what_a_search_by_hand_finds(
             assert pages[-1] or not expected, (asked, size)
 
 
-async def test_a_page_may_end_between_executions_that_differ_in_their_partition_only(engine: CheckedEngine) -> None:
+async def test_a_page_may_end_between_executions_that_differ_in_the_last_bits_of_their_ids_only(
+    engine: CheckedEngine,
+) -> None:
     uuid = mint_uuid()
     ids = [id_in(partition, uuid) for partition in (5, 4, 3)]
     await engine.create_many(
@@ -635,7 +684,7 @@ async def test_a_search_among_a_million_executions_reads_few_of_them(
             await sql.execute(statement)
         engine._fetch = lambda statement, *args, repeatable=False: sql.fetch(statement, *args)  # type: ignore[method-assign]
 
-        async def cost(read: Callable[[], Awaitable[Page[Any, Any]]]) -> tuple[Page[Any, Any], int]:
+        async def cost(read: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
             async with sql.transaction():
                 before = await sql.fetchrow(READ_SO_FAR)
                 page = await read()
@@ -653,6 +702,12 @@ async def test_a_search_among_a_million_executions_reads_few_of_them(
         deep = Place(START + timedelta(seconds=999), UUID(int=0), 0)
         page, rows = await cost(lambda: engine.find_executions(namespace="common", cursor=deep, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)
+        # The end of an id reads the keys of its partition, a beginning one range of each partition.
+        end, rows = await cost(lambda: engine.find_id("0000080007"))
+        assert [one.id for one in end] == [UUID("00000000-0000-7000-8000-000000080007")]
+        assert rows <= 5000
+        _, rows = await cost(lambda: engine.find_id("ffffff", limit=10))
+        assert rows <= 300
         middle = id_in(7, UUID("00000000-0000-7000-8000-000000080000"))
         page, rows = await cost(lambda: engine.list_executions(7, cursor=middle, limit=50))
         assert (len(page.items), rows <= 1000) == (50, True)

@@ -53,9 +53,10 @@ TICK = timedelta(microseconds=1)
 PATIENCE = 60.0
 
 
-def signed(kid: str, secret: str, execution_id: str, waitpoint_id: UUID) -> str:
-    """A token as anybody who has the secret would make it."""
-    message = f"{kid}:{execution_id}:{waitpoint_id}".encode()
+def signed(kid: str, secret: str, execution_id: UUID | str, waitpoint_id: UUID) -> str:
+    """A token as anybody who has the secret would make it: signed messages name the partition before the id."""
+    name = execution_id if isinstance(execution_id, str) else f"{{fp:{home(execution_id)}}}:{execution_id}"
+    message = f"{kid}:{name}:{waitpoint_id}".encode()
     return f"{kid}:{hmac.new(bytes.fromhex(secret), message, hashlib.sha256).hexdigest()}"
 
 
@@ -207,7 +208,7 @@ async def test_every_token_is_signed_over_its_kid_its_execution_and_its_waitpoin
     await rotate(engine, "kid-1", SECRET)
     for partition in (0, 7, 255):
         at = await spot(engine, partition=partition)
-        assert at.text == signed("kid-1", SECRET, f"{{fp:{partition}}}:{at.id}", at.waitpoint_id)
+        assert at.text == signed("kid-1", SECRET, at.id, at.waitpoint_id)
     claimed = await hold(engine)
     ids = [new_id(), new_id()]
     suspended = await engine.suspend(
@@ -216,9 +217,7 @@ async def test_every_token_is_signed_over_its_kid_its_execution_and_its_waitpoin
     assert isinstance(suspended, Suspended)
     details = suspended.details
     tokens = [details.waitpoint_token, details.additional_waitpoints[0].waitpoint_token]
-    assert [token.reveal() for token in tokens] == [
-        signed("kid-1", SECRET, str(claimed.execution_id), one) for one in ids
-    ]
+    assert [token.reveal() for token in tokens] == [signed("kid-1", SECRET, claimed.execution_id, one) for one in ids]
 
 
 async def test_signing_twice_gives_the_same_token_and_the_key_label_is_not_part_of_it(engine: ff.Engine) -> None:
@@ -235,7 +234,7 @@ async def test_any_legal_kid_signs_and_verifies(engine: ff.Engine) -> None:
     for kid in ("!", "~", "a.b", "-", "k" * 64, "%s", "'", '"', "\\", "{fp;0}", "0"):
         assert await rotate(engine, kid, SECRET) == Rotated(before, kid, 0)
         at = await spot(engine)
-        assert at.text == signed(kid, SECRET, str(at.id), at.waitpoint_id)
+        assert at.text == signed(kid, SECRET, at.id, at.waitpoint_id)
         assert at.token.kid == kid
         await accepted(engine, at)
         before = kid
@@ -245,7 +244,7 @@ async def test_a_secret_may_be_written_in_either_case(engine: ff.Engine) -> None
     for kid, secret in (("upper", SECRET.upper()), ("mixed", "aB" * 32)):
         await rotate(engine, kid, secret)
         at = await spot(engine)
-        assert at.text == signed(kid, SECRET, str(at.id), at.waitpoint_id)
+        assert at.text == signed(kid, SECRET, at.id, at.waitpoint_id)
         assert await rotate(engine, kid, SECRET) == RotationNoop(kid)
 
 
@@ -370,9 +369,9 @@ async def test_every_unknown_token_gets_the_same_refusal(engine: CheckedEngine, 
     cases: dict[str, tuple[str, ff.ExecutionId, UUID]] = {
         "wrong digest": (f"b:{'0' * 64}", at.id, at.waitpoint_id),
         "wrong kid": (f"a:{at.digest}", at.id, at.waitpoint_id),
-        "another kid's good signature": (signed("a", A, str(at.id), at.waitpoint_id), at.id, at.waitpoint_id),
+        "another kid's good signature": (signed("a", A, at.id, at.waitpoint_id), at.id, at.waitpoint_id),
         "the new kid on an old waitpoint": (
-            signed("b", B, str(old.id), old.waitpoint_id), old.id, old.waitpoint_id,
+            signed("b", B, old.id, old.waitpoint_id), old.id, old.waitpoint_id,
         ),
         "unknown kid": (f"nobody:{at.digest}", at.id, at.waitpoint_id),
         "sibling's token": (sibling.text, at.id, at.waitpoint_id),
@@ -383,13 +382,13 @@ async def test_every_unknown_token_gets_the_same_refusal(engine: CheckedEngine, 
         "stranger's token": (stranger.text, at.id, at.waitpoint_id),
         "stranger's waitpoint": (stranger.text, at.id, stranger.waitpoint_id),
         "unknown execution": (at.text, nobody, at.waitpoint_id),
-        "unknown execution, signed": (signed("b", B, str(nobody), at.waitpoint_id), nobody, at.waitpoint_id),
+        "unknown execution, signed": (signed("b", B, nobody, at.waitpoint_id), nobody, at.waitpoint_id),
         "unknown waitpoint": (at.text, at.id, nowhere),
-        "unknown waitpoint, signed": (signed("b", B, str(at.id), nowhere), at.id, nowhere),
+        "unknown waitpoint, signed": (signed("b", B, at.id, nowhere), at.id, nowhere),
         "another partition": (at.text, mirrored, at.waitpoint_id),
-        "another partition, signed": (signed("b", B, str(mirrored), at.waitpoint_id), mirrored, at.waitpoint_id),
+        "another partition, signed": (signed("b", B, mirrored, at.waitpoint_id), mirrored, at.waitpoint_id),
         "neighbour's waitpoint, signed": (
-            signed("b", B, str(at.id), neighbour.waitpoint_id), at.id, neighbour.waitpoint_id,
+            signed("b", B, at.id, neighbour.waitpoint_id), at.id, neighbour.waitpoint_id,
         ),
         "signed without the braces": (
             signed("b", B, str(at.id), at.waitpoint_id), at.id, at.waitpoint_id,
@@ -418,16 +417,16 @@ async def test_the_dummy_key_for_an_unknown_one_verifies_nothing(
     nothing = ("", "00" * 32, "00" * 64)
     for secret in nothing:
         for kid, waitpoint_id in (("nobody", at.waitpoint_id), ("k1", new_id()), ("k1", at.waitpoint_id)):
-            token = signed(kid, secret, str(at.id), waitpoint_id)
+            token = signed(kid, secret, at.id, waitpoint_id)
             assert await refused(engine, at, token, waitpoint_id=waitpoint_id) == "invalid_token"
     await rotate(engine, "a", A, timedelta(0))
     await advance(still, TICK)
     assert await rotate(engine, "b", B) == Rotated("a", "b", 1)
     for secret in nothing:
-        assert await refused(engine, at, signed("k1", secret, str(at.id), at.waitpoint_id)) == "invalid_token"
+        assert await refused(engine, at, signed("k1", secret, at.id, at.waitpoint_id)) == "invalid_token"
     await empty_keystore(sql)
     for secret in nothing:
-        assert await refused(engine, at, signed("k1", secret, str(at.id), at.waitpoint_id)) == "invalid_token"
+        assert await refused(engine, at, signed("k1", secret, at.id, at.waitpoint_id)) == "invalid_token"
 
 
 async def test_a_claim_grant_is_no_token_and_a_token_is_no_claim_grant(engine: CheckedEngine) -> None:
@@ -717,7 +716,7 @@ async def test_seeding_installs_where_no_key_signs(engine: CheckedEngine, sql: a
     assert await engine.seed_waitpoint_hmac_secret("a", A) == AlreadySeeded("a", True)
     assert await engine.list_waitpoint_hmac_kids() == WaitpointKids("a", ())
     at = await spot(engine)
-    assert at.text == signed("a", A, str(at.id), at.waitpoint_id)
+    assert at.text == signed("a", A, at.id, at.waitpoint_id)
     await accepted(engine, at)
 
 

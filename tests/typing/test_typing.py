@@ -140,7 +140,7 @@ GOOD_TASKS = {
         flow.add(when, sub["x"], after=sub)
         flow.add(when, 1, after=[sub, first])
         grown = ctx.flow()
-        grown.add(count, [grown.here, grown.member("{fp:1}:00000000-0000-0000-0000-000000000001")])
+        grown.add(count, [grown.here, grown.member("00000000-0000-0000-0000-000000000001")])
         more = plain.flow()
         more.add(count, [])
     """,

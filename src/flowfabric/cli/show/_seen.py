@@ -11,7 +11,7 @@ from msgspec import Struct
 from flowfabric.cli import _waiting
 from flowfabric.cli._database import missing, resolve
 from flowfabric.values.flow import GroupState
-from flowfabric.values.ids import FlowId
+from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.joins import EdgeGroupPolicy
 from flowfabric.values.state import State
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from flowfabric.values.attempt import Attempt
     from flowfabric.values.event import Event
     from flowfabric.values.execution import Execution, ExecutionContext, Result
-    from flowfabric.values.ids import ExecutionId
     from flowfabric.values.signal import RecordedSignal
     from flowfabric.values.step import Step
     from flowfabric.values.wait import PendingWaitpoint, Suspension
