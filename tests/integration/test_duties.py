@@ -886,7 +886,7 @@ async def test_what_was_parked_in_somebody_elses_hands_is_woken(
         await engine.complete(child.handle)
         assert await ParkedPromotion(engine).run_once() == 0
     assert await ParkedPromotion(engine, filter=ScannerFilter(namespace="theirs")).run_once() == 0
-    assert await state(engine, parent.execution_id) is ff.State.DELAYED
+    assert await state(engine, parent.execution_id) is ff.State.WAITING_CHILDREN
     assert await ParkedPromotion(engine).run_once() == 1
     assert await state(engine, parent.execution_id) is ff.State.WAITING
     assert await ParkedPromotion(engine).run_once() == 0

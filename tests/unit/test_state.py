@@ -349,7 +349,7 @@ def test_only_replay_and_retention_leave_a_terminal_state(row: Transition) -> No
 @each("row", TRANSITIONS)
 def test_the_epoch_grows_exactly_when_a_lease_is_acquired_or_given_up_by_suspend(row: Transition) -> None:
     acquires = any(event in ("L:acquired", "L:reclaimed") for event in row.events)
-    assert ("current_lease_epoch" in row.counters) is (acquires or row.targets == ("S",) and row.sources == ("A",))
+    assert ("current_lease_epoch" in row.counters) is (acquires or (row.targets == ("S",) and row.sources == ("A",)))
     assert acquires is (row.targets == ("A",))
 
 

@@ -267,9 +267,7 @@ async def _park_once(running: Running, gates: Sequence[Gate]) -> str | None:
         until=_first_of([gate for gate in gates if not isinstance(gate, SignalGate)]),
         ends_of=_ends_of(gates),
         signals_on={
-            waitpoint: seen
-            for gate in waits
-            for waitpoint, seen in zip(gate.waitpoint_ids, gate.seen, strict=True)
+            waitpoint: seen for gate in waits for waitpoint, seen in zip(gate.waitpoint_ids, gate.seen, strict=True)
         },
         conditions={waitpoint: gate.request.condition for gate in waits for waitpoint in gate.waitpoint_ids},
         timeout_at=None if first is None else first.deadline,
