@@ -19,7 +19,6 @@ from uuid import UUID
 from tests.conditions import Sent, closer, holds, match_detail, places, required_names
 
 DAY = 86_400_000
-FAR = 253_402_214_400_000  # 9999-12-31: what waits until then waits for something else
 Json = dict[str, Any]
 Minted = Mapping[str, tuple[UUID, UUID]]
 """Per execution the lease id and the attempt id of the claim under way."""
@@ -216,6 +215,7 @@ class Suspension:
     replay_until: int
     resume_delay: int | None
     is_early: bool = False
+    keeps_waitpoints: bool = False
     last_signal_at: int | None = None
     satisfied_at: int | None = None
     closed_at: int | None = None
@@ -244,7 +244,7 @@ class Log:
 
 @dataclass
 class Execution:
-    """One execution. `place` is the letter of the transition table: W D B, A X V, S, T."""
+    """One execution. `place` is the letter of the transition table: W D C B, A X V, S, T."""
 
     new: New
     created_at: int
@@ -334,10 +334,6 @@ class Execution:
         return [w for w in self.waitpoints.values() if w.state == "pending"]
 
     @property
-    def is_parked(self) -> bool:
-        return self.place == "D" and self.pending == "interrupted" and not self.resume_pending
-
-    @property
     def current_attempt_id(self) -> UUID | None:
         return None if not self.attempts or self.pending == "retry" else self.attempt.attempt_id
 
@@ -372,6 +368,7 @@ class Execution:
                 else "waiting_for_delay",
                 "delayed",
             ),
+            "C": ("blocked_by_dependencies", "waiting_for_children", "waiting_children"),
             "B": (BLOCKS.get(self.blocked_for or "", ""), self.blocked_for or "", "waiting"),
         }[self.place]
         if eligibility in ("blocked_by_budget", "blocked_by_quota"):
@@ -1010,7 +1007,7 @@ class Model:
         e.mutated_at = self.now
 
     def pause(self, call: str, who: Authority, delay_until: int | None = None) -> Json:
-        """delay, park, wait_children (no dependency is ever open here) and release."""
+        """delay, wait_children (no dependency is ever open here) and release; park, unless it suspends."""
         e = self._check(who)
         reason = {
             "delay": "worker_delay", "park": "worker_park", "wait_children": "waiting_children",
@@ -1025,7 +1022,15 @@ class Model:
         name = {"delay": "Delayed", "park": "Parked", "wait_children": "Moved", "release": "Released"}[call]
         return said(name, execution_id=e.id, public_state=e.public_state)
 
-    def park(self, who: Authority, until: int | None, ends_of: Collection[str], signals_on: Mapping[UUID, int]) -> Json:
+    def park(
+        self,
+        who: Authority,
+        until: int | None,
+        ends_of: Collection[str],
+        signals_on: Mapping[UUID, int],
+        suspension_id: UUID,
+    ) -> Json:
+        """waiting_children for the end of others, else delayed for a time, else suspended."""
         e = self.executions.get(who.execution_id)
         found = [self.executions.get(child) for child in ends_of]
         known = {} if e is None else e.waitpoints
@@ -1037,10 +1042,36 @@ class Model:
         elif until is not None and until <= self.now:
             because = "due"
         e = self._check(who, fence_only=True)
-        if because is None:
-            self.pause("park", who, FAR if until is None else until)
+        if because is None and (ends_of or until is not None):
+            self.pause("park", who, until)
+            e.place = "C" if ends_of else "D"
             e.waits_for = {*ends_of, *signals_on}
+        elif because is None:
+            self._suspend_waits(e, cast("Fence", who), list(signals_on), suspension_id)
         return said("Parked", execution_id=e.id, parked=because is None, because=because)
+
+    def _suspend_waits(self, e: Execution, who: Fence, ids: list[UUID], suspension_id: UUID) -> None:
+        """The next signal on any of them resumes it, and the end of the time of one."""
+        waitpoints = [e.waitpoints[one] for one in ids]
+        timeout_at, behavior = None, "auto_resume_with_timeout_signal"
+        policy = (e.policy or {}).get("suspension_policy") or {}
+        if "default_timeout_ms" in policy:
+            timeout_at, behavior = self.now + policy["default_timeout_ms"], policy.get("timeout_behavior", "fail")
+        expires = min((w.expires_at for w in waitpoints if w.expires_at is not None), default=None)
+        if expires is not None and (timeout_at is None or expires < timeout_at):
+            timeout_at, behavior = expires, "auto_resume_with_timeout_signal"
+        keys = [w.waitpoint_key for w in waitpoints]
+        condition = {
+            "Composite": {"kind": "Count", "n": 1, "count_kind": "DistinctSignals", "waitpoints": sorted(set(keys))}
+        }
+        s = Suspension(
+            suspension_id, e.attempt.attempt_index, e.attempt.attempt_id, ids, keys, condition, "waiting_for_signal",
+            self.now, timeout_at, behavior, who[1:4], None, 0, None, keeps_waitpoints=True,
+        )  # fmt: skip
+        e.suspensions.append(s)
+        for w in waitpoints:
+            w.state, w.suspension_id, w.activated_at = "active", suspension_id, self.now
+        self._give_up(e)
 
     def _is_over(self, w: Waitpoint | None, seen: int) -> bool:
         return w is None or w.state != "pending" or w.signal_count > seen
@@ -1154,7 +1185,7 @@ class Model:
             case "deadline":
                 return e.deadline_at if e.place != "T" else None
             case "delay":
-                return e.delay_until if e.place == "D" and e.delay_until != FAR else None
+                return e.delay_until if e.place in "DC" else None
             case "suspension":
                 return e.suspension_timeout_at
             case "waitpoint":
@@ -1221,7 +1252,7 @@ class Model:
             return "not_found"
         if e.place in "AXVST":
             return "not_runnable"
-        if e.place != "D":
+        if e.delay_until is None:
             return "not_delayed"
         return self._act("delay", e) if self.is_due("delay", e) else "not_yet_due"
 
@@ -1370,6 +1401,7 @@ class Model:
                 kid = self._current_kid()
                 e.waitpoints[one] = Waitpoint(one, e.attempt.attempt_index, fresh, kid, self.now, None)
             w = e.waitpoints[one]
+            w.matched_signal_count = 0
             w.state, w.suspension_id, w.activated_at, w.expires_at = "active", suspension_id, self.now, timeout_at
             w.required_signal_names = required_names(condition, w.waitpoint_key)
         for place, g in enumerate(arrived, 1):
@@ -1383,6 +1415,11 @@ class Model:
             contributed = [arrived[place - 1] for place in sorted(places(condition, sent[:last]))]
             self._close_suspension(e, "resumed", arrived[last - 1], contributed)
             return self._suspended(e, s)
+        self._give_up(e)
+        return self._suspended(e, s)
+
+    def _give_up(self, e: Execution) -> None:
+        """The lease of an execution that becomes suspended."""
         self._lease_event(e, "revoked", "suspend", "backend")
         e.attempt.attempt_lifecycle, e.attempt.suspended_at = "suspended", self.now
         if e.attempt_timeout_at is not None:
@@ -1391,7 +1428,6 @@ class Model:
         e.attempt.lease_epoch = e.epoch  # so that no older fence matches the attempt when it ends
         e.place, e.pending = "S", "interrupted"
         self._moved(e)
-        return self._suspended(e, s)
 
     def _usable(self, e: Execution, waitpoint_id: UUID) -> Waitpoint:
         found = self._find(e.id, waitpoint_id)
@@ -1431,6 +1467,12 @@ class Model:
         s.closer_signal_id = None if closer is None else closer.signal_id
         s.satisfier_signal_ids = [g.signal_id for g in contributed]
         s.satisfied_at = self.now if reason == "resumed" else None
+        if s.keeps_waitpoints and reason in ("resumed", "timed_out_auto_resume"):
+            for one in s.waitpoint_ids:
+                w = e.waitpoints[one]
+                w.state, w.suspension_id, w.activated_at, w.required_signal_names = "pending", None, None, []
+            self._expire_waitpoints(e)
+            return
         for one in s.waitpoint_ids:
             e.waitpoints[one].close("closed", reason, self.now)
             e.waitpoints[one].satisfied_at = s.satisfied_at
@@ -1467,9 +1509,12 @@ class Model:
         if behavior == "escalate":
             self.logs[e.id].operator.append(("suspension_escalated", {"reason_code": s.reason_code}, self.now))
             s.reason_code, s.timeout_at, s.timeout_behavior = "waiting_for_operator_review", None, None
-            for one in s.waitpoint_ids:
+            for one in s.waitpoint_ids if not s.keeps_waitpoints else ():
                 e.waitpoints[one].expires_at = None
             self._moved(e)
+        elif behavior == "auto_resume_with_timeout_signal" and s.keeps_waitpoints:
+            self._close_suspension(e, "timed_out_auto_resume")
+            self._resume(e, 0)
         elif behavior == "auto_resume_with_timeout_signal":
             told = Signal(
                 f"timeout {s.suspension_id}", s.waitpoint_ids[0], s.waitpoint_keys[0], s.suspension_id, "timeout",
@@ -1563,6 +1608,8 @@ class Model:
         s = e.suspensions[-1]
         arrived = [g for g in e.signals if g.waitpoint_id in s.waitpoint_ids and not g.is_dropped]
         sent = [g.sent for g in arrived]
+        if s.keeps_waitpoints:
+            arrived, sent = [new], [new.sent]
         new.match_detail = match_detail(s.resume_condition, sent[:-1], new.sent)
         new.observed_effect = "appended_to_waitpoint"
         w.matched_signal_count += new.match_detail == "advanced"

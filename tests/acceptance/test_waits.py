@@ -152,10 +152,9 @@ async def test_a_worker_dies_with_the_signal_in_its_hands(site: Site, task: str)
     client = await site.app.client()
     run = await client.submit(task)
     first = site.hire()
-    waiting = ff.State.DELAYED if task == "company" else ff.State.SUSPENDED
 
     async def rests() -> bool:
-        return await run.state() is waiting
+        return await run.state() is ff.State.SUSPENDED
 
     deadline = time.monotonic() + PATIENCE
     while not (site.ledger("link") and await rests()):

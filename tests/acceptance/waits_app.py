@@ -51,7 +51,7 @@ def plain(ctx: ff.SyncContext) -> list[Any]:
 
 @app.task
 async def company(ctx: ff.Context) -> list[Any]:
-    """Waits beside others: the execution is parked and not suspended."""
+    """Waits beside others: the execution is parked for a time, then suspended on several waits."""
     await ctx.step("before", note, "before", ctx.execution_id)
     place = await ctx.waitpoint("approval")
     note("link", ctx.execution_id, link=place.callback)

@@ -454,7 +454,7 @@ async def test_a_cancelled_child_raises_in_the_parent(app: ff.App) -> None:
 
     async with worker(app):
         run = await parent.submit()
-        await until_state(run, ff.State.DELAYED)
+        await until_state(run, ff.State.WAITING_CHILDREN)
         (item,) = await children_of(app)
         await child.run(item.execution_id).cancel("not needed")
         assert await result(run) == "cancelled: not needed"
@@ -516,7 +516,7 @@ async def test_cancelling_a_parent_leaves_its_children(app: ff.App) -> None:
 
     async with worker(app):
         run = await parent.submit()
-        await until_state(run, ff.State.DELAYED)
+        await until_state(run, ff.State.WAITING_CHILDREN)
         await run.cancel("enough")
         (item,) = await children_of(app)
         over.set()

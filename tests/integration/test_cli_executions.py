@@ -431,7 +431,7 @@ async def test_lanes_are_shown(engine: ff.Engine, database: str) -> None:
     await submit(engine, lane_id="slow")
     await submit(engine, lane_id="slow", delay_until=timedelta(hours=1))
     header, *lines = (await call("lanes", dsn=database)).out.splitlines()
-    assert header.split() == ["LANE", "STATE", "READY", "OLDEST", "DELAYED", "RUNNING"]
+    assert header.split() == ["LANE", "STATE", "READY", "OLDEST", "DELAYED", "WAITING_CHILDREN", "RUNNING"]
     rows = [line.split() for line in lines]
     assert [(row[0], row[1], row[2], row[-2], row[-1]) for row in rows] == [
         ("default", "active", "0", "0", "1"),

@@ -883,7 +883,7 @@ async def test_an_execution_that_was_locked_while_parked_is_woken(
         await engine.complete(child.handle)
         assert await ParkedPromotion(engine).run_once() == 0
     assert await ParkedPromotion(engine, filter=ScannerFilter(namespace="theirs")).run_once() == 0
-    assert await state(engine, parent.execution_id) is ff.State.DELAYED
+    assert await state(engine, parent.execution_id) is ff.State.WAITING_CHILDREN
     assert await ParkedPromotion(engine).run_once() == 1
     assert await state(engine, parent.execution_id) is ff.State.WAITING
     assert await ParkedPromotion(engine).run_once() == 0

@@ -973,7 +973,7 @@ async def test_a_wait_beside_the_result_of_a_child(kit: Kit, app: ff.App, first:
     client = await app.client()
     calls = [lambda: client.signal(str(inner), payload=1), lambda: run.signal(payload=2)]
     for call in calls if first == "child" else reversed(calls):
-        assert await run.state() in (ff.State.DELAYED, ff.State.SUSPENDED)
+        assert await run.state() in (ff.State.WAITING_CHILDREN, ff.State.SUSPENDED)
         await call()
         await kit.run_all()
     assert await run.result() == [1, 2]
@@ -1508,7 +1508,7 @@ async def test_a_callback_is_answered_with_a_status(
     client = await app.client()
     received = await client.receive(getattr(called, which), body, idempotency_key=key)
     if which == "forged" and key is None:
-        assert (await called.run.get()).public_state is ff.State.DELAYED
+        assert (await called.run.get()).public_state is ff.State.SUSPENDED
     assert (received.status, received.outcome) == (status, outcome)
     assert received.body["outcome"] == outcome
     assert ("signal_id" in received.body) == (status == 202)

@@ -128,7 +128,8 @@ async def test_the_public_state_follows_every_transition(world: World) -> None:
     expected = {
         "W.1": "waiting", "W.r": "waiting", "W.p": "waiting", "W.i": "waiting", "W.s": "resumable",
         "D.1": "delayed", "D.r": "delayed", "D.s": "delayed", "S": "suspended",
-        "D.i": "delayed", "C.w": "waiting_children", "S.w": "suspended", "B.budget": "rate_limited", "B.quota": "rate_limited", "B.route": "waiting",
+        "D.i": "delayed", "C.w": "waiting_children", "S.w": "suspended", "B.budget": "rate_limited",
+        "B.quota": "rate_limited", "B.route": "waiting",
         "B.operator": "waiting", "B.lane": "waiting", "A": "active", "X": "active", "V": "active",
         "T:completed": "completed", "T:failed": "failed", "T:cancelled": "cancelled", "T:expired": "expired",
     }  # fmt: skip

@@ -782,7 +782,7 @@ ENTRIES = [
     Entry("signal to a parked one", _parked_5, _signal_parked),
     Entry("resume", _suspended_5, lambda party, at: party.resume_execution(at.handle.execution_id)),
     Entry("suspension timeout", _suspended_5, lambda party, _: party.run_timers("suspension"), after=6),
-    Entry("pending expiry", _parked_5, lambda party, _: party.run_timers("waitpoint"), after=6),
+    Entry("pending expiry", _parked_5, lambda party, _: party.run_timers("suspension"), after=6),
     Entry("late complete", _held_5, lambda party, held: settled(party.complete(held.handle)), after=31),
 ]
 entries = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

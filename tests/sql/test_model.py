@@ -829,11 +829,20 @@ class Histories(RuleBasedStateMachine):
             signals_on[best[drawn[1] % len(best)].waitpoint_id] = seen
         if until is None and not children and not signals_on:
             until = 10 * SECOND
+        suspension_id = self.mint()
         at = None if until is None else self.model.now + until
         answer = self.ask(
-            self.engine.park(theirs, until=None if at is None else moment(at), ends_of=children, signals_on=signals_on)
+            self.engine.park(
+                theirs,
+                until=None if at is None else moment(at),
+                ends_of=children,
+                signals_on=signals_on,
+                suspension_id=suspension_id,
+            )
         )
-        self.agree(answer, lambda: self.model.park(ours, at, [str(child) for child in children], signals_on))
+        self.agree(
+            answer, lambda: self.model.park(ours, at, [str(child) for child in children], signals_on, suspension_id)
+        )
 
     # Waitpoints and suspensions, by who holds the lease
 

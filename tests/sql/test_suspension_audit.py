@@ -117,7 +117,8 @@ async def _ended(stage: Stage, engine: Party) -> None:
 async def _parked(stage: Stage, engine: Party) -> None:
     held = await _held(stage, engine)
     made = await engine.create_waitpoint(held.handle, "k", MINUTE)
-    assert (await engine.park(held.handle, signals_on={made.waitpoint_id: 0})).parked
+    child = await submit(engine, execution_kind="child")
+    assert (await engine.park(held.handle, ends_of=[child], signals_on={made.waitpoint_id: 0})).parked
 
 
 async def _rotated(stage: Stage, engine: Party) -> None:
@@ -224,7 +225,6 @@ DAMAGES = [
     Damage("keystore", "rotated", _KEY + "inner_key = null where state = 'verifying'"),
     Damage("keystore", "rotated", _KEY + "state = 'retired' where state = 'verifying'"),
     Damage("parked_for_ever", "parked", "delete from flowfabric.waiter"),
-    Damage("parked_for_ever", "parked", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"),
     Damage("waiter_missed", "parked", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"),
     Damage("waiter_missed", "parked", "delete from flowfabric.waitpoint"),
     Damage("lease_epochs", "suspended", "delete from flowfabric.event where reason = 'suspend'"),

@@ -597,7 +597,7 @@ async def test_a_signal_and_the_end_of_a_child_wake_a_parent_once(
 # Lost wake-ups
 
 
-@pytest.mark.parametrize("by", ["signal", "approval", "duty", "hand", "lazily"])
+@pytest.mark.parametrize("by", ["signal", "approval", "duty", "hand", "late signal"])
 async def test_what_is_parked_for_signals_goes_on_when_one_comes_or_none_can(
     stage: Stage, parties: list[Party], by: str
 ) -> None:
@@ -607,7 +607,7 @@ async def test_what_is_parked_for_signals_goes_on_when_one_comes_or_none_can(
     assert (await one.park(claimed.handle, signals_on={point.id: 0})).parked
     await stage.audit()
     assert await one.claim(**OTHER) is None
-    if by in ("duty", "hand", "lazily"):
+    if by in ("duty", "hand", "late signal"):
         await stage.clock.advance(seconds=61)
     match by:
         case "signal":
@@ -617,11 +617,11 @@ async def test_what_is_parked_for_signals_goes_on_when_one_comes_or_none_can(
                 claimed.execution_id, "default", point.id, signal_name="go", idempotency_suffix="1"
             )
         case "duty":
-            assert (await one.run_timers("waitpoint")).handled == 1
+            assert (await one.run_timers("suspension")).handled == 1
         case "hand":
-            await one.expire_waitpoint(claimed.execution_id, point.id)
-        case "lazily":
-            assert kind(await settled(point.signal(one))) == "waitpoint_closed"
+            await one.expire_suspension(claimed.execution_id)
+        case "late signal":
+            await point.signal(one)
     assert await stage.watch.fetchval("select count(*) from flowfabric.waiter") == 0
     again = await claim_one(one, **OTHER)
     assert (again.execution_id, again.handle.attempt_id) == (claimed.execution_id, claimed.handle.attempt_id)
@@ -636,8 +636,9 @@ async def test_a_signal_that_meets_a_parking(stage: Stage, parties: list[Party],
     point = await pending(one, claimed)
     await one.begin()
     assert (await one.park(claimed.handle, signals_on={point.id: 0})).parked
-    assert (await behind(stage, one, two, point.signal(two), ending)).effect == BUFFERED
-    assert await state(stage, claimed) == ("waiting" if ending == "commit" else "active")
+    effect = (await behind(stage, one, two, point.signal(two), ending)).effect
+    assert effect == (SATISFIED if ending == "commit" else BUFFERED)
+    assert await state(stage, claimed) == ("resumable" if ending == "commit" else "active")
     if ending == "rollback":
         assert (await one.park(claimed.handle, signals_on={point.id: 0})).because == "signal"
 
@@ -653,7 +654,7 @@ async def test_a_parking_that_meets_a_signal(stage: Stage, parties: list[Party],
     assert (answer.parked, answer.because) == ((False, "signal") if ending == "commit" else (True, None))
     if ending == "rollback":
         await point.signal(one)
-        assert await state(stage, claimed) == "waiting"
+        assert await state(stage, claimed) == "resumable"
 
 
 async def _repeated(party: Party, claimed: Claimed, point: Point, signal_id: UUID) -> Any:

@@ -50,7 +50,7 @@ STEPS = 120
 # Nobody here parks for a signal while he knows of one: whoever is parked has received none, at any moment.
 MISSED = """
 select p.waitpoint_id, p.signal_count from flowfabric.waiter w
-join flowfabric.execution e on e.partition = w.partition and e.id = w.id and flowfabric.is_parked(e)
+join flowfabric.execution e on e.partition = w.partition and e.id = w.id and e.is_parked
 join flowfabric.waitpoint p on p.partition = w.awaited_partition and p.waitpoint_id = w.awaited_id
 where p.signal_count > 0
 """

@@ -101,6 +101,8 @@ def _words(node: Condition) -> str:
             match kind:
                 case CountKind.DISTINCT_WAITPOINTS:
                     return f"{what} at {n} of {places}"
+                case CountKind.DISTINCT_SIGNALS if n == 1 and not isinstance(matcher, ByName):
+                    return f"a signal at {' or '.join(keys)}"
                 case CountKind.DISTINCT_SIGNALS:
                     return f"{n} {what} at {places}"
                 case CountKind.DISTINCT_SOURCES:

@@ -26,7 +26,7 @@ Chosen = Annotated[
     list[str] | None,
     typer.Argument(metavar="[LANE]...", help="Only these.", autocompletion=_completion.lanes, show_default=False),
 ]
-HEADERS = ("LANE", "STATE", "READY", "OLDEST", "DELAYED", "RUNNING")
+HEADERS = ("LANE", "STATE", "READY", "OLDEST", "DELAYED", "WAITING_CHILDREN", "RUNNING")
 
 
 @app.callback()
@@ -56,7 +56,7 @@ def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
 
 def row(one: LaneStats) -> tuple[Any, ...]:
     """A lane as a row of the table."""
-    return (one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.running)
+    return (one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running)
 
 
 @app.command()

@@ -101,6 +101,7 @@ class Waits(Operations):
         timeout_at: datetime | None = None,
         timeout_behavior: TimeoutBehavior = "auto_resume_with_timeout_signal",
         reason_code: ReasonCode = "waiting_for_signal",
+        suspension_id: UUID | None = None,
     ) -> Parked:
         """Give the lease back until the first of several things happens; the same attempt continues then.
 
@@ -132,7 +133,7 @@ class Waits(Operations):
             None if timeout_at is None else moment(timeout_at, "timeout_at"),
             check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
             check_word(reason_code, REASONS, "reason_code"),
-            mint_uuid(),
+            mint_uuid() if suspension_id is None else parse_uuid(suspension_id, "suspension_id"),
         )
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))

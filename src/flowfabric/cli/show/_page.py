@@ -60,9 +60,15 @@ def page(seen: Seen) -> None:
         )
 
 
+_WAITS_FOR = "waits for "  # what the database says of an execution that waits for others or for signals
+
+
 def _show_facts(found: Execution, membership: Membership | None) -> None:
     lease = found.current_lease or found.lost_lease
     reason = found.blocking_detail or (found.blocking_reason and found.blocking_reason.value.replace("_", " "))
+    awaited = membership and _upstreams(membership)
+    if reason is not None and reason.startswith(_WAITS_FOR):
+        awaited, reason = reason.removeprefix(_WAITS_FOR), None
     percent = None if found.progress_pct is None else f"{found.progress_pct} %"
     _output.pairs(
         [
@@ -70,11 +76,11 @@ def _show_facts(found: Execution, membership: Membership | None) -> None:
             ("kind", found.execution_kind),
             ("state", found.public_state),
             ("because", reason),
+            ("waits for", awaited),
             ("lane", found.lane_id),
             ("namespace", found.namespace),
             ("flow", found.flow_id if membership is None else f"{found.flow_id} {membership.name}".rstrip()),
             ("node", membership and membership.node),
-            ("waits for", membership and _upstreams(membership)),
             ("priority", found.priority or None),
             ("key", found.idempotency_key),
             ("by", found.creator_identity),
