@@ -780,7 +780,7 @@ class Model:
         return e.lease_reclaim_count >= cap
 
     def claim_wakes(self, lane: str, worker: Worker) -> bool:
-        """Whether a claim may end what somebody is parked for: who wakes may then be claimed by the same call."""
+        """Whether a claim may end an awaited execution: the same call may then claim the woken one."""
         ends = {e.id for e in self.claimable(lane, worker) if e.place in "XV" and self.is_capped(e)}
         return any(ends & e.waits_for for e in self.executions.values())
 
@@ -1266,7 +1266,7 @@ class Model:
         return self._act(kind, e) if self.is_due(kind, e) else "not_yet_due"
 
     def sweep(self) -> None:
-        """Forget keys and grants whose time is over; nobody may notice, but for the name of a refusal."""
+        """Delete expired keys and grants; only the name of a refusal may change."""
         self._purge_kids()
         self.keys = {key: record for key, record in self.keys.items() if record[1] > self.now}
         for e in self.executions.values():
@@ -1294,7 +1294,7 @@ class Model:
                 w.close("closed", "attempt_ended", self.now)
 
     def _expire_waitpoints(self, e: Execution) -> None:
-        """All whose time is over; who is parked until one is signalled goes on, for that will not happen."""
+        """Expire all due waitpoints; executions parked for a signal there continue, because none will arrive."""
         for w in e.pending_waitpoints:
             if w.expires_at is not None and w.expires_at <= self.now:
                 w.close("expired", "never_committed", self.now)

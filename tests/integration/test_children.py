@@ -411,7 +411,7 @@ async def test_a_failed_child_raises_in_the_parent_and_is_remembered(
 
 
 async def test_a_retried_parent_checks_a_failed_child_again(app: ff.App, did: list[str]) -> None:
-    """What was repaired and replayed meanwhile counts; the failure that was seen before is not for ever."""
+    """A child that was replayed meanwhile counts; its earlier failure is not final."""
     repaired = asyncio.Event()
 
     @app.task
@@ -582,7 +582,7 @@ async def test_a_child_that_ends_just_as_the_parent_is_parked(
 
 
 async def test_many_parents_and_children_under_pressure(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers, few slots, children that end at any time: everybody ends, and nobody is left waiting."""
+    """Two workers, few slots, children that end at any time: all of them end, and none is left waiting."""
     monkeypatch.setattr(parking, "_LAST_LOOK", 0.05)
 
     @app.task(retry=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(milliseconds=20))))

@@ -349,7 +349,7 @@ async def terminate(sql: asyncpg.Connection[Any], *, waiting: bool = False) -> N
 
 @contextlib.asynccontextmanager
 async def held(database: str, execution_id: ff.ExecutionId) -> AsyncIterator[None]:
-    """Somebody else holds the execution's lock."""
+    """Another transaction holds the execution's lock."""
     holder = await asyncpg.connect(database)
     try:
         async with holder.transaction():

@@ -142,7 +142,7 @@ async def test_delayed_promotion_makes_work_claimable_at_its_time(engine: Checke
 
     await clock.advance(seconds=11)
 
-    assert await engine.claim(**WORKER) is None, "nobody has promoted it yet"
+    assert await engine.claim(**WORKER) is None, "it is not promoted yet"
     assert await DelayedPromotion(engine).run_once() == 1
     assert (await claim_one(engine)).execution_id == soon
     assert await state(engine, late) is ff.State.DELAYED
@@ -609,7 +609,7 @@ async def test_a_round_that_dies_in_the_middle_leaves_everything_to_the_next(
     row = await dying.fetchrow("select * from flowfabric.run_timers('delay', 20, null, null, null, null, 30000)")
     assert row is not None
     assert row["handled"] == 5
-    assert await DelayedPromotion(engine).run_once() == 0, "somebody else has them"
+    assert await DelayedPromotion(engine).run_once() == 0, "another transaction has locked them"
 
     await sql.execute("select pg_terminate_backend($1, 10000)", dying.get_server_pid())
 
@@ -873,7 +873,7 @@ async def test_the_filter_holds_for_every_timer_duty(engine: CheckedEngine, cloc
 async def test_an_execution_that_was_locked_while_parked_is_woken(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
-    """Whoever ends the child cannot reach the parent just then; the duty does, as soon as it is let go."""
+    """The call that ends the child cannot lock the parent; the duty wakes it once it is unlocked."""
     parent = await started(engine, namespace="ours")
     await submit(engine, lane_id="children")
     child = await claim_one(engine, lane_id="children")

@@ -27,7 +27,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="about what root may do")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
-# A user of the server: starts it, tells the DSN, then does as it is told.
+# A user of the server: starts it, prints the DSN, then follows commands.
 USER = """
 import json, os, sys, time
 from pathlib import Path
@@ -249,7 +249,7 @@ async def test_a_crashed_user_leaves_the_server_to_the_other(data_dir: Path, new
     assert second.dsn() == dsn
 
     first.kill()
-    # Longer than the watcher needs to see that nobody is left.
+    # Longer than the watcher needs to notice that no user is left.
     await asyncio.sleep(watcher._GRACE_SECONDS + 3 * watcher._POLL_SECONDS)
 
     assert await ask(dsn, "select 1") == 1

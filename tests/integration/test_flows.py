@@ -288,7 +288,7 @@ async def test_process_pool_tasks_are_nodes(app: ff.App, tasks: Basics) -> None:
 
 
 class Race:
-    """A task per name that runs until it is told to end, and what became of each."""
+    """A task per name that runs until the test ends it, and the outcome of each."""
 
     def __init__(self, app: ff.App) -> None:
         self.gates: dict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)

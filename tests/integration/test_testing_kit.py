@@ -650,7 +650,7 @@ async def test_a_crash_writes_nothing_more(kit: Kit, app: ff.App, did: Ledger) -
 
 
 class LateAnswers(Middleware):
-    """Keeps back what a claim brings until it is told to go on."""
+    """Holds back the result of a claim until the test releases it."""
 
     def __init__(self) -> None:
         self.wanted: str | None = None

@@ -347,7 +347,7 @@ async def test_a_condition_holds_with_its_last_signal_and_gives_those_that_count
     assert await run.state() is ff.State.COMPLETED
     assert await run.result() == expected
     if not company:
-        assert did == ["run", "run"], "signals that are not enough wake nobody"
+        assert did == ["run", "run"], "signals that are not enough wake nothing"
 
 
 @BOTH

@@ -429,7 +429,7 @@ async def test_a_handler_learns_immediately_that_its_lease_is_lost(
         assert await (await other.submit()).result(PATIENCE) == "other"  # in the only slot
     assert outcome.state is end
     assert outcome.result in (None, b'"second"')
-    await until(lambda: len(seen) == 5)  # nobody waits for a thread that was told
+    await until(lambda: len(seen) == 5)  # the worker does not wait for a thread that was interrupted
     assert seen == [True, "refused", "refused", "refused", "refused"]
     assert [step.name for step in await run.steps()] == []
 
@@ -920,7 +920,7 @@ async def test_a_handler_that_asks_for_a_retry_gets_it_also_when_the_database_is
 
 
 class Flaky(Middleware):
-    """Loses calls on the way there and answers on the way back until it is told to stop.
+    """Loses calls and responses until the test stops it.
 
     Of every method the first call and the second answer are lost, so that each loss is met whatever the timing; the
     others at random.

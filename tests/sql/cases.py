@@ -350,7 +350,7 @@ def _gives_up(behavior: TimeoutBehavior) -> ExecutionPolicy:
     )
 
 
-# What a holder's call is told in every state but A.
+# The refusal of a holder's call in every state except A.
 NOT_HELD = {
     "W": "execution_not_active",
     "D": "execution_not_active",

@@ -139,7 +139,7 @@ async def test_a_reader_whose_filter_matches_nothing_moves_on(engine: CheckedEng
 
 
 async def test_events_of_one_execution_are_in_the_order_of_its_history(plain_engine: ff.Engine, database: str) -> None:
-    """A call that waits for another on a shared execution writes behind it, whoever began first."""
+    """A call that waits for another on a shared execution writes after it, whichever started first."""
     one, two = await started(plain_engine), await started(plain_engine)
     first, second = sorted((one, two), key=lambda held: (held.handle.partition, held.handle.uuid.int))
     async with await ff.Engine.connect(database, max_size=1, notifications=False) as other:

@@ -482,7 +482,7 @@ async def _isolated(sql: asyncpg.Connection[Any], dsn: str, isolation: str, coun
 async def test_a_serialization_failure_is_repeated_and_applied_once(
     sql: asyncpg.Connection[Any], database: str, party: Party, isolation: str
 ) -> None:
-    """The call waits for a writer and is refused when that one commits; nobody outside sees it."""
+    """The call waits for a writer and is refused when that one commits; no other transaction sees it."""
     async with _isolated(sql, database, isolation, 1) as (engine,):
         counting = Counting(engine)
         await submit(engine)
@@ -502,7 +502,7 @@ async def test_a_serialization_failure_is_repeated_and_applied_once(
         outcomes = await sql.fetch("select outcome from flowfabric.event where outcome is not null")
         assert [row["outcome"] for row in outcomes] == ["success"]
         assert await engine.audit(events=True) == []
-        with pytest.raises(Unavailable, match="READ COMMITTED"):  # an old snapshot could miss an event for ever
+        with pytest.raises(Unavailable, match="READ COMMITTED"):  # an old snapshot could miss an event forever
             await engine.read_events()
 
 

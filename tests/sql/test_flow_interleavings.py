@@ -112,7 +112,7 @@ class Scene:
         self.revision = staged.new_graph_revision
 
     async def unseen(self, name: str, *downstreams: str, act: Act | None = None) -> None:
-        """End a member while the groups of its downstreams are in somebody's hands: the rest stays to be done."""
+        """End a member while the groups of its downstreams are locked: the rest stays pending."""
         holder = self.parties[2]
         await holder.begin()
         await holder.connection.execute(
@@ -435,7 +435,7 @@ def fan_in(chosen: Any = None, *, ref: str | None = None) -> Build:
 
 def undispatched(chosen: Any = None, *, first: str = "complete", ref: str | None = None) -> Build:
     async def build(stage: Stage, parties: list[Party]) -> Scene:
-        """u1 and u2 have ended, and nobody was told; u3 runs."""
+        """u1 and u2 have ended, and their cascade is pending; u3 runs."""
         scene = await fan_in(chosen, ref=ref)(stage, parties)
         await scene.unseen("u1", "d", act=complete("u1") if first == "complete" else fail("u1"))
         await scene.unseen("u2", "d")
@@ -445,7 +445,7 @@ def undispatched(chosen: Any = None, *, first: str = "complete", ref: str | None
 
 
 async def two_undispatched(stage: Stage, parties: list[Party]) -> Scene:
-    """u has ended for d1, d2 and d3, and nobody was told; d2 also waits for v, which runs, and f for all of them."""
+    """u has ended for d1, d2 and d3, its cascade is pending; d2 also waits for v, which runs, and f for all of them."""
     graph = {"u": (), "v": (), "d1": ("u",), "d2": ("u", "v"), "d3": ("u",), "f": ("d1", "d2", "d3")}
     scene = await open_scene(stage, parties, graph)
     await scene.hold("v")

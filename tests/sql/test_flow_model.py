@@ -138,7 +138,7 @@ class History:
 
     @contextlib.asynccontextmanager
     async def busy(self, bits: int) -> AsyncIterator[list[str]]:
-        """Some groups are in somebody else's hands; gives the names of their downstreams."""
+        """Lock some groups; returns the names of their downstreams."""
         names = [name for place, name in enumerate(self.model.groups) if bits >> place & 1 and bits & 32]
         transaction = self.other.transaction()
         await transaction.start()
@@ -367,7 +367,7 @@ class History:
 
     @step(8)
     async def claim(self, a: int, b: int, c: int) -> None:
-        """Somebody who can be claimed, or with luck nobody."""
+        """A claimable member, or sometimes none."""
         member = self.pick(a, self.model.claimable) if b % 8 else self.pick(a)
         if member is not None:
             await self._claim(member)

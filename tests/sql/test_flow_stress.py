@@ -41,7 +41,7 @@ RETRY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=5, backoff=ff.Fixed(timedelta(0))), max_replay_count=1000
 )
 KINDS = ("lease", "delay", "parked", "suspension")
-# How the losers of a race are told. Anything else would be a surprise.
+# The errors that losers of a race get. Anything else is unexpected.
 EXPECTED = {
     "cycle_detected", "dependency_already_exists", "execution_already_in_flow", "execution_not_active",
     "execution_not_eligible", "execution_not_suspended", "execution_not_terminal", "flow_already_terminal",
@@ -284,7 +284,7 @@ async def drain(stage: Stage, party: Party) -> None:
         )
         if not claims and not any(row["state"] in ("active", "suspended", "delayed") for row in left):
             break
-    # Only a quorum that was never given enough edges waits for ever.
+    # Only a quorum that was never given enough edges waits forever.
     stuck = await stage.watch.fetch(
         "select e.state, e.blocking_reason, g.policy, g.k, g.n, g.state as group_state from flowfabric.execution e"
         " left join flowfabric.edge_group g on g.partition = e.partition and g.downstream = e.id"

@@ -40,7 +40,7 @@ RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10)))
 
 
 # Where an execution stands, seen by the worker of the setup. "A" is active under that worker's lease, "A'" under
-# another one; "lapsed" is a lease whose time is over though nobody has marked it yet.
+# another one; "lapsed" is an expired lease that is not marked yet.
 LIVE = ("A", "A'")
 LAPSED = ("A lapsed", "A' lapsed")
 LOST = ("X", "X granted", "V")

@@ -126,7 +126,7 @@ async def test_a_suspended_handle_is_stale_before_anything_is_looked_up(world: W
         assert caught.value.kind == "stale_lease"
 
 
-# Two or three faults at once; the first in the order of the lease check is the one that is told.
+# Two or three faults at once; the first in the order of the lease check is reported.
 FAULTS = [
     ("missing", "another lease", "not_found"),
     ("T:expired", "another lease", "execution_not_active"),

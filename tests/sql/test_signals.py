@@ -176,7 +176,7 @@ async def test_a_name_is_compared_byte_for_byte(world: SuspendingWorld, name: st
 
 
 async def test_a_caller_without_a_token_cannot_lock_an_execution(world: SuspendingWorld, parties: list[Party]) -> None:
-    """The token is checked without a lock: a bad one is answered while somebody else holds the row."""
+    """The token is checked without a lock: a bad one is refused while another transaction holds the row."""
     one, two = parties
     wait = await world.suspend()
     await one.begin()
@@ -319,7 +319,7 @@ async def test_a_key_is_remembered_as_long_as_the_request_says(world: Suspending
     await world.clock.advance(seconds=31)
     third = await world.accept(wait, idempotency_key="key")
     assert third.signal_id not in (first.signal_id, second.signal_id)
-    # The id is remembered for ever.
+    # The id is kept forever.
     assert await world.send(wait, signal_id=first.signal_id, dedup_ttl=timedelta(0)) == DuplicateSignal(first.signal_id)
 
 
@@ -431,7 +431,7 @@ async def _complete_closed(world: SuspendingWorld, wait: Waiting) -> None:
     await complete(world, wait)
 
 
-# From an execution with a pending waitpoint: what happens, where that leaves it, and what a signal is told.
+# From an execution with a pending waitpoint: the call, the state it leaves, and the result of a signal.
 LIVENESS: list[tuple[str, Then, tuple[str, str], str]] = [
     ("ended, never used", complete, ("terminal", "closed"), "target_not_signalable"),
     ("failed", fail_for_good, ("terminal", "closed"), "target_not_signalable"),

@@ -350,7 +350,7 @@ async def test_a_timeout_that_meets_a_signal_passes_it_by(
     wait = await due(world, "fail", on("k"))
     await one.begin()
     await world.send(wait, by=one)
-    assert (await two.run_timers("suspension")).handled == 0, "it is in somebody's hands"
+    assert (await two.run_timers("suspension")).handled == 0, "it is locked"
     task = await waiting(world.sql, two, two.expire_suspension(wait.id), behind=one)
     await one.end(ending)
     if ending == "commit":

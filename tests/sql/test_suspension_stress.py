@@ -40,7 +40,7 @@ KINDS = ("lease", "attempt", "deadline", "delay", "parked", "suspension", "waitp
 RETRY = ExecutionPolicy(
     retry_policy=ff.RetryPolicy(max_retries=1000, backoff=ff.Fixed(timedelta(0))), max_signals_per_execution=0
 )
-# How the losers of a race are told. Anything else would be a surprise.
+# The errors that losers of a race get. Anything else is unexpected.
 EXPECTED = {
     "already_suspended", "execution_not_active", "execution_not_suspended", "invalid_waitpoint_for_execution",
     "lease_revoked", "pending_waitpoint_expired", "stale_lease", "target_not_signalable",
@@ -164,7 +164,7 @@ class Crowd:
     def hand_out(self, claimed: Claimed, waitpoint: UUID, token: WaitpointToken) -> None:
         self.points.append((claimed.execution_id, waitpoint, token))
 
-    # Whoever signals
+    # Senders
 
     async def send(self, party: Party, chance: random.Random) -> None:
         for number in range(STEPS):
@@ -172,7 +172,7 @@ class Crowd:
                 await asyncio.sleep(0.002)
                 continue
             await asyncio.sleep(chance.random() * 0.004)
-            # Mostly where somebody may be waiting: the newest waitpoint of an execution that has not ended.
+            # Mostly where an execution may be waiting: the newest waitpoint of an execution that has not ended.
             newest = {place[0]: place for place in self.points}
             place = newest.get(chance.choice(self.roots), self.points[-1])
             if chance.random() < 0.1:
