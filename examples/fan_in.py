@@ -3,7 +3,6 @@
 import asyncio
 
 import flowfabric as ff
-from flowfabric.values.ids import PartitionKey
 
 app = ff.App()
 
@@ -22,8 +21,7 @@ async def main() -> None:
             await asyncio.sleep(0.05)
 
         waitpoints = {one.waitpoint_key: one.waitpoint_id for one in await run.waits()}
-        partition = PartitionKey("fp", run.execution_id.partition)
-        tokens = {key: await client.engine.read_waitpoint_token(partition, one) for key, one in waitpoints.items()}
+        tokens = {key: await client.engine.read_waitpoint_token(run.id, one) for key, one in waitpoints.items()}
 
         wrong = ff.callback_text(run.execution_id, waitpoints["cache"], tokens["db"])
         print("the token of db at cache:", (await client.receive(wrong, b'"migrated"')).outcome)

@@ -221,6 +221,9 @@ def records_page() -> str:
         "",
         WRITTEN_BY,
         "",
+        "An execution is named by an `ExecutionId` (`flowfabric.ExecutionId`), a flow by a `FlowId`. Both are UUIDs to"
+        " Python and to the database; the names are for type checkers.",
+        "",
         "Records are frozen. The module to import from is below each name; most are results that you never construct.",
         "",
     ]

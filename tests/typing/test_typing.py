@@ -315,7 +315,7 @@ GOOD = {
             await engine.renew(claimed.handle)
         except ff.LeaseLost as lost:
             assert_type(lost.kind, str)
-            assert_type(lost.execution_id, str | None)
+            assert_type(lost.execution_id, UUID | None)
     """,
 }
 

@@ -480,13 +480,13 @@ async def test_the_run_of_a_handler_joins_the_trace_of_its_submission(
     assert [s.kind for s in (submit, execute, call)] == [SpanKind.PRODUCER, SpanKind.CONSUMER, SpanKind.CLIENT]
     assert execute.attributes == {
         "flowfabric.kind": "send",
-        "flowfabric.execution_id": run.id,
+        "flowfabric.execution_id": str(run.execution_id),
         "flowfabric.attempt": 2,
         "flowfabric.lane": "default",
         "flowfabric.outcome": "ok",
     }
     assert submit.attributes is not None
-    assert submit.attributes["flowfabric.execution_id"] == run.id
+    assert submit.attributes["flowfabric.execution_id"] == str(run.execution_id)
     assert call.attributes == {"flowfabric.method": "progress", "flowfabric.outcome": "ok"}
     assert {span.status.status_code for span in found.values()} == {StatusCode.UNSET}
 
@@ -883,7 +883,7 @@ async def test_a_submission_is_logged_without_its_arguments(logger: logging.Logg
         await mw.chain_submit([mw.Logging(logger)], refuse)(Submission("two\nlines"))
     good, known, bad = lines()
     assert known["message"].startswith("'known' was submitted before as ")
-    assert (good["level"], good["execution_id"], good["kind"]) == ("DEBUG", run.id, "send")
+    assert (good["level"], good["execution_id"], good["kind"]) == ("DEBUG", str(run.execution_id), "send")
     assert (bad["level"], bad["error"], bad["kind"]) == ("ERROR", "flowfabric.errors.InvalidInput", "two\nlines")
     assert "\n" not in bad["message"]
     assert SECRET not in json.dumps(lines())
@@ -984,7 +984,7 @@ def test_a_logged_exception_is_in_the_line(logger: logging.Logger) -> None:
         logger.exception("oh", stack_info=True)
     (line,) = lines()
     assert line["exception"].endswith("ValueError: bad")
-    assert "test_an_exception_that_somebody_logs" in line["stack"]
+    assert "test_a_logged_exception_is_in_the_line" in line["stack"]
 
 
 # Rate limits

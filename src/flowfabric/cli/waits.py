@@ -103,14 +103,11 @@ def _show(found: list[Wait]) -> None:
 
 async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: bool) -> None:
     from flowfabric.values.callback import callback_text  # noqa: PLC0415
-    from flowfabric.values.ids import partition_of_id  # noqa: PLC0415
 
     target = await resolve(engine, execution)
     async with refused_as(engine, target, key):
         waitpoint = await _waiting.waitpoint_of(engine, target, key)
-        token = await engine.read_waitpoint_token(
-            partition_of_id(target, engine.flow_partitions), waitpoint.waitpoint_id
-        )
+        token = await engine.read_waitpoint_token(target, waitpoint.waitpoint_id)
         if token is None:
             raise StateError("waitpoint_closed", execution_id=target)
     fields = {

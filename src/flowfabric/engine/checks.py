@@ -16,7 +16,7 @@ import msgspec
 from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, moment
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import PartitionKey
+from flowfabric.values.ids import PartitionKey, partition_of_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
 
@@ -26,9 +26,11 @@ ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def parse_partition(value: object, count: int) -> int:
-    """The number of a partition, given as such or as the reference writes it."""
+    """Return the number of a partition, given as a number, as `{fp:N}`, or as the id of an execution that is in it."""
     if type(value) is int:
         return check_int(value, "partition_key", 0, count - 1)
+    if isinstance(value, UUID):
+        return partition_of_id(value, count)
     key = value if isinstance(value, PartitionKey) else PartitionKey.parse(value)
     if key.family != "fp" or key.index >= count:
         raise InvalidInput(f"got {key}", field="partition_key", allowed=f"an integer from 0 to {count - 1}")

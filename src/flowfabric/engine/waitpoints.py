@@ -96,9 +96,12 @@ class Waitpoints(Operations):
         return Page(items, items[-1].waitpoint_id if len(found) > size else None)
 
     async def read_waitpoint_token(
-        self, partition_key: int | str | PartitionKey, waitpoint_id: UUID
+        self, partition_key: UUID | int | str | PartitionKey, waitpoint_id: UUID
     ) -> WaitpointToken | None:
-        """Return the token of a waitpoint that accepts signals. For operators' tools: it allows anybody to signal."""
+        """Return the token of a waitpoint that accepts signals. For operators' tools: it allows anybody to signal.
+
+        `partition_key` is the id of the execution, or its partition.
+        """
         partition = parse_partition(partition_key, self._database.flow_partitions)
         row = await self._row(
             statements.READ_WAITPOINT_TOKEN,

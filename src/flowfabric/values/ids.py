@@ -139,10 +139,12 @@ def _parse_id(value: object, field: str) -> UUID:
 
 def id_digits(text: object, field: str = "id") -> str:
     """The hex digits of an id, or of its end or beginning: at least 6. Hyphens are optional."""
-    given = text.strip() if isinstance(text, str) else text
-    if isinstance(given, UUID) or (isinstance(given, str) and (_TAGGED.fullmatch(given) or _UUID.fullmatch(given))):
-        return _parse_id(given, field).hex
-    digits = given.replace("-", "").lower() if isinstance(given, str) else ""
+    if isinstance(text, UUID):
+        return text.hex
+    given = text.strip() if isinstance(text, str) else ""
+    if (tagged := _TAGGED.fullmatch(given)) and _UUID.fullmatch(tagged[2]):
+        given = tagged[2]
+    digits = given.replace("-", "").lower()
     if not _DIGITS.fullmatch(digits):
         raise InvalidInput(
             f"got {quoted(text)}", field=field, allowed="a UUID, or at least 6 hex digits of its end or its beginning"
