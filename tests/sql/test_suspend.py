@@ -450,7 +450,7 @@ async def test_at_most_a_thousand_waitpoints_are_on_a_page_and_a_hundred_if_noth
 async def test_the_token_of_a_waitpoint_can_be_read_while_it_can_be_signalled(world: SuspendingWorld) -> None:
     wait = await world.pend()
     key = home(wait.id)
-    elsewhere = f"{{fp:{(home(wait.id) + 1) % 256}}}"
+    elsewhere = (home(wait.id) + 1) % 256
 
     async def read() -> Any:
         return await world.engine.read_waitpoint_token(key, wait.point.id)
@@ -1312,7 +1312,7 @@ async def test_the_policys_time_is_the_lifetime_of_an_answer_as_well(world: Susp
 
 async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(world: SuspendingWorld) -> None:
     partition, elsewhere = 17, 18
-    key = f"{{fp:{partition}}}"
+    key = partition
     waits = []
     for n in range(6):
         at = await world.in_an_hour() if n % 2 else None
@@ -1346,7 +1346,7 @@ async def test_suspended_executions_are_listed_by_the_time_of_their_suspension(w
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_a_cursor_survives_the_row_it_points_at_and_skips_no_other(world: SuspendingWorld, at_once: bool) -> None:
-    key = "{fp:17}"
+    key = 17
     waits = [await world.suspend(creating={"execution_id": id_in(17)}) for _ in range(7)]
     if at_once:
         # One instant for all: the id decides.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -29,7 +30,7 @@ from flowfabric.values.conditions import (
     from_sources,
     on,
 )
-from flowfabric.values.ids import parse_execution_id
+from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import Rotated
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, TimeoutPolicy
@@ -384,14 +385,18 @@ async def test_resuming_is_not_reported_as_completing(world: SuspendingWorld) ->
 
 async def test_there_is_one_way_to_sign_a_token(world: SuspendingWorld) -> None:
     await world.engine.rotate_waitpoint_hmac_secret_all("kid-1", KEY_A)
-    wait = await world.hold(execution_id=parse_execution_id("{fp:0}:11111111-1111-4111-8111-111111111111"))
+    execution, waitpoint = UUID("11111111-1111-4111-8111-111111111111"), UUID("22222222-2222-4222-8222-222222222222")
+    wait = await world.hold(execution_id=ExecutionId(execution))
     answer = await world.engine.suspend(
         wait.handle,
-        waitpoints=[Fresh("22222222-2222-4222-8222-222222222222", "k")],  # type: ignore[arg-type]
+        waitpoints=[Fresh(waitpoint, "k")],  # type: ignore[arg-type]
         resume_condition=on("k"),
     )
     assert isinstance(answer, Suspended)
-    expected = "kid-1:56fca95f269d3ee28fbfbc3ee71418f7fffd0626d85a1c0d864998cbac02af87"
+    sign = "select flowfabric.sign_token('kid-1', $1, $2, $3)"
+    published = "kid-1:56fca95f269d3ee28fbfbc3ee71418f7fffd0626d85a1c0d864998cbac02af87"
+    assert await world.sql.fetchval(sign, 0, execution, waitpoint) == published
+    expected = await world.sql.fetchval(sign, home(execution), execution, waitpoint)
     assert answer.details.waitpoint_token.reveal() == expected
 
 
