@@ -480,7 +480,7 @@ def test_the_drawing_for_the_terminal() -> None:
         "",
         "◷      tidy 00000008  delayed",
     ]
-    assert [plain(line) for line in to_text(graph, unicode=False, width=50)] == [
+    assert [plain(line) for line in to_text(graph, unicode=False, width=46)] == [
         "v      ask            completed",
         "+-+-+",
         "v | |  claude         completed         after>",
