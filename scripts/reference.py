@@ -37,6 +37,7 @@ from flowfabric.values import (
     execution,
     failure,
     flow,
+    found,
     grant,
     graph,
     ids,
@@ -228,7 +229,7 @@ def records_page() -> str:
         "",
     ]
     for title, modules in (
-        ("Identifiers", [ids]),
+        ("Identifiers", [ids, found]),
         ("States", [state, vector]),
         ("Policies", [policies, failure]),
         ("Executions", [execution, attempt, lease, step, reads]),

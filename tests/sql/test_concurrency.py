@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -239,7 +240,7 @@ async def test_batches_that_share_keys_and_ids_create_each_once(crowd: list[ff.E
     names = [*(f"key-{number}" for number in range(40)), *ids]
 
     def item(name: str | ff.ExecutionId) -> NewExecution:
-        if isinstance(name, ff.ExecutionId):
+        if isinstance(name, UUID):
             return NewExecution(execution_kind="test", execution_id=name)
         return NewExecution(execution_kind="test", idempotency_key=name)
 
