@@ -21,7 +21,9 @@ async def main() -> None:
             await asyncio.sleep(0.05)
 
         waitpoints = {one.waitpoint_key: one.waitpoint_id for one in await run.waits()}
-        tokens = {key: await client.engine.read_waitpoint_token(run.execution_id, one) for key, one in waitpoints.items()}
+        tokens = {
+            key: await client.engine.read_waitpoint_token(run.execution_id, one) for key, one in waitpoints.items()
+        }
 
         wrong = ff.callback_text(run.execution_id, waitpoints["cache"], tokens["db"])
         print("the token of db at cache:", (await client.receive(wrong, b'"migrated"')).outcome)
