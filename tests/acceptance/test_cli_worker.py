@@ -149,7 +149,7 @@ async def test_a_second_signal_stops_immediately(project: Project) -> None:
     execution_id = project.run("submit", "jobs:app", "hold", "busy", "3600")
     until((project.folder / "busy").exists, output)
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "stops: 1 running" in output.read_text(), output)
+    until(lambda: "is stopping: 1 running" in output.read_text(), output)
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 128 + signal.SIGTERM
     assert project.state(execution_id) == "active", "its lease lapses, and another worker takes it"

@@ -433,7 +433,7 @@ async def test_lanes_are_shown(engine: ff.Engine, database: str) -> None:
     header, *lines = (await call("lanes", dsn=database)).out.splitlines()
     assert header.split() == ["LANE", "STATE", "READY", "OLDEST", "DELAYED", "WAITING_CHILDREN", "RUNNING"]
     rows = [line.split() for line in lines]
-    assert [(row[0], row[1], row[2], row[-2], row[-1]) for row in rows] == [
+    assert [(row[0], row[1], row[2], row[-3], row[-1]) for row in rows] == [
         ("default", "active", "0", "0", "1"),
         ("slow", "active", "1", "1", "0"),
     ]

@@ -191,7 +191,7 @@ async def test_a_task_is_submitted_with_its_options(engine: ff.Engine, database:
     assert execution.tags == {"a.b": "c", "d.e": "f"}
     assert execution.deadline_at is not None
     again = await call("submit", "ff_shop:app", "buy", "tea", *options, "--json", dsn=database)
-    assert again.json == {"execution_id": execution.execution_id, "is_new": False}
+    assert again.json == {"execution_id": str(execution.execution_id), "is_new": False}
     later = await call("submit", "ff_shop:app", "buy", "tea", "--delay", "1h", "--json", dsn=database)
     assert await engine.read_execution_state(later.json["execution_id"]) is ff.State.DELAYED
     assert (

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -48,7 +49,7 @@ async def ask(database: str) -> Any:
 
 
 async def token_of(engine: ff.Engine, target: ff.ExecutionId, waitpoint: Any) -> WaitpointToken | None:
-    return await engine.read_waitpoint_token(home(target), waitpoint)
+    return await engine.read_waitpoint_token(home(UUID(str(target))), waitpoint)
 
 
 async def suspend(
@@ -65,7 +66,7 @@ async def suspend(
         of.handle, waitpoints=[Fresh(mint_uuid(), key) for key in keys], resume_condition=wanted, **args
     )
     assert isinstance(answer, Suspended)
-    return of.execution_id
+    return str(of.execution_id)
 
 
 async def received(engine: ff.Engine, target: ff.ExecutionId) -> list[RecordedSignal]:
@@ -104,7 +105,7 @@ async def test_waits_show_condition_deadline_and_timeout_behaviour(engine: ff.En
         (first, "deploy", "default", "approval", "approval", "cancel", "1", "yes"),
         (second, "test", "slow", "a", "signal", "", "0", "any"),
         (second, "test", "slow", "b", "signal", "", "0", "any"),
-        (third.execution_id, "test", "default", "later", "pending", "close", "0", ""),
+        (str(third.execution_id), "test", "default", "later", "pending", "close", "0", ""),
     ]
     assert found[0]["DEADLINE"] == f"{deadline.astimezone():%Y-%m-%d %H:%M:%S}"
     assert found[1]["DEADLINE"] == ""
@@ -445,7 +446,7 @@ async def test_an_execution_can_be_resumed_when_its_token_key_expired(
     await ask("signal", target)
     await clock.advance(hours=2)
     for rotations in range(2):  # of a key whose grace is over, then of one whose secret is erased
-        assert (await ask("signal", target)).out == f"{target} has it and waits on\n"
+        assert (await ask("signal", target)).out == f"signalled; {target} still waits\n"
         if rotations == 0:
             await ask("keys", "rotate", "-y")
     assert (await ask("approve", target)).out == f"approved; {target} resumes\n"
@@ -709,8 +710,8 @@ async def test_a_task_that_waits_in_two_places_shows_both(app: ff.App, ask: Any)
     done = await gather.submit()
     await worked(app)
     assert sorted((row["KEY"], row["FOR"], row["DEADLINE"]) for row in rows(await ask("waits"))) == [
-        ("left", "pending", ""),
-        ("right", "pending", ""),
+        ("left", "signal", ""),
+        ("right", "signal", ""),
     ]
     document = (await ask("show", done.execution_id, "--json")).json
     assert sorted((one["waitpoint_key"], one["expires_at"]) for one in document["waitpoints"]) == [

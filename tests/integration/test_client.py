@@ -289,7 +289,7 @@ async def test_a_child_submitted_by_a_run_that_was_lost_is_not_a_known_key(
         child = await (await parent.submit()).result(PATIENCE)
     assert tries == 2
     found = await plain_engine.find_executions(kinds=["publish"])
-    assert [item.execution_id for item in found.items] == [child]
+    assert [str(item.execution_id) for item in found.items] == [child]
 
 
 # Handles
@@ -524,7 +524,7 @@ async def test_cancelled_expired_purged_and_redacted_are_different_errors(
     await run.cancel("again")
     with pytest.raises(ff.TaskFailed, match="cancelled: not needed") as failed:
         await run.result()
-    assert (failed.value.kind, failed.value.execution_id) == ("cancelled", run.id)
+    assert (failed.value.kind, failed.value.execution_id) == ("cancelled", run.execution_id)
     assert not isinstance(failed.value, Purged)
 
     late = await publish.submit(1, deadline=5)
@@ -1014,7 +1014,7 @@ async def test_a_task_of_another_app_on_the_same_database_is_submitted_once(data
         async with ff.Worker(there, tasks=["child"]):
             said, seconds = (await run.result(PATIENCE)).split()
         found = await (await here.client()).find(kind="child")
-    assert [item.execution_id for item in found.items] == [said]
+    assert [str(item.execution_id) for item in found.items] == [said]
     assert seconds == "5.0"
     assert runs > 1
     await here.close()

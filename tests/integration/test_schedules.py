@@ -54,7 +54,7 @@ async def test_another_task_under_the_same_name_is_said(
     stored = await engine.read_schedule("report")
     assert stored is not None
     assert stored.kind == "other"
-    assert "submitted tick and now other" in caplog.text
+    assert "submitted tick before and now submits other" in caplog.text
 
 
 @pytest.mark.parametrize("salted", [False, True])

@@ -844,7 +844,7 @@ async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
             assert await run.result(PATIENCE) == "done"
     said = [record.getMessage() for record in caplog.records if "claim" in record.getMessage()]
     assert len(said) == 4
-    assert said[0].startswith("a claim failed: transport: gone; again in 0.")
+    assert said[0].startswith("a claim failed: transport: gone; retrying in 0.")
     assert said[-1] == "claims work again"
 
 

@@ -19,6 +19,7 @@ from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.wait import Fresh
 from tests.conftest import fresh_database
 from tests.each import Rows
+from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.sql import test_flow_audit, test_suspension_audit
 from tests.support import STATES, WORKER, claim_one, started, submit
@@ -487,5 +488,5 @@ async def test_every_rule_is_tried_by_one_of_the_chapters() -> None:
 async def test_the_audit_of_one_partition_finds_a_tag_that_is_not_listed(stage: Stage, engine: Party) -> None:
     execution_id = await submit(engine, tags={"a": "1"})
     await stage.watch.execute("delete from flowfabric.tag")
-    assert await found(stage, execution_id.partition) == {"tag_rows"}
-    assert await found(stage, (execution_id.partition + 1) % 256) == set()
+    assert await found(stage, home(execution_id)) == {"tag_rows"}
+    assert await found(stage, (home(execution_id) + 1) % 256) == set()

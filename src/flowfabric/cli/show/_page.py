@@ -202,8 +202,7 @@ def _show_steps(seen: Seen) -> None:
     for step in seen.steps:
         what = "failed" if step.error else "done"
         if step.kind == "wait" and not step.error:
-            # A wait stores how it ended in the column of the encoding.
-            what = step.encoding or "waiting"
+            what = step.outcome or "waiting"
             value = ", ".join(str(one["name"]) for one in waited_for(step, None))
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"

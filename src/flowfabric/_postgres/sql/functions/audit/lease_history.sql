@@ -9,7 +9,11 @@ language sql stable as $$
         window w as (partition by v.partition, v.id order by v.seq)
     )
     select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
-    from lease l where not coalesce(case   -- the first event of an execution has none before it
+    from lease l where not coalesce(case
+        -- the beginning of its history was trimmed, if it is older than the log
+        when l.before is null and l.lease_type <> 'acquired' then not exists (
+            select from flowfabric.execution e where e.partition = l.partition and e.id = l.id
+            and e.created_at > (select min(x.occurred_at) from flowfabric.event x))
         when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
              -- the execution or the attempt ended before the lease was revoked
              or (l.before = 'expired' and not exists (select from flowfabric.attempts_of(l.partition, l.id) a
