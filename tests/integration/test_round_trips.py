@@ -342,6 +342,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     ),
     "delete_schedule": (scheduled, lambda e, _: e.delete_schedule("s")),
     "list_events": (state("A"), lambda e, at: e.list_events(at.id)),
+    "find_id": (state("A"), lambda e, at: e.find_id(str(at.id)[-8:])),
     "count_events": (state("A"), lambda e, _: e.count_events()),
     "issue_claim_grant": (waiting, lambda e, at: e.issue_claim_grant(at, **WORKER)),
     "verify_grant": (granted, lambda e, grant: e.verify_grant(grant.execution_id, grant.grant_key)),

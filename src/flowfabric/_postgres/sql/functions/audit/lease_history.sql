@@ -10,10 +10,10 @@ language sql stable as $$
     )
     select 'lease_history', l.partition, l.id, coalesce(l.before, '-') || ' then ' || l.lease_type
     from lease l where not coalesce(case
-        -- the beginning of its history was trimmed, if it is older than the log
+        -- the beginning of its history may have been trimmed, if the execution is older than the log keeps events
         when l.before is null and l.lease_type <> 'acquired' then not exists (
-            select from flowfabric.execution e where e.partition = l.partition and e.id = l.id
-            and e.created_at > (select min(x.occurred_at) from flowfabric.event x))
+            select from flowfabric.execution e cross join flowfabric.deployment d
+            where e.partition = l.partition and e.id = l.id and e.created_at >= flowfabric.now() - d.event_retention)
         when l.lease_type in ('acquired') then l.before is null or l.before = 'revoked'
              -- the execution or the attempt ended before the lease was revoked
              or (l.before = 'expired' and not exists (select from flowfabric.attempts_of(l.partition, l.id) a
