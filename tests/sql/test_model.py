@@ -163,6 +163,8 @@ def differences(found: Any, expected: Any, where: str = "") -> list[str]:
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         pairs = enumerate(zip(found, expected, strict=True))
         return [line for place, pair in pairs for line in differences(*pair, f"{where}[{place}]")]
+    # The model names executions by text, the engine by UUIDs.
+    found, expected = (str(one) if isinstance(one, UUID) else one for one in (found, expected))
     return [] if found == expected else [f"{where}: engine {found!r}, model {expected!r}"]
 
 
@@ -1639,7 +1641,7 @@ def expected_view(e: Any) -> dict[str, Any]:
     lease = e.lease if e.is_active else None
     return {name: getattr(e, name) for name in _SAME} | {
         "vector": e.vector,
-        "has_detail": e.place in "DBXVS",
+        "has_detail": e.place in "DCBXVS",
         "total_attempt_count": len(e.attempts),
         "current_attempt_index": len(e.attempts) - 1 if e.attempts else None,
         "current_attempt_id": e.current_attempt_id,

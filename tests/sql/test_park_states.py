@@ -18,6 +18,7 @@ from flowfabric.values.conditions import on
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.wait import BoundWaitpoint
 from tests.conftest import fresh_database
+from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.sql.flowing import Flow, empty_flow
 from tests.support import claim_one, submit
@@ -85,7 +86,7 @@ class Family:
         found = await self.stage.watch.fetchrow(
             "select state, blocking_reason, blocking_detail, pending, is_parked, delay_until, resume_pending"
             " from flowfabric.execution where partition = $1 and id = $2",
-            self.parent.execution_id.partition, self.parent.execution_id.uuid,
+            home(self.parent.execution_id), self.parent.execution_id,
         )  # fmt: skip
         assert found is not None
         return found
@@ -94,7 +95,7 @@ class Family:
         """The kinds of timers that point at the parent, without those of leases."""
         found = await self.stage.watch.fetch(
             "select distinct kind from flowfabric.timer where $1 = any (ids) and kind <> 'lease'",
-            self.parent.execution_id.uuid,
+            self.parent.execution_id,
         )
         return {row["kind"] for row in found}
 
@@ -201,7 +202,7 @@ async def test_the_state_follows_from_what_it_waits_for(stage: Stage, parties: l
 
 
 def one_partition(made: Family) -> str:
-    return f"{{fp:{made.parent.execution_id.partition}}}"
+    return f"{{fp:{home(made.parent.execution_id)}}}"
 
 
 @pytest.mark.parametrize(
