@@ -173,7 +173,7 @@ async def test_a_stopping_worker_finishes_what_it_can_and_gives_the_rest_back(si
     short, long, thread = [await site.submit(*call) for call in (("job", 0.5), ("job", 3600), ("plain", 3600))]
     await site.begun(3)
     first.signal(signal.SIGTERM)
-    await first.said("stops: 3 running")
+    await first.said("is stopping: 3 running")
     late = await site.submit("job", 0)
     assert await first.ended() == 0, first.words
     assert [line["execution"] for line in site.ledger("ended")] == [short.id]
@@ -200,13 +200,13 @@ async def test_a_second_signal_always_ends_the_process_immediately(
     await site.begun(1)
     worker.signal(signal.SIGTERM)
     if task == "job":
-        await worker.said("stops: 1 running")
+        await worker.said("is stopping: 1 running")
     else:
         await asyncio.sleep(0.2)  # it can say nothing; two signals at once would count as one
     assert worker.process.poll() is None
     worker.signal(number)
     assert await worker.ended() == 128 + number
-    assert "ends at once" in worker.words
+    assert "exits immediately" in worker.words
 
 
 @pytest.mark.parametrize("task", ["plain", "ignores", "hides", "endless"])

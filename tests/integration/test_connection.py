@@ -157,7 +157,7 @@ def test_an_address_that_is_clear_is_let_through(dsn: str) -> None:
 async def test_the_drivers_message_about_an_address_is_not_repeated(query: str) -> None:
     error = await refused(f"postgresql:///db?host=127.0.0.1&{query}")
     assert error.kind == "unreachable"
-    assert "in the address" in str(error)
+    assert "the address cannot be read" in str(error)
     assert not leaked("Xq7Zw9", str(error), repr(error))
 
 
