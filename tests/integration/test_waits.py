@@ -884,16 +884,95 @@ async def test_waits_under_gather_end_one_after_the_other(kit: Kit, app: ff.App,
 
     run = await job.submit()
     await kit.run_all()
-    assert await states(run) == ("delayed", [(key, "pending") for key in "abc"])
+    assert await states(run) == ("suspended", [(key, "active") for key in "abc"])
     await run.signal("b", payload=1)
     await kit.run_all()
-    assert await states(run) == ("delayed", [("a", "pending"), ("c", "pending")])
+    assert await states(run) == ("suspended", [("a", "active"), ("c", "active")])
     await run.signal("c", payload=2)
     await kit.run_all()
     assert await states(run) == ("suspended", [("a", "active")]), "the last one is waited for alone"
     await run.signal(payload=3)
     assert await kit.run_until_ended(run) == ["a 3", "b 1", "c 2"]
     assert did == ["b", "c", "a"]
+
+
+async def test_an_operator_resumes_waits_under_gather(kit: Kit, app: ff.App) -> None:
+    @app.task
+    async def job(ctx: ff.Context) -> list[Any]:
+        waits = (ctx.wait_for("a", default="nobody"), ctx.wait_for("b"))
+        return [str(one) for one in await asyncio.gather(*waits, return_exceptions=True)]
+
+    run = await job.submit()
+    await kit.run_all()
+    found = await run.get()
+    assert (found.public_state, found.blocking_detail) == (ff.State.SUSPENDED, "waits for signals a, b")
+    await run.resume()
+    first, second = await kit.run_until_ended(run)
+    assert first == "nobody" and "an operator resumed" in second
+
+
+@pytest.mark.parametrize("on_timeout", ["raise", "fail", "cancel", "expire", "escalate"])
+async def test_a_timeout_under_gather(kit: Kit, app: ff.App, on_timeout: Any) -> None:
+    """The suspension has it: no run is needed where it ends the execution, and an operator is told of an escalation."""
+
+    @app.task
+    async def job(ctx: ff.Context) -> list[Any]:
+        waits = (ctx.wait_for("a", timeout=HOUR, on_timeout=on_timeout), ctx.wait_for("b"))
+        return [getattr(one, "payload", None) for one in await asyncio.gather(*waits, return_exceptions=True)]
+
+    run = await job.submit()
+    await kit.run_all()
+    assert await states(run) == ("suspended", [("a", "active"), ("b", "active")])
+    client = await app.client()
+    suspension = await client.engine.read_suspension(run.execution_id)
+    assert suspension is not None and suspension.timeout_at is not None
+    await kit.clock.advance(hours=1, seconds=1)
+    await kit.run_all()
+    if on_timeout in ("raise", "escalate"):
+        left = ["b"] if on_timeout == "raise" else ["a", "b"]
+        assert await states(run) == ("suspended", [(key, "active") for key in left])
+        if on_timeout == "escalate":
+            assert (await run.get()).blocking_reason == "paused_by_operator"
+            await run.signal("a", payload=1)
+        await run.signal("b", payload=2)
+        assert await kit.run_until_ended(run) == [None if on_timeout == "raise" else 1, 2]
+    else:
+        ends = {"fail": ff.State.FAILED, "cancel": ff.State.CANCELLED, "expire": ff.State.EXPIRED}
+        assert await run.state() is ends[on_timeout]
+
+
+async def test_what_a_handler_waits_for_is_its_state(kit: Kit, app: ff.App) -> None:
+    @app.task
+    async def child(ctx: ff.Context) -> None:
+        await ctx.wait_for("go")
+
+    @app.task
+    async def parent(ctx: ff.Context, what: list[str]) -> None:
+        waits: list[Any] = []
+        for one in what:
+            match one:
+                case "children":
+                    waits += [(await child.submit()).result() for _ in range(2)]
+                case "time":
+                    waits.append(ctx.sleep(HOUR))
+                case key:
+                    waits.append(ctx.wait_for(key))
+        await asyncio.gather(*waits)
+
+    for what, state, detail in (
+        (["children"], "waiting_children", "waits for 2 child executions"),
+        (["children", "time"], "waiting_children", "waits for 2 child executions and until "),
+        (["children", "a"], "waiting_children", "waits for 2 child executions and for signal a"),
+        (["time"], "delayed", "waits until "),
+        (["time", "a", "b"], "delayed", "waits for signals a, b and until "),
+        (["a", "b"], "suspended", "waits for signals a, b"),
+    ):
+        run = await parent.submit(what)
+        await kit.run_all()
+        found = await run.get()
+        assert found.public_state == state and (found.blocking_detail or "").startswith(detail), what
+        assert (found.delay_until is not None) == ("time" in what)
+        await run.cancel()
 
 
 async def test_waits_in_a_group_end_together_when_one_has_no_time_left(kit: Kit, app: ff.App, did: Ledger) -> None:

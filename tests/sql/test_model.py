@@ -1639,7 +1639,7 @@ def expected_view(e: Any) -> dict[str, Any]:
     lease = e.lease if e.is_active else None
     return {name: getattr(e, name) for name in _SAME} | {
         "vector": e.vector,
-        "has_detail": e.place in "DBXVS",
+        "has_detail": e.place in "DCBXVS",
         "total_attempt_count": len(e.attempts),
         "current_attempt_index": len(e.attempts) - 1 if e.attempts else None,
         "current_attempt_id": e.current_attempt_id,

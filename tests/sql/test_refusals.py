@@ -54,7 +54,7 @@ SQL_CALLS = {
     "pause": "select code, detail from flowfabric.pause('release', $1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, null, null, true)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
-    " 'infinity', '{}', '{}', '{}', '{}')",
+    " 'infinity', '{}', '{}', '{}', '{}', '{}', null, 'fail', 'waiting_for_signal', gen_random_uuid())",
     "create_waitpoint": "select code, detail from flowfabric.create_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
     " $5::uuid, $6::int, gen_random_uuid(), '', 0, false)",
     "close_waitpoint": "select code, detail from flowfabric.close_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"

@@ -26,7 +26,7 @@ UPWARDS = {
     "take_ready": {"end_capped", "reclaim_cap"},
     "start_attempts": {"move_waitpoints", "inputs_of"},
     "claim_granted": {"inputs_of"},
-    "pause": {"gate"},
+    "give_back": {"gate"},
     "resume": {"gate"},
 }
 
