@@ -949,22 +949,24 @@ async def test_what_a_handler_waits_for_is_its_state(kit: Kit, app: ff.App) -> N
 
     @app.task
     async def parent(ctx: ff.Context, what: list[str]) -> None:
-        ways: dict[str, Any] = {
-            "children": lambda: asyncio.gather(*[one.result() for one in children]),
-            "time": lambda: ctx.sleep(HOUR),
-            "signal": lambda: ctx.wait_for("a"),
-            "other": lambda: ctx.wait_for("b"),
-        }
-        children = [await child.submit() for _ in range(2)] if "children" in what else []
-        await asyncio.gather(*(ways[one]() for one in what))
+        waits: list[Any] = []
+        for one in what:
+            match one:
+                case "children":
+                    waits += [(await child.submit()).result() for _ in range(2)]
+                case "time":
+                    waits.append(ctx.sleep(HOUR))
+                case key:
+                    waits.append(ctx.wait_for(key))
+        await asyncio.gather(*waits)
 
     for what, state, detail in (
         (["children"], "waiting_children", "waits for 2 child executions"),
         (["children", "time"], "waiting_children", "waits for 2 child executions and until "),
-        (["children", "signal"], "waiting_children", "waits for 2 child executions and for signal a"),
+        (["children", "a"], "waiting_children", "waits for 2 child executions and for signal a"),
         (["time"], "delayed", "waits until "),
-        (["time", "signal", "other"], "delayed", "waits for signals a, b and until "),
-        (["signal", "other"], "suspended", "waits for signals a, b"),
+        (["time", "a", "b"], "delayed", "waits for signals a, b and until "),
+        (["a", "b"], "suspended", "waits for signals a, b"),
     ):
         run = await parent.submit(what)
         await kit.run_all()
