@@ -12,7 +12,6 @@ language sql stable as $$
         'until ' || to_char(p_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
     from (select count(*) as n, min(u.id::text) as one from unnest(p_ids, p_flows) as u (id, flow) where u.id is not null and u.flow is null) c,
          (select count(distinct u.flow) as n, min(u.flow::text) as one from unnest(p_flows) as u (flow)) f,
-         (select count(*) as n, (array_agg(d.key order by d.place))[:10] as first
-          from (select u.key, min(u.place) as place from unnest(p_keys) with ordinality as u (key, place)
-                where u.key is not null group by u.key) d) k
+         (select count(*) as n, (array_agg(d.key order by d.key))[:10] as first
+          from (select distinct u.key from unnest(p_keys) as u (key) where u.key is not null) d) k
 $$;
