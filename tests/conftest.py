@@ -20,6 +20,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.testing import Server
 from tests import sampling
 from tests.places import place_of_data
 from tests.support import CheckedEngine, Clock, in_database, system_programs
@@ -80,6 +81,16 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         shared = shared.parent
     with running_server(shared, getattr(request, "param", "wheel")) as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def flowfabric_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of the testing kit, with its data beside those of the other servers of the run."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with Server(place_of_data(shared) / "kit") as server:
+        yield server
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ _in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for fi
 
 
 # The fields of an item beside lane, kind, payload and policy. If no item sets any of it, every optional column is null,
-# # and `create_executions` treats the call as a plain one.
+# and `create_executions` treats the call as a plain one.
 _OPTIONAL = {
     field.name: field.default
     for field in msgspec.structs.fields(NewExecution)

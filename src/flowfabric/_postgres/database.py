@@ -18,6 +18,7 @@ import asyncpg
 from flowfabric._postgres import statements
 from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
+from flowfabric._postgres.known_types import Connection
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check_steps
 from flowfabric.errors import (
     Bug,
@@ -82,6 +83,7 @@ class Database:
                     timeout=min(_CONNECT_TIMEOUT, command_timeout),
                     command_timeout=command_timeout,
                     statement_cache_size=100 if prepared_statements else 0,
+                    connection_class=Connection,
                     server_settings={"application_name": "flowfabric"},
                 )
             except TimeoutError:
@@ -89,7 +91,7 @@ class Database:
                 raise
             if prepared_statements:
                 # A call waits for locked rows and then reads them as they are; a stricter default would refuse them.
-                # # Behind a transaction-pooling proxy the setting would stay on another client's connection.
+                # Behind a transaction-pooling proxy the setting would stay on another client's connection.
                 try:
                     await connection.execute("set default_transaction_isolation = 'read committed'")
                 except BaseException:

@@ -16,6 +16,7 @@ import asyncpg
 
 from flowfabric._postgres.database import check_server, connection_failed
 from flowfabric._postgres.dsn import check_dsn, describe
+from flowfabric._postgres.known_types import Connection
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Handle
@@ -49,7 +50,7 @@ class Databases:
         """
         check_dsn(dsn)
         try:
-            connection = await asyncpg.connect(dsn)
+            connection = await asyncpg.connect(dsn, connection_class=Connection)
         except Exception as error:
             raise connection_failed(error, describe(dsn)) from error
         try:
@@ -103,7 +104,7 @@ async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
 
 async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> None:
     """Move the clock of a database forward. Leases in `held` are extended: their holders are alive."""
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn, connection_class=Connection)
     try:
         async with connection.transaction():
             await connection.execute("update flowfabric.clock set shift = shift + $1", by)
@@ -124,7 +125,7 @@ async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> No
 
 async def read_clock(dsn: str, kinds: Sequence[str] = ()) -> tuple[datetime, datetime | None]:
     """Return the time of a database, and when the next timer of these kinds is due."""
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn, connection_class=Connection)
     try:
         row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))
     finally:

@@ -9,7 +9,7 @@ from flowfabric.drawing.fold import LOOKS, folded, states_of, two_lines
 from flowfabric.values.flow import FlowGraph
 
 # Written as numbers, Markdown, entities, directives and quotes are plain text to Mermaid. An underscore within a word
-# # already is.
+# already is.
 _MERMAID: Final = re.compile(r"[^\w ,()-]|(?<![^\W_])_|_(?![^\W_])", re.ASCII)
 
 

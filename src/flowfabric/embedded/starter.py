@@ -79,7 +79,7 @@ class _Starter:
             self._make_cluster()
         socket_dir = self._socket_dir()
         # No process of an earlier server is left, or server.lock would be held. Postgres only checks the pid in
-        # # these files, which may belong to a zombie or to another process by now.
+        # these files, which may belong to a zombie or to another process by now.
         remove_sockets(socket_dir)
         (self.place.pgdata / "postmaster.pid").unlink(missing_ok=True)
         fixed = {"listen_addresses": "", "unix_socket_directories": str(socket_dir), "port": str(PORT)}

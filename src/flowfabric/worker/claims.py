@@ -124,14 +124,14 @@ class Claims:
             connection = 0 if listener is None else listener.connections
             if now >= self._announced_until or connection != self._announced_on:
                 # Announce, poll again, then sleep: a submission after that poll sees the announcement. A server that
-                # # crashed has lost it, and the listener has a new connection then.
+                # crashed has lost it, and the listener has a new connection then.
                 await worker.engine.sleep_for_work(timedelta(seconds=worker.poll + _OVERLAP))
                 if now >= self._announced_until + _OVERLAP or connection != self._announced_on:
                     self._next_look = _FIRST_LOOK
                 self._announced_until, self._announced_on = now + worker.poll, connection
                 return 0.0
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
-            # # polls at growing intervals find its submission.
+            # polls at growing intervals find its submission.
             pause = min(max(self._announced_until - now, 0.01), self._next_look)
             self._next_look *= 5
         if self.idle_since is None:

@@ -239,7 +239,7 @@ class Worker:
         for one in left_over:
             one.stop("the worker stops")
         # All together: the worker that takes over must not wait for a handler that ignores the stop, or for a late
-        # # report.
+        # report.
         _, flushed, *_ = await asyncio.gather(
             self.handlers.give_back(),
             self.reports.flushed(max(ends_at - time.monotonic(), LAST_CALLS)),

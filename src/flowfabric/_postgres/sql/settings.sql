@@ -8,7 +8,7 @@
 -- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
 -- timers   A round joins the due executions by key, for any number of timers.
--- audit    Wide unions over small sets: compiling them takes longer than running them.
+-- audit    Wide unions over small sets: compiling or planning them takes longer than running them.
 -- ring     Emptying a segment of the event log gives up when a reader holds it.
 do $settings$
 declare
@@ -32,7 +32,7 @@ begin
                             'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
                 'claim'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off'], 'run_timers'),
-            ('audit', array['jit = off'], 'audit'),
+            ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
         ) as g (name, settings, functions)
         cross join lateral regexp_split_to_table(g.functions, '\s+') as f (name)

@@ -59,7 +59,7 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
     engine, made = running.worker.engine, None
     if submission.options.on_duplicate in ("raise", "replace") and item.idempotency_key:
         # Submit with the key first, then record the step, which finds the key known. If an earlier run got
-        # # only this far, the execution still counts as created here.
+        # only this far, the execution still counts as created here.
         try:
             made = await running.worker.client.create(item, submission.options)
         except Conflict as error:

@@ -173,7 +173,7 @@ def _failure(error: BaseException) -> ChildFailure:
     cls = type(error)
     pickled = None
     # Only an ordinary error may be raised in the parent: SystemExit would end the worker there, and StopIteration
-    # # cannot leave a coroutine.
+    # cannot leave a coroutine.
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         with contextlib.suppress(Exception):
             candidate = dumps(error)
