@@ -11,27 +11,27 @@ from tests.support import Clock
 
 # Beside what the audit asks for at any moment.
 _QUIET = """
-select 'I9 undispatched' as rule, p.id::text as of, p.outcome as detail from flowfabric.pending_cascade p
+select 'undispatched' as rule, p.id::text as of, p.outcome as detail from flowfabric.pending_cascade p
 union all
-select 'I12 impossible and alive', g.downstream::text, x.state from flowfabric.edge_group g
+select 'impossible and alive', g.downstream::text, x.state from flowfabric.edge_group g
 join flowfabric.execution x on x.partition = g.partition and x.id = g.downstream
 where g.state = 'impossible' and x.completed_at is null
 union all
-select 'I13 skipped for nothing', x.id::text, g.state from flowfabric.execution x
+select 'skipped for nothing', x.id::text, g.state from flowfabric.execution x
 left join flowfabric.edge_group g on g.partition = x.partition and g.flow_id = x.flow_id and g.downstream = x.id
 where x.state = 'skipped' and g.state is distinct from 'impossible'
 union all
-select 'I15 siblings left', s.downstream::text, cardinality(s.siblings)::text from flowfabric.sibling_cancel s
+select 'siblings left', s.downstream::text, cardinality(s.siblings)::text from flowfabric.sibling_cancel s
 union all
-select 'I16 cancelled and alive', e.id::text, e.state from flowfabric.flow f
+select 'cancelled and alive', e.id::text, e.state from flowfabric.flow f
 join flowfabric.execution e on e.flow_id = f.flow_id
 where f.cancellation_policy = 'cancel_all' and e.completed_at is null and e.replays = 0
 union all
-select 'I16 owed', m.id::text, null from flowfabric.cancel_member m
+select 'owed', m.id::text, null from flowfabric.cancel_member m
 union all
-select 'I16 backlog', b.flow_id::text, null from flowfabric.cancel_backlog b
+select 'backlog', b.flow_id::text, null from flowfabric.cancel_backlog b
 union all
-select 'I21 uncounted', t.flow_id::text, null from flowfabric.flow_touched t
+select 'uncounted', t.flow_id::text, null from flowfabric.flow_touched t
 """
 
 
