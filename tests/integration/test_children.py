@@ -583,7 +583,7 @@ async def test_a_child_that_ends_just_as_the_parent_is_parked(
 
 async def test_many_parents_and_children_under_pressure(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, few slots, children that end at any time: all of them end, and none is left waiting."""
-    monkeypatch.setattr(parking, "_LAST_LOOK", 0.05)
+    monkeypatch.setattr(parking, "_MAX_CHECK", 0.05)
 
     @app.task(retry=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(milliseconds=20))))
     async def child(ctx: ff.Context, n: int) -> int:

@@ -719,7 +719,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 async def test_every_kind_of_wait_ends(app: ff.App, did: Ledger, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking, "_LAST_LOOK", 0.05)
+    monkeypatch.setattr(parking, "_MAX_CHECK", 0.05)
 
     @app.task
     async def waiting(ctx: ff.Context) -> str:
@@ -737,7 +737,7 @@ async def test_every_kind_of_wait_ends(app: ff.App, did: Ledger, shape: Any, mon
 async def test_work_beside_a_sleep_keeps_the_worker_only_as_long_as_it_lasts(
     app: ff.App, did: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parking, "_LAST_LOOK", 0.05)
+    monkeypatch.setattr(parking, "_MAX_CHECK", 0.05)
     over = asyncio.Event()
 
     @app.task

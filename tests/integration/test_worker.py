@@ -683,7 +683,7 @@ async def test_executions_claimed_after_the_stop_are_given_back_unstarted(app: f
 async def test_a_handler_that_ignores_cancellation_does_not_keep_the_worker(
     app: ff.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("flowfabric.worker.worker._LAST_WORDS", 0.1)
+    monkeypatch.setattr("flowfabric.worker.worker._STOP_GRACE", 0.1)
     begun, go = asyncio.Event(), asyncio.Event()
 
     @app.task

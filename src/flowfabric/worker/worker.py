@@ -41,7 +41,7 @@ from flowfabric.worker.shared import check_provided, make
 
 log = logging.getLogger("flowfabric.worker")
 _PATIENCE = timedelta(seconds=20)  # timeout of a call; a call that takes longer is repeated
-_LAST_WORDS = 3.0  # seconds for a handler that was asked to stop
+_STOP_GRACE = 3.0  # seconds for a handler that was asked to stop
 Ack = Literal["batch", "each"]
 
 
@@ -243,7 +243,7 @@ class Worker:
         _, flushed, *_ = await asyncio.gather(
             self.handlers.give_back(),
             self.reports.flushed(max(ends_at - time.monotonic(), LAST_CALLS)),
-            *([asyncio.wait(tasks, timeout=_LAST_WORDS)] if tasks else []),
+            *([asyncio.wait(tasks, timeout=_STOP_GRACE)] if tasks else []),
         )
         if self._running or self.threads.abandoned:
             log.warning(

@@ -105,7 +105,7 @@ async def end_of_flow(
     until = None if timeout is None else await wake_time(running, timeout, f"timeout of {name}")
     while left := await live():
         _check_not_in(running, left)
-        if until is not None and running.parking.is_over(until):
+        if until is not None and running.parking.is_due(until):
             await _record_late(running, name, use, late)
             raise late
         await running.parking.wait(Gate(until, left[-1]))
@@ -134,7 +134,7 @@ async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timed
         return _recall_outcome(running, known.result, known.encoding)
     until = None if timeout is None else await wake_time(running, timeout, f"timeout of {name}")
     while (found := await running.worker.reports.outcome(execution_id)) is None:
-        if until is not None and running.parking.is_over(until):
+        if until is not None and running.parking.is_due(until):
             await _record_late(running, name, use, late)
             raise late
         await running.parking.wait(Gate(until, execution_id))

@@ -2,7 +2,7 @@
 
 A task of a handler waits at a gate, a future that opens when a time is due, another execution has ended or a signal has
 arrived. When every task of the handler waits at a gate, the execution is parked in the database, or suspended if it
-waits for signals alone, and the handler is stopped; the gates themselves tell it nothing. While another task of it
+waits for signals alone, and the handler is stopped; its gates stay closed. While another task of it
 runs, the gates open here, and parking is considered again now and then.
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
 
 log = logging.getLogger("flowfabric.worker")
-_FIRST_LOOK = 0.02  # seconds until parking is considered again
-_LAST_LOOK = 1.0
+_FIRST_CHECK = 0.02  # seconds until parking is considered again
+_MAX_CHECK = 1.0
 _RETRY = 0.5  # seconds until a call is made again that the database did not take
 _MOST = 1000  # executions that one parked execution can wait for
-# Turns of the loop for which a handler must not have moved. Something that is done reaches whoever waits for it through
-# callbacks, one turn for each future in between.
+# Turns of the loop for which a handler must not have moved. A result reaches the task that waits for it through callbacks,
+# one turn for each future in between.
 _STEADY = 10
 
 
@@ -44,12 +44,12 @@ class Gate:
     One that is for neither never opens.
     """
 
-    __slots__ = ("execution_id", "told", "until")
+    __slots__ = ("execution_id", "end", "until")
 
     def __init__(self, until: datetime | None = None, execution_id: ExecutionId | None = None) -> None:
         self.until = until
         self.execution_id = execution_id
-        self.told: asyncio.Future[Outcome] | None = None  # while it cannot be parked
+        self.end: asyncio.Future[Outcome] | None = None  # while it cannot be parked
 
     @property
     def can_open(self) -> bool:
@@ -74,7 +74,7 @@ class SignalGate(Gate):
 
     @property
     def ends_execution(self) -> bool:
-        """Whether the engine ends the execution when the time is over."""
+        """Whether the engine ends the execution at the deadline."""
         return self.request.behavior in ("fail", "cancel", "expire")
 
     @property
@@ -85,14 +85,14 @@ class SignalGate(Gate):
 class Parking:
     """The gates at which the tasks of one handler wait."""
 
-    __slots__ = ("_look", "_look_after", "_passed", "_running", "_steady", "_task", "gates")
+    __slots__ = ("_check", "_check_after", "_passed", "_running", "_steady", "_task", "gates")
 
     def __init__(self, running: Running) -> None:
         self.gates: dict[asyncio.Future[Any], Gate] = {}
         self._running = running
         self._task: asyncio.Task[None] | None = None
-        self._look: asyncio.Handle | None = None
-        self._look_after = _FIRST_LOOK
+        self._check: asyncio.Handle | None = None
+        self._check_after = _FIRST_CHECK
         self._passed: datetime | None = None
         self._steady = 0
 
@@ -101,7 +101,7 @@ class Parking:
         """Whether the execution is being parked: no gate opens meanwhile."""
         return self._task is not None
 
-    def is_over(self, until: datetime) -> bool:
+    def is_due(self, until: datetime) -> bool:
         """Whether a time is due."""
         return until <= self._running.database_now() or (self._passed is not None and until <= self._passed)
 
@@ -122,13 +122,13 @@ class Parking:
         left = None if until is None else max((until - self._running.database_now()).total_seconds(), 0)
         timer = None if left is None else loop.call_later(left, self._open, opened)
         if again:
-            self._look_later()
+            self._check_later()
         else:
-            # One look for all that begin to wait in this turn of the loop.
-            if self._look is not None:
-                self._look.cancel()
-            self._look = loop.call_soon(self.consider)
-            self._look_after = _FIRST_LOOK
+            # One check for all tasks that begin to wait in this turn of the loop.
+            if self._check is not None:
+                self._check.cancel()
+            self._check = loop.call_soon(self.consider)
+            self._check_after = _FIRST_CHECK
         self._steady = 0
         try:
             await opened
@@ -136,9 +136,9 @@ class Parking:
             if timer is not None:
                 timer.cancel()
             del self.gates[opened]
-            if gate.told is not None:
-                gate.told.cancel()
-                gate.told = None
+            if gate.end is not None:
+                gate.end.cancel()
+                gate.end = None
 
     async def leave(self, gate: SignalGate) -> None:
         """Leave the execution to the engine, which ends it as the wait says, whatever else the handler does."""
@@ -152,22 +152,22 @@ class Parking:
             raise Interrupted("it waits without a worker")
 
     def _open(self, opened: asyncio.Future[None]) -> None:
-        # What arrives while the execution is being parked is looked at afterwards.
+        # While the execution is being parked, gates stay closed; `_park` opens them afterwards.
         if not self.is_under_way and not self._running.is_parked and not opened.done():
             opened.set_result(None)
 
-    def _told(self, opened: asyncio.Future[None], _: asyncio.Future[Outcome]) -> None:
+    def _ended(self, opened: asyncio.Future[None], _: asyncio.Future[Outcome]) -> None:
         self._open(opened)
 
     def consider(self) -> None:
         """Park, if every task of the handler waits for something that needs no worker."""
-        self._look = None
+        self._check = None
         running = self._running
         if not self.gates or self.is_under_way or running.is_cancelled or running.is_parked:
             return
         if 0 < self._steady < _STEADY:
             self._steady += 1
-            self._look = asyncio.get_running_loop().call_soon(self.consider)
+            self._check = asyncio.get_running_loop().call_soon(self.consider)
             return
         if task_tree.all_wait(running.tasks, self.gates):
             if self._steady:
@@ -175,27 +175,27 @@ class Parking:
                 self._steady = 0
             else:
                 self._steady = 1
-                self._look = asyncio.get_running_loop().call_soon(self.consider)
+                self._check = asyncio.get_running_loop().call_soon(self.consider)
             return
         self._steady = 0
-        # Another task of the handler runs, and nothing tells when it ends.
-        if self._look_after > _FIRST_LOOK:
+        # Another task of the handler runs, and there is no event for its end.
+        if self._check_after > _FIRST_CHECK:
             self._listen()
-        self._look_later()
+        self._check_later()
 
-    def _look_later(self) -> None:
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(self._look_after, self.consider)
-            self._look_after = min(self._look_after * 2, _LAST_LOOK)
+    def _check_later(self) -> None:
+        if self._check is None:
+            self._check = asyncio.get_running_loop().call_later(self._check_after, self.consider)
+            self._check_after = min(self._check_after * 2, _MAX_CHECK)
 
     def _listen(self) -> None:
         """Receive the ends of executions here, since the database does not wait for them; poll for signals."""
         for opened, gate in list(self.gates.items()):
             if isinstance(gate, SignalGate):
                 self._open(opened)
-            elif gate.execution_id is not None and gate.told is None:
-                gate.told = self._running.worker.client.outcomes.future(gate.execution_id)
-                gate.told.add_done_callback(partial(self._told, opened))
+            elif gate.execution_id is not None and gate.end is None:
+                gate.end = self._running.worker.client.outcomes.future(gate.execution_id)
+                gate.end.add_done_callback(partial(self._ended, opened))
 
     async def _park(self) -> None:
         running = self._running
@@ -219,11 +219,11 @@ class Parking:
             if (
                 gate.execution_id in ended
                 or (because == "signal" and isinstance(gate, SignalGate))
-                or (gate.until is not None and self.is_over(gate.until))
-                or (gate.told is not None and gate.told.done())
+                or (gate.until is not None and self.is_due(gate.until))
+                or (gate.end is not None and gate.end.done())
             ):
                 self._open(opened)
-        self._look_later()
+        self._check_later()
 
 
 async def park(running: Running, gates: Sequence[Gate]) -> str | None:
@@ -260,7 +260,7 @@ async def _park_once(running: Running, gates: Sequence[Gate]) -> str | None:
     if len(gates) == 1 and isinstance(gates[0], SignalGate):
         return await _suspend(running, gates[0])
     waits = [gate for gate in gates if isinstance(gate, SignalGate)]
-    first = _first_over(waits)
+    first = _first_deadline(waits)
     reasons = {gate.request.reason for gate in waits}
     parked = await running.worker.engine.park(
         running.handle,
@@ -280,9 +280,10 @@ async def _park_once(running: Running, gates: Sequence[Gate]) -> str | None:
 async def _suspend(running: Running, gate: SignalGate) -> str | None:
     deadline = gate.deadline
     if deadline is not None:
-        if gate.until is not None and not gate.ends_execution and running.parking.is_over(gate.until):
+        if gate.until is not None and not gate.ends_execution and running.parking.is_due(gate.until):
             return "due"
-        deadline = max(deadline, running.database_now())  # one long over is refused; this one is done at once
+        # `suspend_on` refuses an old deadline; one that is due now takes effect at once.
+        deadline = max(deadline, running.database_now())
     try:
         answer = await running.worker.engine.suspend_on(
             running.handle,
@@ -306,8 +307,8 @@ def _first_of(gates: Sequence[Gate]) -> datetime | None:
     return min((gate.until for gate in gates if gate.until is not None), default=None)
 
 
-def _first_over(waits: Sequence[SignalGate]) -> SignalGate | None:
-    """The wait whose time is over first; one that escalates only if no other has a deadline."""
+def _first_deadline(waits: Sequence[SignalGate]) -> SignalGate | None:
+    """The wait with the earliest deadline; one that escalates only if no other has a deadline."""
     limited = [(gate.deadline, not gate.ends_execution, gate) for gate in waits if gate.deadline is not None]
     chosen = [one for one in limited if one[2].until is not None] or limited
     return min(chosen, key=lambda one: one[:2])[2] if chosen else None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.task")
 _REFUSALS = 3  # calls of a stopped handler that are refused immediately
-_LAST_WAIT = 1.0
+_MAX_WAIT = 1.0
 
 
 class StepHook(Protocol):
@@ -160,7 +160,7 @@ class Running:
         A handler that ignores the first refusals and keeps calling must not block the loop.
         """
         self._refused += 1
-        return min(0.001 * 2 ** min(self._refused, 20), _LAST_WAIT) if self._refused > _REFUSALS else 0
+        return min(0.001 * 2 ** min(self._refused, 20), _MAX_WAIT) if self._refused > _REFUSALS else 0
 
     async def record(self, step: NewStep) -> datetime | None:
         """Record a step; concurrent executions share calls."""

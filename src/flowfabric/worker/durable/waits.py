@@ -40,7 +40,7 @@ async def sleep(running: Running, pause: Duration) -> None:
         return
     until = await wake_time(running, span)
     if span:
-        while not running.parking.is_over(until):
+        while not running.parking.is_due(until):
             await running.parking.wait(Gate(until))
 
 
@@ -124,7 +124,7 @@ async def _result(
     result = None if known is None and opened is None else await _settle(running, gate)
     is_first = True
     while result is None or result.outcome == "open":
-        if gate.ends_execution and gate.deadline is not None and running.parking.is_over(gate.deadline):
+        if gate.ends_execution and gate.deadline is not None and running.parking.is_due(gate.deadline):
             await running.parking.leave(gate)
         else:
             await running.parking.wait(gate, again=not is_first)
