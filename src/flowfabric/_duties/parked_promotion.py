@@ -1,4 +1,4 @@
-"""Parked promotion: parked executions wake that the end of the awaited one could not wake."""
+"""Parked promotion: wake parked executions that were locked when the execution they wait for ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowfabric.engine.timers import TimerKind
 
 
 class ParkedPromotion(TimerDuty):
-    """Wakes parked executions that whoever ended the awaited one found in somebody else's hands."""
+    """Wakes parked executions that another transaction had locked when the execution they wait for ended."""
 
     kind = TimerKind.PARKED
     interval = timedelta(milliseconds=750)

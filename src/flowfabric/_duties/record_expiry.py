@@ -1,4 +1,4 @@
-"""Record expiry: remove expired idempotency records, grants and event segments."""
+"""Record expiry: remove expired idempotency records, grants, watches, event segments and signing keys, and empty flows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowfabric._duties.duty import Duty
 
 
 class RecordExpiry(Duty):
-    """Removes expired idempotency records, grants and event segments."""
+    """Removes expired idempotency records, grants, watches, event segments and signing keys, and empty flows."""
 
     interval = timedelta(seconds=30)
     batch = 1000

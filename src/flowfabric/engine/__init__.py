@@ -4,7 +4,7 @@ There is one module of operations per chapter, named like the folders of the SQL
 Results are frozen records, refusals are exceptions of one tree. The functions in the database decide what happens to
 rows; nothing here does.
 
-The last group (`admission`, `grants`, `edges`, `vector`) is for schedulers and for ports from the reference.
+The last group (`admission`, `grants`, `edges`, `vector`) is for schedulers and for ports from FlowFabric in Rust.
 """
 
 from __future__ import annotations

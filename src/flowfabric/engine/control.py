@@ -88,7 +88,7 @@ class Control(Operations):
     async def change_priority(
         self, execution_id: ExecutionId, new_priority: int, *, lane_id: str | None = None
     ) -> Changed:
-        """Another rank for an execution that may be claimed now; clamped to 0..9000."""
+        """Change the priority of a claimable execution; the value is clamped to 0..9000."""
         target = parse_execution_id(execution_id)
         row = await self._row(
             statements.CHANGE_PRIORITY,

@@ -1,4 +1,4 @@
-"""Single edges: stage, apply, resolve and repair them, for schedulers and ports from the reference."""
+"""Single edges: stage, apply, resolve and repair them, for schedulers and ports from FlowFabric in Rust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state vector and single fields of executions, as ports from the reference read them."""
+"""The state vector and single fields of executions, as ports from FlowFabric in Rust read them."""
 
 from __future__ import annotations
 

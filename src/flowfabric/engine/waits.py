@@ -72,7 +72,7 @@ class Waits(Operations):
         deadline: datetime | None = None,
         give_up: bool = False,
     ) -> WaitResult:
-        """How a task's wait stands; once it is over, that is remembered. `give_up`: it is over if it is still open."""
+        """Return the outcome of a task's wait so far; a final outcome is recorded. `give_up` ends a wait that is open."""
         fences = self._fences([authority])
         row = await self._row(
             statements.SETTLE_WAIT,
@@ -103,15 +103,15 @@ class Waits(Operations):
         reason_code: ReasonCode = "waiting_for_signal",
         suspension_id: UUID | None = None,
     ) -> Parked:
-        """Give the lease back until the first of several things happens; the same attempt continues then.
+        """Give the lease back until the first of several things happens; then a worker continues the same attempt.
 
-        `ends_of` names other executions: the execution is `waiting_children`. Without them, `until` is a time: it is
-        `delayed`. With neither it is `suspended` on the waitpoints of `signals_on`: pending ones of this execution,
-        with how many signals are known on each. The next signal on any of them wakes it, also beside others. A
-        suspension has a timeout, a behaviour and a reason; `conditions` say which signals senders are told it needs.
+        With `ends_of`, other executions, the execution becomes `waiting_children`; else with `until`, a time, it
+        becomes `delayed`; else `suspended`, with the timeout, its behaviour and the reason given here. `signals_on` has
+        pending waitpoints of the execution, each with the number of signals the caller knows; in every state the next
+        signal on one of them wakes it. `conditions` fills `required_signal_names` of the waitpoints.
 
-        When there is nothing to wait for, because the time has come, one of the executions has ended or a signal has
-        arrived, the lease is kept.
+        The lease is kept if one of these things has happened already: the time is due, one of the executions has ended
+        or a signal has arrived.
         """
         check_batch(ends_of, "ends_of")
         waitpoints = dict(signals_on or {})

@@ -41,7 +41,7 @@ SHORT_ID: Final = 8  # hex digits from the end of an id, where people are shown 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DIGITS: Final = re.compile(r"[0-9a-f]{6,32}")
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,4}")
-# The form in which the reference writes an id: with its partition in front.
+# The form in which FlowFabric in Rust writes an id: with its partition in front.
 _TAGGED: Final = re.compile(r"\{fp:(0|[1-9][0-9]{0,4})\}:(.*)", re.DOTALL)
 
 
@@ -122,7 +122,7 @@ def parse_uuid(value: object, field: str = "id") -> UUID:
 
 
 def parse_execution_id(value: object, field: str = "execution_id") -> ExecutionId:
-    """An execution id from a UUID or its text. The reference's form `{fp:12}:<uuid>` is read as the UUID in it."""
+    """An execution id from a UUID or its text. The form of FlowFabric in Rust, `{fp:12}:<uuid>`, is read as its UUID."""
     return ExecutionId(_parse_id(value, field))
 
 

@@ -3,8 +3,7 @@
 -- Called by the lease holder, before it continues to wait; or, with p_give_up, when it does not: that ends an open wait.
 -- Locks    the execution.
 -- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, its record, and
--- how
---          many signals each waitpoint has received.
+--          the number of signals that each waitpoint has received.
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
     p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)
