@@ -44,7 +44,7 @@ class Gate:
     One that is for neither never opens.
     """
 
-    __slots__ = ("execution_id", "end", "until")
+    __slots__ = ("end", "execution_id", "until")
 
     def __init__(self, until: datetime | None = None, execution_id: ExecutionId | None = None) -> None:
         self.until = until
