@@ -37,7 +37,7 @@ class SecondThread(threading.Thread):
     """The worker's second thread."""
 
     def __init__(self, worker: Worker, *, duties: bool) -> None:
-        super().__init__(name="flowfabric service", daemon=True)
+        super().__init__(name="flowfabric second thread", daemon=True)
         self._worker = worker
         self._runs_duties = duties
         self._ready = threading.Event()
@@ -52,7 +52,7 @@ class SecondThread(threading.Thread):
             self._error = error
             if self._ready.is_set():
                 # Without heartbeats every lease would expire: stop visibly instead.
-                log.critical("the worker's service thread failed; stopping the worker", exc_info=error)
+                log.critical("the worker's second thread failed; stopping the worker", exc_info=error)
                 with contextlib.suppress(RuntimeError):
                     self._worker.loop.call_soon_threadsafe(self._worker.stop)
             self._ready.set()
