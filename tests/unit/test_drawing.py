@@ -630,7 +630,7 @@ def digest() -> str:
 def test_the_same_graph_gives_the_same_bytes_in_every_process() -> None:
     for seed in ("1", "2"):
         told = subprocess.run(
-            [sys.executable, "-c", "from tests.unit.test_pictures import digest; print(digest())"],
+            [sys.executable, "-c", "from tests.unit.test_drawing import digest; print(digest())"],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,

@@ -1,4 +1,4 @@
-"""Record expiry: remove expired idempotency records, grants, watches, event segments and signing keys, and empty flows."""
+"""Record expiry: remove idempotency records, grants, watches, event segments and keys that expired, and empty flows."""
 
 from __future__ import annotations
 

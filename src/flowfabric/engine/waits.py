@@ -72,7 +72,7 @@ class Waits(Operations):
         deadline: datetime | None = None,
         give_up: bool = False,
     ) -> WaitResult:
-        """Return the outcome of a task's wait so far; a final outcome is recorded. `give_up` ends a wait that is open."""
+        """Return the outcome of a task's wait so far, and record it once it is final. `give_up` ends an open wait."""
         fences = self._fences([authority])
         row = await self._row(
             statements.SETTLE_WAIT,

@@ -122,7 +122,7 @@ def parse_uuid(value: object, field: str = "id") -> UUID:
 
 
 def parse_execution_id(value: object, field: str = "execution_id") -> ExecutionId:
-    """An execution id from a UUID or its text. The form of FlowFabric in Rust, `{fp:12}:<uuid>`, is read as its UUID."""
+    """An execution id from a UUID or its text. FlowFabric in Rust writes `{fp:12}:<uuid>`: read as the UUID."""
     return ExecutionId(_parse_id(value, field))
 
 

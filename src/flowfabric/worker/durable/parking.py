@@ -33,8 +33,8 @@ _FIRST_CHECK = 0.02  # seconds until parking is considered again
 _MAX_CHECK = 1.0
 _RETRY = 0.5  # seconds until a call is made again that the database did not take
 _MOST = 1000  # executions that one parked execution can wait for
-# Turns of the loop for which a handler must not have moved. A result reaches the task that waits for it through callbacks,
-# one turn for each future in between.
+# Turns of the loop for which a handler must not have moved. A result reaches the task that waits for it through
+# callbacks, one turn for each future in between.
 _STEADY = 10
 
 

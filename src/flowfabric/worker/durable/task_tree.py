@@ -7,7 +7,7 @@ everything inside an `asyncio.timeout` that has not expired: then the handler ke
 
 `all_wait` is the only function that reads internals of asyncio and CPython: `_fut_waiter`, `cr_await`, the frames and
 closures of the standard library's own coroutines. Everything below it is its helper. Checked with
-`tests/unit/test_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first. If those
+`tests/unit/test_task_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first. If those
 internals change, handlers count as busy and keep their slots, which the tests notice.
 """
 
