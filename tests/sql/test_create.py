@@ -15,7 +15,7 @@ import flowfabric as ff
 from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import FlowId, crc16, fit_partition, mint_uuid
+from flowfabric.values.ids import FlowId, fit_partition, mint_uuid, partition_of_key
 from flowfabric.values.lane import LaneState
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
@@ -29,7 +29,7 @@ DAY = timedelta(days=1)
 
 
 def _key_home(namespace: str, key: str) -> int:
-    return crc16(namespace.encode() + b"\0" + key.encode()) % 256
+    return partition_of_key(namespace, key, 256)
 
 
 async def _lanes(engine: ff.Engine) -> list[str]:

@@ -21,7 +21,6 @@ from flowfabric.values.conditions import (
     OperatorOnly,
     TimeoutOnly,
     all_of,
-    all_of_waitpoints,
     any_of,
     count_signals,
     from_sources,
@@ -1250,7 +1249,7 @@ async def test_the_prepared_callback_expires_before_it_is_used(world: Suspending
 
 async def test_signals_of_several_subsystems(world: SuspendingWorld) -> None:
     keys = ["db", "cache", "flags"]
-    wait = await world.suspend(all_of_waitpoints(keys))
+    wait = await world.suspend(all_of(*keys))
     assert list(wait.points) == keys
     assert [one.waitpoint_key for one in wait.details.additional_waitpoints] == ["cache", "flags"]
     for key in keys:

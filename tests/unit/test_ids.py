@@ -31,7 +31,6 @@ from flowfabric.values.checks import (
 )
 from flowfabric.values.ids import (
     PartitionKey,
-    crc16,
     fit_partition,
     id_digits,
     mint_execution_id,
@@ -141,14 +140,8 @@ def test_anything_but_a_hyphenated_uuid_is_refused(text: object) -> None:
     assert caught.value.field == "flow_id"
 
 
-@pytest.mark.parametrize(("data", "value"), [(b"123456789", 0x31C3), (b"", 0), (ONES.bytes, 20486), (NIL.bytes, 0)])
-def test_the_checksum_has_its_check_values(data: bytes, value: int) -> None:
-    assert crc16(data) == value
-
-
-def test_the_checksum_of_the_chapter_text_still_is_what_it_was() -> None:
-    assert crc16(b"default") == 54870
-    assert crc16(b"workers-a") == 11969
+def test_the_partition_of_a_key_has_the_check_value_of_the_checksum() -> None:
+    assert partition_of_key("", "123456789", 1 << 16) == 0x31C3  # zeros in front change nothing
 
 
 @pytest.mark.parametrize("parse", [parse_execution_id, parse_flow_id])
@@ -230,7 +223,6 @@ def test_a_flow_member_lives_in_the_partition_of_its_flow(flow: UUID, count: int
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20), COUNTS)
 def test_a_key_decides_the_partition_of_a_stand_alone_execution(ns: str, key: str, count: int) -> None:
     minted = mint_execution_id(namespace=ns, idempotency_key=key, count=count)
-    assert partition_of_id(minted, count) == crc16(ns.encode() + b"\0" + key.encode()) % count
     assert partition_of_id(minted, count) == partition_of_key(ns, key, count)
 
 

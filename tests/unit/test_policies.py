@@ -30,7 +30,7 @@ from flowfabric.values.policies import (
     SuspensionPolicy,
     TimeoutPolicy,
 )
-from flowfabric.values.policy_json import derive, freeze_policy, policy_to_json, retry_policy_to_json
+from flowfabric.values.policy_json import freeze_policy, policy_to_json, retry_policy_to_json
 
 ONE = BudgetId(UUID(int=1))
 TWO = BudgetId(UUID(int=2))
@@ -139,7 +139,7 @@ def test_no_policy_is_not_a_policy_of_defaults() -> None:
 
 
 def test_the_engine_keeps_what_it_derives() -> None:
-    assert derive(FULL) == Derived(
+    assert freeze_policy(FULL)[1] == Derived(
         required_capabilities=("cuda", "gpu"),
         budget_ids=(TWO, ONE),
         quota_policy_id=QUOTA,
@@ -147,8 +147,8 @@ def test_the_engine_keeps_what_it_derives() -> None:
         execution_deadline_ms=3_600_000,
         dedup_window_ms=60_000,
     )
-    assert derive(None).dedup_window_ms == derive({}).dedup_window_ms == DEFAULT_DEDUP_WINDOW_MS == 86_400_000
-    assert derive({"dedup_window_ms": 0}).dedup_window_ms == 0
+    for policy, window in ((None, DEFAULT_DEDUP_WINDOW_MS), ({}, 86_400_000), ({"dedup_window_ms": 0}, 0)):
+        assert freeze_policy(policy)[1].dedup_window_ms == window
 
 
 def test_a_value_and_its_own_json_freeze_alike() -> None:
@@ -176,7 +176,7 @@ def test_a_span_below_a_millisecond_does_not_vanish() -> None:
 def test_a_time_in_another_zone_is_the_same_moment() -> None:
     zone = timezone(timedelta(hours=2))
     there = ExecutionPolicy(delay_until=datetime(2030, 1, 1, 2, tzinfo=zone))
-    assert derive(there).delay_until_ms == 1_893_456_000_000
+    assert freeze_policy(there)[1].delay_until_ms == 1_893_456_000_000
 
 
 def test_a_time_without_a_zone_is_refused() -> None:
@@ -497,7 +497,3 @@ def test_an_unknown_failure_class_is_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         classify("net", "cosmic_ray")
     assert caught.value.field == "failure_class"
-
-
-def test_permanent_and_cancelled_failures_are_never_retried() -> None:
-    assert {word for word in FailureClass if not word.is_retryable} == {"permanent", "cancelled"}

@@ -22,7 +22,6 @@ class AttemptType(StrEnum):
     RETRY = "retry"
     RECLAIM = "reclaim"
     REPLAY = "replay"
-    FALLBACK = "fallback"
 
 
 class Passed(Struct, frozen=True, gc=False):

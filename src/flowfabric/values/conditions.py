@@ -104,16 +104,6 @@ def count_signals(n: int, *keys: str, name: str | None = None) -> Count:
     return _count(n, CountKind.DISTINCT_SIGNALS, keys, name)
 
 
-def any_of_waitpoints(keys: Sequence[str]) -> Count:
-    """A signal on any of these waitpoints."""
-    return any_of(*keys)
-
-
-def all_of_waitpoints(keys: Sequence[str]) -> AllMet:
-    """A signal on each of these waitpoints."""
-    return all_of(*keys)
-
-
 def _count(n: int, kind: CountKind, keys: Sequence[str], name: str | None) -> Count:
     return Count(n, kind, tuple(keys), None if name is None else ByName(name))
 

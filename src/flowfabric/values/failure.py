@@ -10,18 +10,13 @@ from flowfabric.values.checks import escape_text
 
 
 class FailureClass(StrEnum):
-    """The kind of failure that ended an attempt; it decides whether a retry is possible at all."""
+    """The kind of failure that ended an attempt; `permanent` and `cancelled` are never retried."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
     INFRA_CRASH = "infra_crash"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-
-    @property
-    def is_retryable(self) -> bool:
-        """Whether the retry policy decides; `permanent` and `cancelled` always end the execution."""
-        return self not in (FailureClass.PERMANENT, FailureClass.CANCELLED)
 
 
 _CLASS_NAMES: Final = frozenset(FailureClass)

@@ -152,18 +152,16 @@ def id_digits(text: object, field: str = "id") -> str:
     return digits
 
 
-def crc16(data: bytes) -> int:
-    """CRC-16/XMODEM: polynomial 0x1021, initial value 0, nothing reflected, no final xor."""
-    return crc_hqx(data, 0)
-
-
 def partition_of_id(uuid: UUID, count: int) -> int:
     """The partition, out of `count`, in which the execution or flow with this id lives."""
     return (uuid.int & 0xFFFF) % count
 
 
 def partition_of_key(namespace: str, idempotency_key: str, count: int) -> int:
-    """The partition, out of `count`, for which the id of a stand-alone execution with this key is minted."""
+    """The partition, out of `count`, for which the id of a stand-alone execution with this key is minted.
+
+    A CRC-16/XMODEM, as SQL computes it: polynomial 0x1021, initial value 0, nothing reflected, no final xor.
+    """
     return crc_hqx(namespace.encode() + b"\0" + idempotency_key.encode(), 0) % count
 
 

@@ -168,11 +168,6 @@ def policy_to_json(policy: PolicyInput) -> str | None:
     return freeze_policy(policy)[0]
 
 
-def derive(policy: PolicyInput) -> Derived:
-    """Return the columns derived from a policy. Raises as `freeze_policy` does."""
-    return freeze_policy(policy)[1]
-
-
 def retry_policy_to_json(policy: RetryPolicy | Mapping[str, Any] | str | None) -> str | None:
     """A retry policy that overrides the frozen one for a single failure; an empty string means none."""
     if policy is None or policy == "":

@@ -47,10 +47,6 @@ class TerminalOutcome(StrEnum):
         return STATE_OF[self]
 
 
-# The seventh dimension is the stored word itself.
-PublicState = State
-
-
 class Pending(StrEnum):
     """Which attempt comes next while none is running. `INTERRUPTED` continues the one that exists."""
 

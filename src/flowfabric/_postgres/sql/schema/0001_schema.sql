@@ -234,8 +234,7 @@ create table flowfabric.blocked (
     blocking_reason text not null,
     created_at      timestamptz not null,
     id              uuid not null,
-    partition       integer not null,
-    blocked_at      timestamptz not null
+    partition       integer not null
 );
 create unique index blocked_by_reason on flowfabric.blocked (blocking_reason, created_at, id, partition);
 

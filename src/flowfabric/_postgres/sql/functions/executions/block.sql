@@ -36,8 +36,8 @@ begin
                                           else x.capability_mismatch_at end,
             transitioned_at = v_now, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id returning x.* into e;
-        insert into flowfabric.blocked (blocking_reason, created_at, id, partition, blocked_at)
-        values (p_reason, e.created_at, e.id, e.partition, v_now);
+        insert into flowfabric.blocked (blocking_reason, created_at, id, partition)
+        values (p_reason, e.created_at, e.id, e.partition);
         insert into flowfabric.flow_touched select e.partition, e.flow_id where e.flow_id is not null;
     end if;
     return query select 1, v_code, null::text, e.state, null::bigint, null::uuid, v_now;
