@@ -1,11 +1,11 @@
 -- may_submit: one row if the fence matches and no child is recorded under this name yet; the row stays locked until the
 -- transaction ends.
 --
--- For a statement that uses this row to create an execution and record it.
+-- Called by submit_child, which then creates the execution and records it.
 create or replace function flowfabric.may_submit(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text, p_n integer)
 returns table (may boolean)
-language plpgsql volatile security definer as $$
+language plpgsql as $$
 begin
     if exists (select from flowfabric.holds_lease(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index))
        and not exists (select from flowfabric.execution e join flowfabric.step s on s.partition = e.partition and s.id = e.id
