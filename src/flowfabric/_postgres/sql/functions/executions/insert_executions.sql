@@ -26,7 +26,7 @@ begin
                     when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
                case when p_deps[u.ord] > 0 then p_deps[u.ord] || ' dep(s) unresolved'
                     when d.until is not null
-                    then 'delayed until ' || to_char(d.until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
+                    then 'delayed until ' || flowfabric.time_text(d.until) end,
                'first', flowfabric.priority_of(p_priority[u.ord]), p_tags[u.ord]::jsonb, d.until,
                coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now, p_node[u.ord]
         from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)

@@ -20,7 +20,7 @@ begin
         update flowfabric.execution e
         set state = 'delayed', blocking_reason = 'waiting_for_retry_backoff', pending = 'retry',
             blocking_detail = 'retry at '
-                || to_char((p_now + flowfabric.ms(u.delay)) at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                || flowfabric.time_text(p_now + flowfabric.ms(u.delay))
                 || ' after ' || u.category || ': ' || left(u.reason, 200),
             retries = e.retries + 1, delay_until = p_now + flowfabric.ms(u.delay),
             failure_reason = u.reason, failure_category = u.category,

@@ -16,7 +16,7 @@ begin
                                    when e.delay_until > p_now and e.resume_pending then 'waiting_for_resume_delay'
                                    when e.delay_until > p_now then 'waiting_for_delay' else 'waiting_for_worker' end,
             blocking_detail = case when e.delay_until > p_now then 'delayed until '
-                || to_char(e.delay_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') end,
+                || flowfabric.time_text(e.delay_until) end,
             delay_until = case when e.delay_until > p_now then e.delay_until end,
             transitioned_at = p_now, mutated_at = p_now
         from unnest(p_partition, p_id) as u (partition, id)

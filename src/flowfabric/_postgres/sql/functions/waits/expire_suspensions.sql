@@ -26,7 +26,7 @@ begin
             update flowfabric.execution e
             set suspension_timeout_at = null, blocking_reason = 'paused_by_operator', mutated_at = p_now,
                 transitioned_at = p_now,
-                blocking_detail = 'missed its deadline of ' || to_char(s.timeout_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                blocking_detail = 'missed its deadline of ' || flowfabric.time_text(s.timeout_at)
                     || ' (' || s.reason_code || '), waiting for an operator'
             where e.partition = s.partition and e.id = s.id;
             insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type,

@@ -9,7 +9,7 @@ language sql stable as $$
         case when f.n = 1 then 'for flow ' || right(f.one, 8) when f.n > 1 then 'for ' || f.n || ' flows' end,
         case when k.n = 1 then 'for signal ' when k.n > 1 then 'for signals ' end
             || array_to_string(k.first, ', ') || case when k.n > 10 then ' and ' || k.n - 10 || ' more' else '' end,
-        'until ' || to_char(p_until at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
+        'until ' || flowfabric.time_text(p_until))
     from (select count(*) as n, min(u.id::text) as one from unnest(p_ids, p_flows) as u (id, flow) where u.id is not null and u.flow is null) c,
          (select count(distinct u.flow) as n, min(u.flow::text) as one from unnest(p_flows) as u (flow)) f,
          (select count(*) as n, (array_agg(d.key order by d.key))[:10] as first
