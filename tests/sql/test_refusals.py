@@ -51,8 +51,12 @@ SQL_CALLS = {
     "fail": "select code, detail from flowfabric.fail(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['x'], array['transient'], array['transient'],"
     " array[null::text], true)",
-    "pause": "select code, detail from flowfabric.pause('release', $1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
-    " $6::int, null, null, true)",
+    "delay": "select code, detail from flowfabric.delay($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
+    " true, null, 1000)",
+    "release": "select code, detail from flowfabric.release($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
+    " true)",
+    "wait_children": "select code, detail from flowfabric.wait_children($1::int, $2::uuid, $3::uuid, $4::bigint,"
+    " $5::uuid, $6::int, true)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " 'infinity', '{}', '{}', '{}', '{}', '{}', null, 'fail', 'waiting_for_signal', gen_random_uuid())",
     "create_waitpoint": "select code, detail from flowfabric.create_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"

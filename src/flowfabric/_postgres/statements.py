@@ -107,7 +107,9 @@ CLAIM_LANES = _rows("claim_lanes", 8, CLAIMED)
 SLEEP_FOR_WORK = _value("sleep", "$1, 'work', $2, null", "slept")
 RENEW = _rows("renew", 7, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
-PAUSE = _rows("pause", 10, VERDICT)
+DELAY = _rows("delay", 9, VERDICT)
+RELEASE = _rows("release", 7, VERDICT)
+WAIT_CHILDREN = _rows("wait_children", 7, VERDICT)
 REVOKE_LEASE = _rows("revoke_lease", 5, VERDICT)
 LIST_EXPIRED_LEASES = _rows(
     "list_expired_leases",

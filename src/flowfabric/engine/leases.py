@@ -75,12 +75,9 @@ class Leases(Operations):
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
 
-    async def _pause(
-        self, call: str, authority: Authority, until: datetime | timedelta | None = None
-    ) -> asyncpg.Record:
+    async def _give_back(self, statement: str, authority: Authority, *args: object) -> asyncpg.Record:
         fences = self._fences([authority])
-        at, ms = instant(until, "delay_until")
-        row = await self._row(statements.PAUSE, call, *fences.first, at, ms, is_override(authority))
+        row = await self._row(statement, *fences.first, is_override(authority), *args)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         return row
@@ -89,17 +86,17 @@ class Leases(Operations):
         """Give the lease back until a time (or for a duration); the same attempt continues then."""
         if delay_until is None:
             raise InvalidInput("missing", field="delay_until", allowed="an aware datetime or a timedelta")
-        await self._pause("delay", authority, delay_until)
+        await self._give_back(statements.DELAY, authority, *instant(delay_until, "delay_until"))
         return Delayed(_target(authority))
 
     async def wait_children(self, authority: Authority) -> Moved:
         """Give the lease back until dependencies are satisfied; claimable immediately if none is open."""
-        row = await self._pause("wait_children", authority)
+        row = await self._give_back(statements.WAIT_CHILDREN, authority)
         return Moved(_target(authority), State(row["state"]))
 
     async def release(self, authority: Authority) -> Released:
         """Give the lease back so that another worker continues the same attempt immediately."""
-        row = await self._pause("release", authority)
+        row = await self._give_back(statements.RELEASE, authority)
         return Released(_target(authority), State(row["state"]))
 
     async def revoke_lease(

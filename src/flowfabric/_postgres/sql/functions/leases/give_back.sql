@@ -1,16 +1,18 @@
 -- give_back: active -> waiting, delayed or waiting_children; the holder gives its lease back, and the same attempt is
 -- continued later
 --
--- Called by pause and park, under the lock of the execution, for a caller that holds the lease. A member of a flow that has
+-- Called by delay, release, wait_children and park, under the lock of the execution, for a caller that holds the lease. A member of a flow that has
 -- an open dependency, or is owed a cancel, is held back instead (see gate).
 -- Takes    p_is_parked: something else than its dependencies wakes it. p_event: the reason in the event of the lease.
+-- Returns  the verdict ok, with the state it has now and p_until.
 create or replace function flowfabric.give_back(
     p_partition integer, p_id uuid, p_state text, p_is_parked boolean, p_until timestamptz, p_detail text, p_event text,
     p_now timestamptz)
-returns void
+returns flowfabric.verdict
 language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
+    v_given flowfabric.verdict;
 begin
     with paused as (
         update flowfabric.execution e
@@ -38,5 +40,8 @@ begin
         end if;
         perform flowfabric.gate(array[p_partition], array[p_id]);
     end if;
+    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, p_until into v_given
+    from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
+    return v_given;
 end;
 $$;
