@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-ErrorClass = Literal["terminal", "retryable", "informational", "bug"]
+ErrorClass = Literal["terminal", "retryable", "informational"]
 
 
 class TaxonomyRow(NamedTuple):
@@ -104,7 +104,6 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         409,
         code="state_conflict",
     ),
-    *_rows("bug", "attempt_not_in_created_state", "bug", 500),
     *_rows("transport", "transport timeout", "retryable", 500),
     *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
     *_rows("transport", "protocol other", "terminal", 500),

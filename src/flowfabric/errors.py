@@ -11,7 +11,6 @@
     +-- Conflict                 it already exists and is different
     +-- StateError               the state does not allow it
     |   +-- LeaseLost            another owner, or none: stop and discard this attempt's work
-    +-- Bug                      our own sequencing is broken
     +-- TransportError           the database did not answer
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
@@ -228,12 +227,6 @@ class LeaseLost(StateError):
     def _message(self) -> str:
         message = super()._message()
         return message if self.execution_id is None else f"{message} (execution {self.execution_id})"
-
-
-class Bug(FlowFabricError):
-    """Our own sequencing is broken. Report it."""
-
-    family = "bug"
 
 
 class TransportError(FlowFabricError):

@@ -17,7 +17,6 @@ from flowfabric._postgres.refusals import refusal
 from flowfabric._secrets import redact
 from flowfabric._taxonomy import CONNECTION_KINDS, LEASE_LOST_KINDS, TAXONOMY, TaxonomyRow
 from flowfabric.errors import (
-    Bug,
     Conflict,
     ConnectionFailed,
     Contention,
@@ -53,7 +52,6 @@ FAMILIES = {
     "contention": Contention,
     "conflict": Conflict,
     "state": StateError,
-    "bug": Bug,
     "transport": TransportError,
     "unavailable": Unavailable,
     "timed_out": TimedOut,
@@ -125,7 +123,7 @@ STATE = {
         ("T", "state_conflict"),
     ),
 }
-CLASSES = {"T": "terminal", "R": "retryable", "I": "informational", "B": "bug"}
+CLASSES = {"T": "terminal", "R": "retryable", "I": "informational"}
 
 
 def snake(name: str) -> str:
@@ -142,7 +140,6 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
         yield "conflict", snake(name), "terminal", 409, snake(name)
     for name, (letter, code) in STATE.items():
         yield "state", snake(name), CLASSES[letter], 409, code
-    yield "bug", "attempt_not_in_created_state", "bug", 500, "attempt_not_in_created_state"
     # Not of the chapters: members are forgotten with their flow, and a flow when all of them have ended.
     yield "state", "execution_in_flow", "terminal", 409, "state_conflict"
     yield "state", "flow_not_terminal", "terminal", 409, "state_conflict"
@@ -246,7 +243,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 22 + len(beside)
+    assert len(classes) == 21 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

@@ -30,7 +30,6 @@ import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import (
-    Bug,
     Conflict,
     ConnectionFailed,
     Contention,
@@ -622,7 +621,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 # Metrics
 
 FAMILIES = {row.family for row in TAXONOMY}
-CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "bug", "transport", "unavailable"}
+CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "transport", "unavailable"}
 
 
 @pytest.mark.parametrize(
@@ -635,7 +634,6 @@ CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "bug
         (ExecutionNotActive(), "contention"),
         (Conflict("cycle_detected"), "conflict"),
         (ff.LeaseLost(), "state"),
-        (Bug("attempt_not_in_created_state"), "bug"),
         (ConnectionFailed(), "transport"),
         (mw.CircuitOpen("ping", 1), "transport"),
         (Unavailable("x"), "unavailable"),

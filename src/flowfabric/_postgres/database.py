@@ -21,7 +21,6 @@ from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.known_types import Connection
 from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check_steps
 from flowfabric.errors import (
-    Bug,
     ConnectionFailed,
     Corruption,
     FlowFabricError,
@@ -226,8 +225,6 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return InvalidInput(str(error))
         case asyncio.TimeoutError() | asyncpg.QueryCanceledError():
             return TransportError("timeout", str(error) or "no response in time")
-        case asyncpg.PostgresError(sqlstate="FF001"):
-            return Bug("attempt_not_in_created_state", str(error))
         case asyncpg.PostgresError(sqlstate="FF002"):
             return Unavailable("read_events", str(error))
         case asyncpg.PostgresError(sqlstate="FF003"):

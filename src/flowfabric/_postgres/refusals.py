@@ -9,7 +9,6 @@ from uuid import UUID
 
 from flowfabric._taxonomy import LEASE_LOST_KINDS, TAXONOMY
 from flowfabric.errors import (
-    Bug,
     Conflict,
     Contention,
     Corruption,
@@ -24,7 +23,7 @@ from flowfabric.errors import (
 )
 
 _REFUSALS: Final[Mapping[str, type[FlowFabricError]]] = MappingProxyType(
-    {cls.family: cls for cls in (NotFound, ValidationFailed, Contention, Conflict, StateError, Bug)}
+    {cls.family: cls for cls in (NotFound, ValidationFailed, Contention, Conflict, StateError)}
 )
 _REFUSAL_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {row.kind: row.family for row in TAXONOMY if row.family in _REFUSALS}

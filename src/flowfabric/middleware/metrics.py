@@ -68,7 +68,7 @@ METRICS: Final[Mapping[str, Metric]] = {
 }
 
 _CATEGORIES: Final = frozenset(
-    {"not_found", "validation", "contention", "conflict", "state", "bug", "transport", "unavailable"}
+    {"not_found", "validation", "contention", "conflict", "state", "transport", "unavailable"}
 )
 
 
