@@ -1,22 +1,22 @@
 """The context of an async handler: facts about its execution, and durable operations.
 
-The worker implements the methods (`Scope`); these classes are only the interface. The classes for synchronous
-handlers are generated from them (`sync_context.py`).
+The worker implements the methods (`client.current.Scope`); these classes are only the interface. The classes for
+synchronous handlers are generated from them (`sync_context.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from flowfabric.app.flow_builder import Flow, Host
+from flowfabric.app.flow_builder import Flow
+from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.errors import InvalidInput
-from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import callback_text
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.values.durations import Duration, duration
@@ -28,7 +28,6 @@ from flowfabric.values.signal import Signal
 from flowfabric.values.wait import OpenWait, WaitpointToken
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient
     from flowfabric.client.run import Run
     from flowfabric.client.submission import Submittable
 
@@ -36,42 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 D = TypeVar("D")
-
-
-class Scope(Protocol):
-    """The running handler, as its context sees it."""
-
-    claimed: Claimed
-    is_parked: bool
-
-    @property
-    def unwound_at(self) -> object:
-        """The wait that stopped a synchronous handler, while the handler unwinds."""
-
-    @property
-    def is_cancelled(self) -> bool: ...
-    @property
-    def log(self) -> logging.LoggerAdapter[logging.Logger]: ...
-    async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        retry: RetryPolicy | None,
-        timeout: Duration | None,
-    ) -> Any: ...
-    async def sleep(self, pause: Duration) -> None: ...
-    async def now(self) -> datetime: ...
-    async def progress(self, percent: int | None, message: str | None) -> None: ...
-    async def heartbeat(self) -> None: ...
-    @property
-    def client(self) -> AsyncClient: ...
-    @property
-    def host(self) -> Host: ...
-    async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
-    async def wait_for(self, request: WaitRequest, opened: OpenWait | None = None) -> Any: ...
-    def in_thread(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
 class Facts:
@@ -101,7 +64,7 @@ class Facts:
             raise InvalidInput(
                 f"{claimed.execution_kind} was not submitted in a flow", field="ctx.flow", allowed="app.flow(name)"
             )
-        return Flow(self._scope.host, claimed.execution_kind, grows=claimed.flow_id, here=claimed.execution_id)
+        return Flow(self._scope.app, claimed.execution_kind, grows=claimed.flow_id, here=claimed.execution_id)
 
     @property
     def kind(self) -> str:

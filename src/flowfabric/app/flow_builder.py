@@ -12,7 +12,7 @@ A flow is built here and stored as a whole when it is submitted. Mistakes raise 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from uuid import UUID, uuid5
 
 import msgspec
@@ -36,21 +36,12 @@ from flowfabric.values.ids import (
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 
 if TYPE_CHECKING:
-    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 _SHOWN = 5  # nodes of a join in messages
 _KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
-
-
-class Host(Protocol):
-    """Where a flow is submitted: an app."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def client(self) -> AsyncClient: ...
 
 
 class Node(Generic[R_co]):
@@ -218,7 +209,7 @@ class Flow:
 
     def __init__(
         self,
-        host: Host,
+        app: Connector,
         name: str,
         *,
         namespace: str = "",
@@ -226,7 +217,7 @@ class Flow:
         grows: FlowId | None = None,
         here: ExecutionId | None = None,
     ) -> None:
-        self._host = host
+        self._app = app
         self.name = check_text(name, "name")
         self.namespace = check_text(namespace, "namespace")
         self.tags = check_tags(tags)
@@ -494,7 +485,7 @@ class Flow:
             raise InvalidInput(
                 "given for a flow that grows", field="idempotency_key", allowed="no key: nodes are added once"
             )
-        client = await self._host.client()
+        client = await self._app.client()
         return await client.submit_flow(self, idempotency_key=key)
 
     def id_of(self, key: str) -> FlowId:

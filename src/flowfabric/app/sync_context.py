@@ -9,8 +9,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.app.context import Facts, Scope, WaitpointFacts
+from flowfabric.app.context import Facts, WaitpointFacts
 from flowfabric.app.flow_builder import Flow
+from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly

@@ -3,41 +3,80 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import Context, ContextVar
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
+from flowfabric.contracts.waits import WaitRequest
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.policies import RetryPolicy
+from flowfabric.values.wait import OpenWait
 
 if TYPE_CHECKING:
+    from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
     from flowfabric.client.run import Run
     from flowfabric.client.submission import Submission
 
-
-class Addressed(Protocol):
-    """An app, as far as its database goes."""
-
-    @property
-    def address(self) -> tuple[str | None, str | None]: ...
+T = TypeVar("T")
 
 
-class Host(Protocol):
-    """The worker that runs the handler."""
+class Scope(Protocol):
+    """A running handler, as its context and the submissions and waits inside it see it."""
+
+    claimed: Claimed
+    is_parked: bool
 
     @property
-    def app(self) -> Addressed: ...
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-
-class DurableScope(Protocol):
-    """A running handler, as far as submitting and waiting inside it go."""
+    def app(self) -> Connector:
+        """The app of its worker."""
 
     @property
-    def worker(self) -> Host: ...
+    def client(self) -> AsyncClient: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of its worker."""
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]: ...
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+    @property
+    def unwound_at(self) -> object:
+        """The wait that stopped a synchronous handler, while the handler unwinds."""
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        retry: RetryPolicy | None,
+        timeout: Duration | None,
+    ) -> Any: ...
+
+    async def sleep(self, pause: Duration) -> None: ...
+
+    async def now(self) -> datetime: ...
+
+    async def progress(self, percent: int | None, message: str | None) -> None: ...
+
+    async def heartbeat(self) -> None: ...
+
+    async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
+
+    async def wait_for(self, request: WaitRequest, opened: OpenWait | None = None) -> Any: ...
+
+    def in_thread(self, work: Coroutine[Any, Any, T]) -> T: ...
 
     async def submit_durably(
         self,
@@ -67,15 +106,15 @@ def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, context=Context())
 
 
-running: ContextVar[DurableScope | None] = ContextVar("flowfabric_running", default=None)
+running: ContextVar[Scope | None] = ContextVar("flowfabric_running", default=None)
 
 
-def scope_of(app: Addressed) -> DurableScope | None:
+def scope_of(app: Connector) -> Scope | None:
     """The handler that runs here, if its worker uses this app's database and this is the worker's loop.
 
     The loop is another one when a handler uses a sync client.
     """
     scope = running.get()
-    if scope is None or scope.worker.loop is not asyncio.get_running_loop():
+    if scope is None or scope.loop is not asyncio.get_running_loop():
         return None
-    return scope if scope.worker.app is app or scope.worker.app.address == app.address else None
+    return scope if scope.app is app or scope.app.address == app.address else None

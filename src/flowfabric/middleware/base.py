@@ -1,8 +1,8 @@
 """The middleware class, the objects its hooks receive, and chains of several middlewares.
 
 The first of a list is the outermost: it sees the call first and the result last. A hook that is not overridden is left
-out when the chain is built, so it costs nothing. The hooks' arguments are described by small protocols, because their
-classes belong to layers above.
+out when the chain is built, so it costs nothing. The hooks' arguments are small protocols: a middleware may annotate
+with them without importing the client, the bridges or the worker, and a test can pass objects of its own.
 """
 
 from __future__ import annotations

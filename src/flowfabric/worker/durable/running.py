@@ -24,9 +24,9 @@ from flowfabric.worker.durable.parking import Gate, Parking
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
-    from flowfabric.app.flow_builder import Host
     from flowfabric.app.task import Task
     from flowfabric.client.client import AsyncClient
+    from flowfabric.client.connector import Connector
     from flowfabric.worker.worker import Worker
 
 log = logging.getLogger("flowfabric.task")
@@ -201,9 +201,14 @@ class Running:
         return self.worker.client
 
     @property
-    def host(self) -> Host:
+    def app(self) -> Connector:
         """The app that its flows are submitted to."""
         return self.worker.app
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The worker's event loop."""
+        return self.worker.loop
 
     # Durable operations of the handler, by chapter
 
