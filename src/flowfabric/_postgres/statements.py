@@ -128,7 +128,7 @@ SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
 
 # Steps
 
-RECORD_STEPS = _rows("record_steps", 16, VERDICT)
+RECORD_STEPS = _rows("record_steps", 17, VERDICT)
 READ_STEPS = _rows(
     "read_steps",
     3,

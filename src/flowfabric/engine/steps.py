@@ -43,7 +43,7 @@ class Steps(Operations):
         if batch.is_empty:
             return batch.verdicts([])
         fences, columns = batch.ready
-        found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, None, None, repeatable=True)
+        found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, *_NO_CHILD, repeatable=True)
         answers: list[datetime | FlowFabricError | None] = [
             raised(row, fences.execution_id(place))
             if row["code"] != "ok"
@@ -102,6 +102,8 @@ class Steps(Operations):
 _KINDS = frozenset(get_args(StepKind))
 
 _MAX_NAME = 512
+
+_NO_CHILD = (None, None, None)  # its partition, its id, its outcome: only `submit_child` records children
 
 _MAX_ERROR = 256 * 1024
 

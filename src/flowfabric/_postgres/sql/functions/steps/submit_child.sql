@@ -29,11 +29,11 @@ begin
     if code <> 'lane_closed' then
         perform flowfabric.record_steps(
             array[p_holder_partition], array[p_holder_id], array[p_lease], array[p_epoch], array[p_attempt],
-            array[p_index], array[p_name], array[p_n], array['submit'], null,
-            array[case when code = 'duplicate' then 'known' end], null, null, null,
+            array[p_index], array[p_name], array[p_n], array['submit'], null, null, null, null, null,
             array[case when ordinal = 0 then p_partition[1]
                        else flowfabric.partition_of(id, (select d.flow_partitions from flowfabric.deployment d)) end],
-            array[case when ordinal = 0 then p_id[1] else id end]);
+            array[case when ordinal = 0 then p_id[1] else id end],
+            array[case when code = 'duplicate' then 'known' end]);
     end if;
     return next;
 end;
