@@ -678,6 +678,15 @@ create type flowfabric.claimed as (
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
     upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
 
+-- The same with a code, ok or the refusal: the result of claims with a grant.
+create type flowfabric.granted as (
+    code text, detail text,
+    partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid, attempt_type text,
+    lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
+    flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
+    deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
+
 -- The results that upstreams pass to an execution: one instead of its input, and others beside it.
 create type flowfabric.inputs as (
     payload bytea, encoding text, upstreams uuid[], states text[], results bytea[], encodings text[]

@@ -6,18 +6,13 @@
 create or replace function flowfabric.claim_granted(
     p_call text, p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid,
     p_attempt uuid, p_ttl_ms bigint, p_grant_key text, p_policy text, p_timeout_ms bigint, p_deadline_at timestamptz)
-returns table (
-    code text, detail text, partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid,
-    attempt_type text, lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text,
-    namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
-    tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
-    replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
+returns setof flowfabric.granted
 language plpgsql security definer as $$
-#variable_conflict use_column
 declare
     v_now timestamptz;
     v_code text := 'ok';
     v_detail text;
+    v_refused flowfabric.granted;
     e flowfabric.execution;
     g flowfabric.claim_grant;
 begin
@@ -71,9 +66,9 @@ begin
             array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
             p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.pending <> 'first', v_now) s;
     else
-        code := v_code; detail := v_detail; partition := p_partition; id := p_id;
-        attempt_id := e.attempt_id; lease_epoch := e.epoch;
-        return next;
+        v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;
+        v_refused.attempt_id := e.attempt_id; v_refused.lease_epoch := e.epoch;
+        return next v_refused;
     end if;
 end;
 $$;

@@ -6,19 +6,14 @@
 create or replace function flowfabric.reclaim(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid, p_attempt uuid,
     p_ttl_ms bigint, p_grant_key text, p_policy text, p_max_reclaims bigint)
-returns table (
-    code text, detail text, partition integer, id uuid, handle_kind text, attempt_index integer, attempt_id uuid,
-    attempt_type text, lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text,
-    namespace text, flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text,
-    tags jsonb, deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer,
-    replays integer, upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[])
+returns setof flowfabric.granted
 language plpgsql security definer as $$
-#variable_conflict use_column
 declare
     v_now timestamptz;
     v_code text := 'ok';
     v_detail text;
     v_count bigint;
+    v_refused flowfabric.granted;
     e flowfabric.execution;
     g flowfabric.claim_grant;
 begin
@@ -63,8 +58,9 @@ begin
             array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
             null, null, p_policy::jsonb, null, true, v_now) s;
     else
-        code := v_code; detail := v_detail; partition := p_partition; id := p_id; lease_epoch := v_count;
-        return next;
+        v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;
+        v_refused.lease_epoch := v_count;
+        return next v_refused;
     end if;
 end;
 $$;
