@@ -699,6 +699,12 @@ create type flowfabric.suspended as (
     worker_instance_id text, lease_ttl_ms bigint
 );
 
+-- The execution that a signal is for, as far as its delivery needs it.
+create type flowfabric.signalled as (
+    partition integer, id uuid, route integer, state text, completed_at timestamptz, flow_id uuid, namespace text,
+    tags jsonb, is_parked boolean, max_signals bigint
+);
+
 -- Signals as columns, for the evaluation of a condition.
 create type flowfabric.recorded as (
     ordinals integer[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz

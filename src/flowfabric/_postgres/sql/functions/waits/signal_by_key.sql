@@ -3,8 +3,8 @@
 -- Called by clients with access to the database, which need no token. Without a key the execution must have only one.
 -- Of several waitpoints with the same key the signal reaches the one the execution waits at, else the newest.
 -- If none is open, a signal accepted earlier with the same idempotency key is found at the closed one.
--- Locks    the execution; then as deliver_signal.
--- Returns  one row: as deliver_signal; or several_open, waitpoint_not_found or not_found. `keys` are the open ones.
+-- Locks    the execution.
+-- Returns  one row: as record_signal; or several_open, waitpoint_not_found or not_found. `keys` are the open ones.
 create or replace function flowfabric.signal_by_key(
     p_partition integer, p_id uuid, p_key text, p_signal uuid, p_name text, p_category text, p_source_type text,
     p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
@@ -13,14 +13,13 @@ returns table (code text, detail text, signal_id uuid, effect text, match_detail
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
-    v_lane text;
+    e flowfabric.signalled;
     v_waitpoint uuid;
 begin
     perform flowfabric.require_read_committed();
     signal_id := p_signal;
-    select (select r.lane from flowfabric.route r where r.id = e.route) into v_lane
-    from flowfabric.execution e where e.partition = p_partition and e.id = p_id for no key update;
-    if not found then
+    e := flowfabric.lock_signalled(p_partition, p_id);
+    if e.id is null then
         code := 'not_found';
         return next;
         return;
@@ -53,10 +52,9 @@ begin
         return;
     end if;
     select d.code, d.detail, d.signal_id, d.effect, d.match_detail into code, detail, signal_id, effect, match_detail
-    from flowfabric.deliver_signal(
-        p_partition, p_id, v_waitpoint, null, v_lane, p_signal, p_name, p_category, p_source_type, p_source_identity,
-        p_payload, p_encoding, p_correlation, p_idempotency_key, p_scope, null, p_dedup_ms, p_delay_ms, p_max_signals,
-        p_maxlen) d;
+    from flowfabric.record_signal(
+        e, v_waitpoint, p_signal, p_name, p_category, p_source_type, p_source_identity, p_payload, p_encoding,
+        p_correlation, p_idempotency_key, p_scope, null, p_dedup_ms, p_delay_ms, p_max_signals, p_maxlen) d;
     return next;
 end;
 $$;

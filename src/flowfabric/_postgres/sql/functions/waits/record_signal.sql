@@ -1,0 +1,198 @@
+-- record_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
+--
+-- Called by deliver_signal and signal_by_key with the execution e as lock_signalled returned it, under its lock: signal,
+-- suspend, resume and timeout run one after another.
+-- Returns  one row: accepted with the effect, duplicate with the signal that exists, or the reason it was refused.
+create or replace function flowfabric.record_signal(
+    e flowfabric.signalled, p_waitpoint uuid, p_signal uuid, p_name text, p_category text, p_source_type text,
+    p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
+    p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint, p_max_signals bigint, p_maxlen bigint,
+    out code text, out detail text, out signal_id uuid, out effect text, out match_detail text)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    w record;   -- the waitpoint, with related facts
+    s flowfabric.suspension;   -- the open one, with the columns needed
+    v_most bigint := coalesce(p_max_signals, e.max_signals, 10000);
+    v_delay bigint;
+    v_existing uuid;
+    v_holds boolean := false;
+    v_is_first boolean := false;
+    v_satisfiers uuid[];
+    v_idle bigint;          -- signals of the waitpoint that contribute to nothing
+begin
+    signal_id := p_signal;
+    -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock.
+    select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
+           x.outlives_attempt,
+           (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
+            where g.partition = e.partition and g.id = e.id) as ordinal,
+           (select g.signal_id from flowfabric.signal g
+            where g.partition = e.partition and g.id = e.id and g.signal_id = p_signal) as existing
+    into w
+    from (select) one
+    left join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id;
+    v_now := w.at; v_existing := w.existing;
+    if w.waitpoint_id is null then
+        code := 'waitpoint_not_found';
+        return;
+    end if;
+
+    if v_existing is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
+        select g.signal_id into v_existing from flowfabric.signal g
+        where g.partition = e.partition and g.waitpoint_id = p_waitpoint and g.idempotency_key = p_idempotency_key
+          and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms)
+        order by g.ordinal desc limit 1;
+    end if;
+    if v_existing is not null then
+        code := 'duplicate'; signal_id := v_existing; effect := 'deduped';
+        perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, effect, signal_id, p_waitpoint,
+                                      p_source_identity, v_now);
+        return;
+    end if;
+
+    if w.state = 'active' then
+        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition, x.keeps_waitpoints,
+               (x.resume_policy ->> 'resume_delay_ms')::bigint
+        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, s.keeps_waitpoints, v_delay
+        from flowfabric.suspension x where x.partition = e.partition and x.id = e.id and x.closed_at is null;
+    end if;
+    if e.completed_at is not null then
+        code := 'target_not_signalable';
+    elsif w.state in ('closed', 'expired') then
+        code := 'waitpoint_closed';
+    elsif w.state = 'pending' and w.expires_at <= v_now then
+        perform flowfabric.expire_waitpoints(array[e.partition], array[e.id], v_now);
+        code := 'waitpoint_closed';
+    elsif w.state = 'active' and e.state <> 'suspended' then
+        raise warning 'waitpoint % is active, its execution is not suspended', p_waitpoint;
+        code := 'target_not_signalable';
+    elsif w.state = 'active' and w.suspension_id is distinct from s.suspension_id then
+        raise warning 'waitpoint % is active for a suspension that is not open', p_waitpoint;
+        code := 'waitpoint_closed';
+    elsif length(p_payload) > 65536 then
+        code := 'payload_too_large'; detail := length(p_payload) || ' bytes, 65536 are allowed';
+    elsif v_most > 0 and w.ordinal > v_most then
+        code := 'signal_limit_exceeded'; detail := v_most || ' signals';
+    end if;
+    if code is not null then
+        return;
+    end if;
+
+    if w.state = 'pending' then
+        effect := 'buffered_for_pending_waitpoint'; match_detail := 'not_evaluated';
+    elsif s.keeps_waitpoints then
+        -- Of several waits: the handler evaluates them.
+        v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
+    elsif s.resume_condition ? 'Single' and s.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
+          and s.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
+        -- The most common condition; no other signal can have satisfied it.
+        v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
+    else
+        select x.holds, x.match_detail, x.is_first, x.satisfiers into v_holds, match_detail, v_is_first, v_satisfiers
+        from flowfabric.weigh_signal(e.partition, s.resume_condition, s.waitpoint_ids, w.waitpoint_key, p_name, p_signal,
+                                     p_source_type, p_source_identity) x;
+    end if;
+    effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
+    insert into flowfabric.signal
+        (partition, id, ordinal, signal_id, waitpoint_id, waitpoint_key, suspension_id, signal_name, signal_category,
+         source_type, source_identity, correlation_id, payload, payload_encoding, idempotency_key, target_scope,
+         created_at, accepted_at, observed_effect, match_detail)
+    values
+        (e.partition, e.id, w.ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
+         p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
+         p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail);
+    if v_holds then
+        perform flowfabric.close_suspension(e.partition, e.id, s.number, s.waitpoint_ids, 'resumed', 'signal',
+                                            p_waitpoint, p_signal, v_satisfiers, w.outlives_attempt, v_now);
+        perform flowfabric.resume(e.partition, e.id, coalesce(p_delay_ms, v_delay, 0), v_now);
+    else
+        v_idle := flowfabric.count_signal(e.partition, p_waitpoint, v_is_first, v_now);
+        if w.state = 'active' then
+            update flowfabric.suspension x set last_signal_at = v_now
+            where x.partition = e.partition and x.id = e.id and x.number = s.number;
+            if v_idle > p_maxlen then
+                perform flowfabric.drop_signals(e.partition, p_waitpoint, v_idle - p_maxlen);
+            end if;
+        elsif e.is_parked and exists (select from flowfabric.waiter x where x.awaited_partition = e.partition
+                                      and x.awaited_id = p_waitpoint and x.id = e.id) then
+            -- It waits for more than signals: the handler evaluates its waits.
+            perform flowfabric.promote(array[e.partition], array[e.id], v_now);
+        end if;
+    end if;
+    perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, effect, p_signal, p_waitpoint,
+                                  p_source_identity, v_now);
+    code := 'accepted';
+end;
+$$;
+
+-- weigh_signal: what a new signal does for the condition of an open suspension
+--
+-- Returns  whether the condition holds with it, what the signal did, whether it counts for the condition, and then all
+--          signals that count.
+create or replace function flowfabric.weigh_signal(
+    p_partition integer, p_condition jsonb, p_waitpoints uuid[], p_key text, p_name text, p_signal uuid, p_source_type text,
+    p_source_identity text, out holds boolean, out match_detail text, out is_first boolean, out satisfiers uuid[])
+language plpgsql as $$
+declare
+    v_signals flowfabric.recorded;
+    v_places integer[];
+begin
+    -- For a condition on one signal only the new one matters; other conditions read all recorded signals.
+    if not p_condition ? 'Single' then
+        v_signals := flowfabric.recorded_on(p_partition, p_waitpoints, true);
+    end if;
+    select f.holds, f.places into holds, v_places
+    from flowfabric.satisfiers(
+        p_condition, v_signals.keys || p_key, v_signals.names || p_name, v_signals.ids || p_signal,
+        v_signals.types || p_source_type, v_signals.identities || p_source_identity,
+        coalesce(cardinality(v_signals.ids), 0) + 1) f;
+    is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
+    match_detail := flowfabric.match_detail(p_condition, p_key, p_name, is_first);
+    if holds then
+        select array_agg((v_signals.ids || p_signal)[p] order by p) into satisfiers from unnest(v_places) p;
+    end if;
+end;
+$$;
+
+-- count_signal: count a signal that does not resume the execution. Returns how many signals of the waitpoint are idle:
+-- neither dropped nor counted for a condition.
+create or replace function flowfabric.count_signal(
+    p_partition integer, p_waitpoint uuid, p_matched boolean, p_now timestamptz) returns bigint
+language sql volatile as $$
+    update flowfabric.waitpoint x
+    set signal_count = x.signal_count + 1, last_signal_at = p_now,
+        matched_signal_count = x.matched_signal_count + p_matched::integer
+    where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+    returning x.signal_count - x.matched_signal_count - x.dropped_signal_count
+$$;
+
+-- log_signal: the event of a delivery; never a token or a payload.
+create or replace function flowfabric.log_signal(
+    p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_tags jsonb, p_effect text, p_signal uuid,
+    p_waitpoint uuid, p_identity text, p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_slot smallint := flowfabric.open_log(p_now);
+begin
+    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+    values (v_slot, p_now, p_partition, p_id, p_flow, p_namespace, p_tags, p_effect,
+            jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint,
+                               'source_identity', nullif(p_identity, '')));
+end;
+$$;
+
+-- drop_signals: the oldest signals of a waitpoint that contribute to nothing; their identity is kept.
+create or replace function flowfabric.drop_signals(p_partition integer, p_waitpoint uuid, p_count bigint) returns void
+language plpgsql as $$
+begin
+    update flowfabric.signal g
+    set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
+    where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.ordinal in (
+        select x.ordinal from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count);
+    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + p_count
+    where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
+end;
+$$;
