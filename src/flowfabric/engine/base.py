@@ -1,9 +1,9 @@
-"""The base classes of the operation groups: the database, the listener, and the partition of a flow."""
+"""The base classes of the operation groups: the database, the listener, the partition of a flow; and pages of lists."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -16,6 +16,10 @@ from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateErro
 from flowfabric.values.flow import EdgeSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id, parse_flow_id, partition_of_id
 from flowfabric.values.lease import Authority
+from flowfabric.values.page import Page
+
+_Item = TypeVar("_Item")
+_Cursor = TypeVar("_Cursor")
 
 
 class Operations:
@@ -97,3 +101,9 @@ class FlowOperations(Operations):
             repeatable=True,
         )
         return [rows.edge(row, FlowId(flow[1])) for row in found]
+
+
+def first_page(items: Sequence[_Item], size: int, cursor: Callable[[_Item], _Cursor]) -> Page[_Item, _Cursor]:
+    """Return the first `size` items, and the cursor of the last of them if there are more."""
+    shown = items[:size]
+    return Page(shown, cursor(shown[-1]) if len(items) > size else None)

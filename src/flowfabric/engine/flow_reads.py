@@ -9,7 +9,7 @@ import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.engine.base import FlowOperations
+from flowfabric.engine.base import FlowOperations, first_page
 from flowfabric.engine.checks import check_int, check_limit, parse_partition
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.checks import check_text
@@ -117,8 +117,7 @@ class FlowReads(FlowOperations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.flow_info(row) for row in found[:size]]
-        return Page(items, items[-1].flow_id if len(found) > size else None)
+        return first_page([rows.flow_info(row) for row in found], size, lambda last: last.flow_id)
 
     async def find_flows(
         self,
@@ -143,9 +142,8 @@ class FlowReads(FlowOperations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.flow_info(row) for row in found[:size]]
-        more = len(found) > size
-        return Page(items, f"{items[-1].created_at.isoformat()}/{items[-1].flow_id}" if more else None)
+        flows = [rows.flow_info(row) for row in found]
+        return first_page(flows, size, lambda last: f"{last.created_at.isoformat()}/{last.flow_id}")
 
     async def project_flow_summary(self, flow_id: FlowId) -> bool:
         """Count the members of one flow now; False if it has none or does not exist."""

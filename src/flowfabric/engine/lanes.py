@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_lane
@@ -28,8 +28,7 @@ class Lanes(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.lane(row) for row in found[:size]]
-        return Page(items, items[-1].lane_id if len(found) > size else None)
+        return first_page([rows.lane(row) for row in found], size, lambda last: last.lane_id)
 
     async def set_lane_state(self, lane_id: str, state: LaneState | str) -> LaneState:
         """Pause, drain, disable or open a lane; returns the previous state. An unknown lane is registered."""

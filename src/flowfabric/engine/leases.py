@@ -12,7 +12,7 @@ import asyncpg
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import instant, moment
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
 from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit
 from flowfabric.errors import FlowFabricError, InvalidInput
@@ -152,8 +152,8 @@ class Leases(Operations):
             wanted,
             repeatable=True,
         )
-        items = [rows.expired_lease(row) for row in found[:size]]
-        return Page(items, (items[-1].expires_at, items[-1].execution_id) if len(found) > size else None)
+        leases = [rows.expired_lease(row) for row in found]
+        return first_page(leases, size, lambda last: (last.expires_at, last.execution_id))
 
     @contextlib.contextmanager
     def lost_wakeups(self, worker_instance_id: str) -> Iterator[asyncio.Event | None]:

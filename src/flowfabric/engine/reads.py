@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_partition
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Attempt
@@ -126,8 +126,7 @@ class Reads(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.info(row) for row in found[:size]]
-        return Page(items, items[-1].execution_id if len(found) > size else None)
+        return first_page([rows.info(row) for row in found], size, lambda last: last.execution_id)
 
     async def find_executions(
         self,

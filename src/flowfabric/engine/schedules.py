@@ -11,7 +11,7 @@ import msgspec
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.checks import check_text
@@ -67,8 +67,7 @@ class Schedules(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.schedule(row) for row in found[:size]]
-        return Page(items, items[-1].name if len(found) > size else None)
+        return first_page([rows.schedule(row) for row in found], size, lambda last: last.name)
 
     async def read_schedule(self, name: str) -> Schedule | None:
         """Return one schedule; None for an unknown name."""

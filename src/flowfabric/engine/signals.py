@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict, Unpack
 from uuid import UUID
 
 import asyncpg
@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
 from flowfabric._postgres.refusals import refusal
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import (
     check_duration,
     check_filled,
@@ -32,6 +32,25 @@ from flowfabric.values.wait import WaitpointToken
 DEDUP_TTL = timedelta(days=1)
 _MAXLEN = 1000
 _SCOPES = ("waitpoint", "execution")
+
+
+class SignalFields(TypedDict, total=False):
+    """The keyword arguments of `signal_execution`."""
+
+    signal_name: Required[str]
+    source_type: Required[str]
+    source_identity: str
+    signal_category: str
+    signal_id: UUID | None
+    payload: bytes | None
+    payload_encoding: str
+    correlation_id: str | None
+    idempotency_key: str | None
+    target_scope: str
+    dedup_ttl: timedelta
+    resume_delay: timedelta | None
+    max_signals_per_execution: int | None
+    signal_maxlen: int
 
 
 class Signals(Operations):
@@ -66,20 +85,20 @@ class Signals(Operations):
         target, token = parse_execution_id(execution_id), check_token(waitpoint_token)
         signal = _NewSignal(
             signal_id=signal_id,
-            name=signal_name,
-            category=signal_category,
+            signal_name=signal_name,
+            signal_category=signal_category,
             source_type=source_type,
             source_identity=source_identity,
             payload=payload,
-            encoding=payload_encoding,
+            payload_encoding=payload_encoding,
             correlation_id=correlation_id,
             idempotency_key=idempotency_key,
-            scope=target_scope,
+            target_scope=target_scope,
             created_at=created_at,
             dedup_ttl=dedup_ttl,
             resume_delay=resume_delay,
-            most=max_signals_per_execution,
-            maxlen=signal_maxlen,
+            max_signals_per_execution=max_signals_per_execution,
+            signal_maxlen=signal_maxlen,
         ).checked()
         return await self._deliver(target, waitpoint_id, token, None, signal)
 
@@ -100,15 +119,15 @@ class Signals(Operations):
         suffix = check_text(idempotency_suffix, "idempotency_suffix")
         target, lane = parse_execution_id(execution_id), check_lane(lane_id)
         signal = _NewSignal(
-            name=signal_name,
-            category="approval",
+            signal_name=signal_name,
+            signal_category="approval",
             source_type="operator",
             source_identity=source_identity,
             idempotency_key=f"approval:{signal_name}:{suffix}",
-            scope="execution",
+            target_scope="execution",
             dedup_ttl=signal_dedup_ttl,
-            most=max_signals_per_execution,
-            maxlen=maxlen,
+            max_signals_per_execution=max_signals_per_execution,
+            signal_maxlen=maxlen,
         ).checked()
         return await self._deliver(target, waitpoint_id, None, lane, signal)
 
@@ -139,51 +158,23 @@ class Signals(Operations):
         self,
         execution_id: ExecutionId,
         waitpoint_key: str | None = None,
-        *,
-        signal_name: str,
-        source_type: str,
-        source_identity: str = "",
-        signal_category: str = "external",
-        signal_id: UUID | None = None,
-        payload: bytes | None = None,
-        payload_encoding: str = "json",
-        correlation_id: str | None = None,
-        idempotency_key: str | None = None,
-        target_scope: str = "waitpoint",
-        dedup_ttl: timedelta = DEDUP_TTL,
-        resume_delay: timedelta | None = None,
-        max_signals_per_execution: int | None = None,
-        signal_maxlen: int = _MAXLEN,
+        **signal: Unpack[SignalFields],
     ) -> Accepted | DuplicateSignal:
         """Deliver a signal to the open waitpoint with this key, without a token, for trusted callers.
 
-        Without a key the execution must have exactly one: otherwise `InvalidInput` lists them. Raises `NotFound` if
-        none with this key is open, unless `idempotency_key` shows that the signal was accepted before.
+        `signal` takes the keyword arguments of `deliver_signal`, except `created_at`. Without a key the execution must
+        have exactly one: otherwise `InvalidInput` lists them. Raises `NotFound` if none with this key is open, unless
+        `idempotency_key` shows that the signal was accepted before.
         """
         target = parse_execution_id(execution_id)
         key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
-        signal = _NewSignal(
-            signal_id=signal_id,
-            name=signal_name,
-            category=signal_category,
-            source_type=source_type,
-            source_identity=source_identity,
-            payload=payload,
-            encoding=payload_encoding,
-            correlation_id=correlation_id,
-            idempotency_key=idempotency_key,
-            scope=target_scope,
-            dedup_ttl=dedup_ttl,
-            resume_delay=resume_delay,
-            most=max_signals_per_execution,
-            maxlen=signal_maxlen,
-        ).checked()
+        new = _NewSignal(**signal).checked()
         row = await self._row(
             statements.SIGNAL_BY_KEY,
             *self._at(target),
             key,
-            *signal.identity(),
-            *signal.limits(),
+            *new.identity(),
+            *new.limits(),
             repeatable=True,
         )
         match row["code"]:
@@ -227,52 +218,51 @@ class Signals(Operations):
             size + 1,
             repeatable=True,
         )
-        items = [rows.recorded_signal(row) for row in found[:size]]
-        return Page(items, items[-1].ordinal if len(found) > size else None)
+        return first_page([rows.recorded_signal(row) for row in found], size, lambda last: last.ordinal)
 
 
 class _NewSignal(Struct, frozen=True, kw_only=True):
     """A checked signal to send to the database."""
 
-    name: str
+    signal_name: str
     source_type: str
-    source_identity: str
-    category: str
+    source_identity: str = ""
+    signal_category: str = "external"
     signal_id: UUID | None = None
     payload: bytes | None = None
-    encoding: str = "json"
+    payload_encoding: str = "json"
     correlation_id: str | None = None
     idempotency_key: str | None = None
-    scope: str = "waitpoint"
+    target_scope: str = "waitpoint"
     created_at: datetime | None = None
     dedup_ttl: timedelta = DEDUP_TTL
     resume_delay: timedelta | None = None
-    most: int | None = None
-    maxlen: int = _MAXLEN
+    max_signals_per_execution: int | None = None
+    signal_maxlen: int = _MAXLEN
 
     def checked(self) -> Self:
         """Return this signal if its name, source and scope are not reserved."""
-        if check_filled(self.name, "signal_name").startswith("__"):
+        if check_filled(self.signal_name, "signal_name").startswith("__"):
             raise InvalidInput("reserved_signal_name", field="signal_name", allowed="not beginning with __")
         if check_filled(self.source_type, "source_type") == "system":
             raise InvalidInput("reserved for the engine", field="source_type", allowed="anything but system")
-        if self.scope not in _SCOPES:
-            raise InvalidInput(f"got {self.scope!r}", field="target_scope", allowed=", ".join(_SCOPES))
+        if self.target_scope not in _SCOPES:
+            raise InvalidInput(f"got {self.target_scope!r}", field="target_scope", allowed=", ".join(_SCOPES))
         return self
 
     def identity(self) -> tuple[Any, ...]:
         """Return its name, source, payload and keys as columns."""
         return (
             mint_uuid() if self.signal_id is None else parse_uuid(self.signal_id, "signal_id"),
-            self.name,
-            check_text(self.category, "signal_category"),
+            self.signal_name,
+            check_text(self.signal_category, "signal_category"),
             self.source_type,
             check_text(self.source_identity, "source_identity"),
             optional_bytes(self.payload, "payload"),
-            check_text(self.encoding, "payload_encoding"),
+            check_text(self.payload_encoding, "payload_encoding"),
             None if self.correlation_id is None else check_text(self.correlation_id, "correlation_id", 512),
             None if self.idempotency_key is None else check_text(self.idempotency_key, "idempotency_key", 1100),
-            self.scope,
+            self.target_scope,
         )
 
     def limits(self) -> tuple[Any, ...]:
@@ -280,8 +270,10 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
         return (
             check_duration(self.dedup_ttl, "dedup_ttl", least_ms=0),
             None if self.resume_delay is None else check_duration(self.resume_delay, "resume_delay", least_ms=0),
-            None if self.most is None else check_int(self.most, "max_signals_per_execution", 0, 2**32 - 1),
-            check_int(self.maxlen, "signal_maxlen", 0, 2**31 - 1),
+            None
+            if self.max_signals_per_execution is None
+            else check_int(self.max_signals_per_execution, "max_signals_per_execution", 0, 2**32 - 1),
+            check_int(self.signal_maxlen, "signal_maxlen", 0, 2**31 - 1),
         )
 
 

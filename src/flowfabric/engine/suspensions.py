@@ -11,7 +11,7 @@ import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
     check_duration,
@@ -223,9 +223,8 @@ class Suspensions(Operations):
         if size == 0:
             return Page(())
         found = await self._fetch(statements.LIST_SUSPENDED, partition, at, uuid, size, repeatable=True)
-        items = [rows.suspended_execution(row) for row in found[:size]]
-        last = items[-1] if len(found) > size else None
-        return Page(items, None if last is None else time_cursor(last.suspended_at, last.execution_id))
+        suspended = [rows.suspended_execution(row) for row in found]
+        return first_page(suspended, size, lambda last: time_cursor(last.suspended_at, last.execution_id))
 
 
 def _suspend_args(

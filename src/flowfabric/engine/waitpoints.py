@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import check_filled, check_int, check_token, parse_partition
 from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
@@ -92,8 +92,7 @@ class Waitpoints(Operations):
         )
         if found and found[0]["waitpoint_id"] is None:
             raise NotFound("execution", target)
-        items = [rows.pending_waitpoint(row, target) for row in found[:size]]
-        return Page(items, items[-1].waitpoint_id if len(found) > size else None)
+        return first_page([rows.pending_waitpoint(row, target) for row in found], size, lambda last: last.waitpoint_id)
 
     async def read_waitpoint_token(
         self, partition_key: UUID | int | str | PartitionKey, waitpoint_id: UUID

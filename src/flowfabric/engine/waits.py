@@ -8,7 +8,7 @@ from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.checks import moment
-from flowfabric.engine.base import Operations
+from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
     check_batch,
@@ -163,9 +163,8 @@ class Waits(Operations):
             None if waitpoint_key is None else check_text(waitpoint_key, "waitpoint_key"),
             repeatable=True,
         )
-        items = [rows.wait(row) for row in found[:size]]
-        last = items[-1] if len(found) > size else None
-        return Page(items, None if last is None else time_cursor(last.since, last.waitpoint_id))
+        waits = [rows.wait(row) for row in found]
+        return first_page(waits, size, lambda last: time_cursor(last.since, last.waitpoint_id))
 
 
 def _condition(value: Condition | None) -> str | None:
