@@ -1,10 +1,26 @@
 """The engine: every operation as one method, one SQL function, one round trip.
 
-There is one module of operations per chapter, named like the folders of the SQL functions; `Engine` combines them.
-Results are frozen records, refusals are exceptions of one tree. The functions in the database decide what happens to
-rows; nothing here does.
+A module of operations calls the functions of one chapter, a folder of `_postgres/sql/functions`; large chapters have
+several modules. `Engine` combines them all.
 
-The last group (`admission`, `grants`, `edges`, `vector`) is for schedulers and for ports from FlowFabric in Rust.
+    common       service
+    keys         keys
+    lanes        lanes
+    events       events, watches
+    leases       claims, leases
+    grants       grants
+    executions   executions, control, admission
+    steps        steps
+    waits        waits, waitpoints, suspensions, signals
+    flows        flows, flow_reads, flow_cancel, cascades, siblings, edges
+    schedules    schedules
+    duties       timers
+    reads        reads, vector
+    audit        audit
+
+Results are frozen records, refusals are exceptions of one tree. The functions in the database decide what happens to
+rows; nothing here does. `admission`, `grants`, `edges` and `vector` are for schedulers and for ports from FlowFabric in
+Rust.
 """
 
 from __future__ import annotations
