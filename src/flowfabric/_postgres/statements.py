@@ -136,7 +136,6 @@ READ_STEPS = _rows(
     " child_id, seconds, recorded_at, waitpoint_ids, outcome",
 )
 SUBMIT_CHILD = _rows("submit_child", 31, _CREATED)
-PARK = _rows("park", 16, VERDICT)
 
 # Outcomes
 
@@ -185,6 +184,7 @@ READ_SIGNALS = _rows(
     4,
     f"{_SIGNAL}, ordinal, waitpoint_id, suspension_id, target_scope, created_at, observed_effect, match_detail",
 )
+PARK = _rows("park", 16, VERDICT)
 OPEN_WAIT = _rows("open_wait", 11, f"{VERDICT}, waitpoint_ids, waitpoint_keys, tokens")
 SETTLE_WAIT = _rows("settle_wait", 13, f"{VERDICT}, outcome, result, seen")
 LIST_WAITS = _rows(
