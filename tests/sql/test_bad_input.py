@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.engine.edges import EdgePlace
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Contention, ExecutionNotActive, StateError, ValidationFailed
 from flowfabric.values.attempt import Completion, Failure
+from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.conditions import AllMet, Count, CountKind, TimeoutOnly, on
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import Created, NewExecution

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from flowfabric._postgres.checks import MAX_BATCH
 from flowfabric._postgres.create_columns import BadPolicy, Layout, is_plain, plain_columns
 from flowfabric._postgres.rows.verdicts import FOR_ALL
 from flowfabric.errors import FlowFabricError, InvalidInput, StateError
+from flowfabric.values.checks import MAX_BATCH
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId
 from flowfabric.values.state import State

@@ -13,9 +13,8 @@ from uuid import UUID
 import msgspec
 from asyncpg.pgproto import pgproto
 
-from flowfabric._postgres.checks import MAX_PAYLOAD, instant
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.values.checks import check_key, check_lane, check_tags, check_text
+from flowfabric.values.checks import MAX_PAYLOAD, check_key, check_lane, check_tags, check_text, instant
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import (
     any_partition,

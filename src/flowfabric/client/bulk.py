@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
-from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.client import current
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.client.submitting import Submitting
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.middleware import overriding
+from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import OptionNames, Options

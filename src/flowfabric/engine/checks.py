@@ -13,9 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric._postgres.checks import MAX_BATCH, MAX_PAYLOAD, moment
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text, moment
 from flowfabric.values.ids import PartitionKey, partition_of_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken

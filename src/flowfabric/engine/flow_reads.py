@@ -8,11 +8,10 @@ from uuid import UUID
 import msgspec
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import FlowOperations, first_page
 from flowfabric.engine.checks import check_int, check_limit, parse_partition
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.flow import FlowGraph, FlowInfo, FlowNode, FlowSnapshot, FlowSummary
 from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
 from flowfabric.values.page import Page

@@ -10,11 +10,10 @@ import asyncpg
 import msgspec
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import MAX_BATCH
 from flowfabric._postgres.grow_call import GrowCall
 from flowfabric.engine.base import FlowOperations
 from flowfabric.errors import Conflict, InvalidInput, NotFound, RetriesExhausted, StateError, TransportError
-from flowfabric.values.checks import check_tag_key, check_tags, check_text
+from flowfabric.values.checks import MAX_BATCH, check_tag_key, check_tags, check_text
 from flowfabric.values.flow import Added, AlreadyMember, FlowCreated, FlowExists
 from flowfabric.values.graph import FlowSubmitted, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_flow_id

@@ -10,13 +10,12 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import instant
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int
 from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.values.attempt import Claimed
-from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
+from flowfabric.values.checks import check_lane, check_text, check_worker, instant, worker_capabilities
 from flowfabric.values.grant import (
     ClaimGrant,
     GrantNotFound,

@@ -11,13 +11,12 @@ from uuid import UUID
 import asyncpg
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import instant, moment
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
 from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.attempt import Delayed, Moved
-from flowfabric.values.checks import check_text, check_worker, escape_text
+from flowfabric.values.checks import check_text, check_worker, escape_text, instant, moment
 from flowfabric.values.ids import ExecutionId, LeaseId, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Released, Renewed, Revoked
 from flowfabric.values.page import Page

@@ -11,12 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_partition
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Attempt
-from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.checks import check_lane, check_text, moment
 from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, Result
 from flowfabric.values.found import FoundId, What
 from flowfabric.values.ids import (

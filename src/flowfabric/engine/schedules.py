@@ -9,12 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.page import Page

@@ -10,7 +10,6 @@ import asyncpg
 from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric._postgres.refusals import refusal
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import (
@@ -22,7 +21,7 @@ from flowfabric.engine.checks import (
     optional_bytes,
 )
 from flowfabric.errors import InvalidInput, NotFound, ValidationFailed
-from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.checks import check_lane, check_text, moment
 from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page

@@ -10,7 +10,6 @@ from uuid import UUID
 import msgspec
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
@@ -25,7 +24,7 @@ from flowfabric.engine.checks import (
 )
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput, StateError
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.conditions import Condition, check_condition, condition_to_json, named_keys
 from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle, HandleKind

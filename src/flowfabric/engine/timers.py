@@ -11,10 +11,10 @@ from enum import StrEnum
 from msgspec import Struct
 
 from flowfabric._postgres import statements
-from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_filter, check_int
 from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import moment
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.state import State

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from flowfabric._postgres import rows, statements
-from flowfabric._postgres.checks import moment
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
@@ -24,7 +23,7 @@ from flowfabric.engine.checks import (
 from flowfabric.engine.suspensions import BEHAVIORS, REASONS
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import check_lane, check_text
+from flowfabric.values.checks import check_lane, check_text, moment
 from flowfabric.values.conditions import Condition, check_condition, condition_to_json
 from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from unicodedata import category
 
@@ -19,6 +20,8 @@ KEY_MAX_BYTES: Final = 512
 LANE_MAX_BYTES: Final = 64
 MAX_CAPABILITIES: Final = 256
 MAX_CAPABILITY_BYTES: Final = 4096
+MAX_BATCH: Final = 1000
+MAX_PAYLOAD: Final = 1 << 28  # a protocol message is limited to 1 GiB, and a call is one message
 _TAG_KEY: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
 
 
@@ -171,3 +174,29 @@ def capability_hash(tokens: Iterable[str]) -> str:
     for byte in ",".join(sorted(set(tokens))).encode():
         value = (value ^ byte) * 0x100000001B3 & 0xFFFF_FFFF_FFFF_FFFF
     return f"{value >> 32 ^ value & 0xFFFF_FFFF:08x}"
+
+
+def moment(value: object, field: str, allowed: str = "an aware datetime") -> datetime:
+    """Return a point in time that the database can hold."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
+    if value.utcoffset() is None:
+        raise InvalidInput("a datetime without time zone", field=field, allowed=allowed)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed} within the years 1 to 9999") from None
+
+
+def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
+    """Return a time as (absolute, None), a duration from the database's now as (None, milliseconds)."""
+    if value is None:
+        return None, None
+    if isinstance(value, timedelta):
+        ms = value // timedelta(milliseconds=1)
+        if ms < 0 or ms > 10**13:
+            raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
+        return None, ms
+    if isinstance(value, datetime):
+        return moment(value, field, "an aware datetime or a timedelta"), None
+    raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="an aware datetime or a timedelta")

@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from flowfabric._postgres.checks import MAX_PAYLOAD
 from flowfabric.client import current
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
+from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.policies import Exponential, RetryPolicy
 from flowfabric.values.step import NewStep, Step
