@@ -7,7 +7,7 @@ the task is declared, or before anything is submitted.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.errors import InvalidInput, ValidationFailed
-from flowfabric.values.checks import check_key, check_lane, check_tags, check_text, required_capabilities
+from flowfabric.values.checks import check_key, check_lane, check_tags, check_text, moment, required_capabilities
 from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import FrozenPolicy, RetryPolicy
@@ -124,12 +124,12 @@ class Options(Struct, frozen=True, kw_only=True):
         if (delay := _given(self.delay)) is not None:
             _span(delay, "delay", least=timedelta(0))
         if (at := _given(self.at)) is not None:
-            _moment(at, "at", _AWARE)
+            moment(at, "at", _AWARE)
             if delay is not None:
                 raise InvalidInput("both `delay` and `at` are given", field="delay", allowed="one of them")
         if (deadline := _given(self.deadline)) is not None:
             if isinstance(deadline, datetime):
-                _moment(deadline, "deadline", f"{_AWARE}, or a duration")
+                moment(deadline, "deadline", f"{_AWARE}, or a duration")
             else:
                 _span(deadline, "deadline")
         if self.capabilities is not UNSET:
@@ -210,17 +210,6 @@ def _span(value: Duration, field: str, least: timedelta = timedelta(microseconds
 def _ms(value: Duration, field: str) -> int:
     # Round up, so that a span below a millisecond does not become zero.
     return -(-duration(value, field) // timedelta(milliseconds=1))
-
-
-def _moment(value: object, field: str, allowed: str) -> None:
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed=allowed)
-    if value.utcoffset() is None:
-        raise InvalidInput("has no time zone", field=field, allowed=allowed)
-    try:
-        value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed}, within the years 1 to 9999") from None
 
 
 def _check_retry(value: object) -> None:
