@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,33 +20,6 @@ PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 DAY = timedelta(days=1)
 ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(0)))
-
-
-@pytest.fixture
-def did() -> list[str]:
-    return []
-
-
-@pytest.fixture
-async def app(database: str) -> AsyncIterator[ff.App]:
-    app = ff.App(database)
-    yield app
-    async with await ff.Engine.connect(database, notifications=False) as engine:
-        assert await engine.audit(events=True) == []
-        assert await engine._fetch("select 1 from flowfabric.waiter") == []
-    await app.close()
-
-
-@pytest.fixture
-def kit(flowfabric_kit: Kit) -> Kit:
-    return flowfabric_kit
-
-
-@pytest.fixture
-def kit_app(kit: Kit) -> ff.App:
-    app = ff.App("postgresql://nobody@nowhere/nothing")
-    kit.use(app)
-    return app
 
 
 def worker(app: ff.App, **options: Any) -> ff.Worker:

@@ -12,7 +12,7 @@ import dataclasses
 import pickle
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -37,34 +37,6 @@ PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 HOUR = timedelta(hours=1)
 ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(0)))
-
-
-@pytest.fixture
-def did() -> list[str]:
-    return []
-
-
-@pytest.fixture
-async def app(database: str) -> AsyncIterator[ff.App]:
-    app = ff.App(database)
-    yield app
-    async with await ff.Engine.connect(database, notifications=False) as engine:
-        assert await engine.audit(events=True) == []
-        assert await engine._fetch("select 1 from flowfabric.waiter") == []
-    await app.close()
-
-
-@pytest.fixture
-async def kit(flowfabric_kit: Kit) -> AsyncIterator[Kit]:
-    yield flowfabric_kit
-    assert await (await flowfabric_kit.engine()).audit(events=True) == []
-
-
-@pytest.fixture
-def kit_app(kit: Kit) -> ff.App:
-    app = ff.App("postgresql://nobody@nowhere/nothing")
-    kit.use(app)
-    return app
 
 
 def worker(app: ff.App, **options: Any) -> ff.Worker:

@@ -6,7 +6,7 @@ import asyncio
 import collections
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,60 +16,13 @@ import pytest
 import flowfabric as ff
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
+from tests.integration.conftest import Ledger
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 LONG = timedelta(hours=1)
 SHORT = timedelta(milliseconds=30)
 ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(0)))
-
-
-class Ledger(list[str]):
-    """What was really done, in order."""
-
-    def entry(self, what: str, answer: Any = None) -> Callable[..., Any]:
-        """A function that notes that it was called."""
-
-        def do(*_: Any) -> Any:
-            self.append(what)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return do
-
-    def coroutine(self, what: str, answer: Any = None) -> Callable[..., Awaitable[Any]]:
-        async def do(*_: Any) -> Any:
-            await asyncio.sleep(0)
-            return self.entry(what, answer)()
-
-        return do
-
-
-@pytest.fixture
-def did() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-async def app(database: str) -> AsyncIterator[ff.App]:
-    app = ff.App(database)
-    yield app
-    async with await ff.Engine.connect(database, notifications=False) as engine:
-        assert await engine.audit(events=True) == []
-    await app.close()
-
-
-@pytest.fixture
-def kit(flowfabric_kit: Kit) -> Kit:
-    return flowfabric_kit
-
-
-@pytest.fixture
-def kit_app(kit: Kit) -> ff.App:
-    app = ff.App("postgresql://nobody@nowhere/nothing")
-    kit.use(app)
-    return app
 
 
 def worker(app: ff.App, **options: Any) -> ff.Worker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,43 +24,14 @@ from flowfabric.testing import (
     NotReached,
     Server,
 )
+from tests.integration.conftest import Ledger
 
 DAY = timedelta(days=1)
 
 
-class Ledger(list[str]):
-    """What was really done, in order; `entry` makes a function that does one thing."""
-
-    def entry(self, what: str, answer: Any = None) -> Callable[[], Any]:
-        def do() -> Any:
-            self.append(what)
-            return answer
-
-        return do
-
-
 @pytest.fixture
-def did() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def kit(flowfabric_kit: Kit) -> Kit:
-    return flowfabric_kit
-
-
-@pytest.fixture
-def app(kit: Kit) -> ff.App:
-    app = ff.App("postgresql://nobody@nowhere/nothing")
-    kit.use(app)
-    return app
-
-
-@pytest.fixture(autouse=True)
-async def audited(kit: Kit) -> AsyncIterator[None]:
-    """Whatever a test did, the database is sound afterwards."""
-    yield
-    assert await (await kit.engine()).audit(events=True) == []
+def app(kit_app: ff.App) -> ff.App:
+    return kit_app
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -31,6 +31,7 @@ from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import WaitpointToken
 from tests.ids import home, id_in
+from tests.integration.conftest import Ledger
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -40,39 +41,9 @@ SATISFIED = "resume_condition_satisfied"
 Body = Callable[[Any], Generator[Any, Any, Any]]
 
 
-class Ledger(list[str]):
-    """What was really done, in order; `entry` makes a function that does one thing."""
-
-    def entry(self, what: str, answer: Any = None) -> Callable[[], Any]:
-        def do() -> Any:
-            self.append(what)
-            return answer
-
-        return do
-
-
 @pytest.fixture
-def did() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def kit(flowfabric_kit: Kit) -> Kit:
-    return flowfabric_kit
-
-
-@pytest.fixture
-def app(kit: Kit) -> ff.App:
-    app = ff.App("postgresql://nobody@nowhere/nothing")
-    kit.use(app)
-    return app
-
-
-@pytest.fixture(autouse=True)
-async def audited(kit: Kit) -> AsyncIterator[None]:
-    """Whatever a test did, the database is sound afterwards."""
-    yield
-    assert await (await kit.engine()).audit(events=True) == []
+def app(kit_app: ff.App) -> ff.App:
+    return kit_app
 
 
 def task(app: ff.App, body: Body, *, plain: bool = False, name: str = "job", **options: Any) -> ff.Task[[], Any]:

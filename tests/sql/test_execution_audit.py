@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from importlib import resources
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -17,7 +16,6 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.wait import Fresh
-from tests.conftest import fresh_database
 from tests.each import Rows
 from tests.ids import home
 from tests.interleave import Party, Stage
@@ -29,14 +27,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOUR = timedelta(hours=1)
 CAPPED = ExecutionPolicy(max_reclaim_count=0)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=10)))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -190,8 +180,8 @@ _READY = (
     " select route, flowfabric.rank_of(priority), created_at, id, partition, case when state = 'active' then now() end"
     " from flowfabric.execution"
 )
-_LISTED = "insert into flowfabric.{0} select {1}, created_at, id, partition{2} from flowfabric.execution"
-_BLOCKED = _LISTED.format("blocked", "blocking_reason", ", now()")
+_LISTED = "insert into flowfabric.{0} select {1}, created_at, id, partition from flowfabric.execution"
+_BLOCKED = _LISTED.format("blocked", "blocking_reason")
 _NO_LEASE_EVENTS = "delete from flowfabric.event where lease_type is not null"
 _NO_END = "delete from flowfabric.event where outcome is not null"
 _NO_REVOCATION = "delete from flowfabric.event where lease_type = 'revoked'"
@@ -266,11 +256,11 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
             )
         ],
         "blocked_row": [_BLOCKED],
-        "blocked_orphan": [_LISTED.format("blocked", "'waiting_for_budget'", ", now()")],
+        "blocked_orphan": [_LISTED.format("blocked", "'waiting_for_budget'")],
         "unsuccessful_row": [
-            _LISTED.format("unsuccessful", f"'{state}'", "") for state in ("failed", "cancelled", "expired", "skipped")
+            _LISTED.format("unsuccessful", f"'{state}'") for state in ("failed", "cancelled", "expired", "skipped")
         ],
-        "tag_rows": [_LISTED.format("tag", "7", "")],
+        "tag_rows": [_LISTED.format("tag", "7")],
         "attempt_history": _execution(
             "attempts = 1", "attempts = 2", "attempt_index = 0", "attempt_id = id", "lease_id = id"
         ),
@@ -371,7 +361,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "completed_at": _execution("completed_at = null", "state = 'waiting'"),
         "last_outcome": [_NO_END, *_set("event", "outcome = 'failed' where outcome is not null")],
         "completion_events": [_NO_END, *_execution("completed_at = null")],
-        "unsuccessful_row": [_LISTED.format("unsuccessful", "'failed'", "")],
+        "unsuccessful_row": [_LISTED.format("unsuccessful", "'failed'")],
         "attempt_open": _execution("attempt_lifecycle = 'started'"),
         "timer_retention": ["delete from flowfabric.timer where kind = 'retention'"],
     },
@@ -437,7 +427,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
             "delete from flowfabric.tag",
             *_set("tag", "digest = digest + 1", "created_at = created_at + '1 s'::interval"),
             *_set("tag", "id = gen_random_uuid()", "partition = partition + 1"),
-            _LISTED.format("tag", "7", ""),
+            _LISTED.format("tag", "7"),
             *_execution("tags = null", """tags = '{"a": "1"}'""", """tags = '{"a": "1", "b": "3"}'"""),
         ],
     },

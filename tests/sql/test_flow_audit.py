@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import resources
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -17,20 +16,11 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
-from tests.conftest import fresh_database
 from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import RETRY, claim_one
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -31,7 +31,6 @@ from flowfabric.values.joins import AnyOf, OnSatisfied, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, Suspended
-from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
@@ -43,14 +42,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
 LET_RUN = OnSatisfied.LET_RUN
 REF = "result"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

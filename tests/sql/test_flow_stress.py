@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
@@ -30,7 +29,6 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 from tests import sampling
-from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import Party, Stage
 
@@ -49,14 +47,6 @@ EXPECTED = {
     "invalid_dependency", "invalid_input", "lease_revoked", "not_found", "stale_graph_revision", "stale_lease",
 }  # fmt: skip
 STEPS = 130
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 class Crowd:

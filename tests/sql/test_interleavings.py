@@ -7,7 +7,7 @@ had come alone to what is left. The table of operations below is the whole speci
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,6 @@ from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, Tim
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import AlreadySatisfied, Fresh, NewWaitpoint, Suspended
 from tests import sampling
-from tests.conftest import fresh_database
 from tests.ids import home, id_in
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -416,14 +415,6 @@ def foretold(operation: Operation, case: Case, place: str, overdue: bool) -> tup
 def meetings(first: Operation, second: Operation) -> list[str]:
     """The setups in which both could act, or else one in which the first can."""
     return [start for start in first.starts if start in second.starts] or [first.starts[0]]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

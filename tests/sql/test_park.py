@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,6 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.step import Parked
-from tests.conftest import fresh_database
 from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -31,14 +30,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
 LONG = timedelta(days=30)
 ENDINGS = ("commit", "rollback")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,7 +16,6 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.wait import BoundWaitpoint
-from tests.conftest import fresh_database
 from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.sql.flowing import Flow, empty_flow
@@ -28,14 +26,6 @@ PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
 LONG = timedelta(days=30)
 SHORT = r"[0-9a-f]{8}"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import resources
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -20,7 +19,6 @@ from flowfabric.values.ids import ExecutionId, mint_uuid
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.signal import Accepted
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
-from tests.conftest import fresh_database
 from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import claim_one, submit
@@ -30,14 +28,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG = timedelta(days=30)
 MINUTE = timedelta(seconds=60)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -8,13 +8,12 @@ other, or, when that was rolled back, alone.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -38,7 +37,6 @@ from flowfabric.values.wait import (
     WaitResult,
 )
 from tests import sampling
-from tests.conftest import fresh_database
 from tests.interleave import Party, Stage, settled, waiting
 from tests.sql import test_interleavings
 from tests.support import claim_one, submit
@@ -378,14 +376,6 @@ def said(answer: Any) -> str:
             return f"handled {answer.handled}" if answer.handled else "nothing"
         case _:
             return type(answer).__name__
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -33,7 +33,6 @@ from flowfabric.values.wait import (
     UsePending,
     WaitpointToken,
 )
-from tests.conftest import fresh_database
 from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -46,14 +45,6 @@ SATISFIED = "resume_condition_satisfied"
 BUFFERED = "buffered_for_pending_waitpoint"
 BEHAVIORS = ("fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate")
 endings = pytest.mark.parametrize("ending", ["commit", "rollback"])
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
@@ -28,7 +25,6 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import Fresh, Suspended, UsePending, WaitpointToken
 from tests import sampling
-from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import submit
 
@@ -54,14 +50,6 @@ join flowfabric.execution e on e.partition = w.partition and e.id = w.id and e.i
 join flowfabric.waitpoint p on p.partition = w.awaited_partition and p.waitpoint_id = w.awaited_id
 where p.signal_count > 0
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(server: str) -> AsyncIterator[Stage]:
-    async with fresh_database(server) as dsn:
-        made = Stage(dsn, await asyncpg.connect(dsn))
-        yield made
-        await made.close()
 
 
 class Crowd:

@@ -1,0 +1,64 @@
+"""An app on the test's database, the kit and an app that uses it; a module may define its own under the same name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.testing import Kit
+
+
+class Ledger(list[str]):
+    """What was really done, in order."""
+
+    def entry(self, what: str, answer: Any = None) -> Callable[..., Any]:
+        """A function that notes that it was called."""
+
+        def do(*_: Any) -> Any:
+            self.append(what)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return do
+
+    def coroutine(self, what: str, answer: Any = None) -> Callable[..., Awaitable[Any]]:
+        async def do(*_: Any) -> Any:
+            await asyncio.sleep(0)
+            return self.entry(what, answer)()
+
+        return do
+
+
+@pytest.fixture
+def did() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+async def app(database: str) -> AsyncIterator[ff.App]:
+    """An app whose database passes the audit afterwards, with no execution left parked."""
+    app = ff.App(database)
+    yield app
+    async with await ff.Engine.connect(database, notifications=False) as engine:
+        assert await engine.audit(events=True) == []
+        assert await engine._fetch("select 1 from flowfabric.waiter") == []
+    await app.close()
+
+
+@pytest.fixture
+async def kit(flowfabric_kit: Kit) -> AsyncIterator[Kit]:
+    """The kit, whose database passes the audit afterwards."""
+    yield flowfabric_kit
+    assert await (await flowfabric_kit.engine()).audit(events=True) == []
+
+
+@pytest.fixture
+def kit_app(kit: Kit) -> ff.App:
+    app = ff.App("postgresql://nobody@nowhere/nothing")
+    kit.use(app)
+    return app
