@@ -193,7 +193,7 @@ class Suspensions(Operations):
         return Resumed(target, State(row["state"]))
 
     async def expire_suspension(self, execution_id: ExecutionId) -> ExpiredSuspension | AlreadySatisfied:
-        """End one suspension if its time is over; what the duty does for all."""
+        """End one suspension if it has timed out; the duty does this for all."""
         target = parse_execution_id(execution_id)
         row = await self._row(
             statements.EXPIRE_SUSPENSION,

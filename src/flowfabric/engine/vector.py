@@ -25,7 +25,7 @@ class Vector(Reads):
         return None if found is None else rows.snapshot(found)
 
     async def read_execution_state(self, execution_id: ExecutionId) -> State | None:
-        """Where it stands, in one word; None for an unknown id."""
+        """Return its state, one word; None for an unknown id."""
         found = await self._read(parse_execution_id(execution_id))
         return None if found is None else State(found["state"])
 

@@ -66,7 +66,7 @@ class Waitpoints(Operations):
         return Closed(target)
 
     async def expire_waitpoint(self, execution_id: ExecutionId, waitpoint_id: UUID) -> Closed | AlreadySatisfied:
-        """Expire one pending waitpoint if its time is over; what the duty does for all."""
+        """Expire one pending waitpoint if it is due; the duty does this for all."""
         target = parse_execution_id(execution_id)
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(

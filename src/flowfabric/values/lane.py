@@ -25,7 +25,7 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class LaneStats(Struct, frozen=True, kw_only=True):
-    """How a lane stands: `depth` may be claimed now, `oldest_age` since when the oldest of them exists.
+    """The work of a lane: `depth` executions may be claimed now, the oldest of them exists for `oldest_age`.
 
     `waiting_children` are parked until other executions end. A flow counts its members that wait for dependencies.
     """

@@ -124,7 +124,7 @@ def found_id(row: Row) -> FoundId:
 
 
 def _status(state: str, summary: str | None) -> FlowStatus:
-    """How a flow stands, from the state it was given and the one its members were last counted to."""
+    """The state of a flow: the one it was given, or the one that follows from the last count of its members."""
     if state == "cancelled":
         return FlowStatus.CANCELLED
     return {

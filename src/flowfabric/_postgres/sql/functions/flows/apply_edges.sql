@@ -58,13 +58,13 @@ begin
         returning g.downstream, g.state, c.pending, c.last,
                   g.n - g.succeeded - g.failed - g.skipped - c.n + c.live as unsatisfied
     )
-    select array_agg(e.id) filter (where o.state = 'pending' and e.stands),
-           array_agg(o.unsatisfied || ' dep(s) unresolved incl ' || o.last) filter (where o.state = 'pending' and e.stands),
+    select array_agg(e.id) filter (where o.state = 'pending' and e.can_wait),
+           array_agg(o.unsatisfied || ' dep(s) unresolved incl ' || o.last) filter (where o.state = 'pending' and e.can_wait),
            array_agg(o.downstream) filter (where o.state = 'impossible' and o.pending)
     into v_edges, v_ends, v_lost
     from opened o
     cross join lateral (select x.id, x.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')
-                               and x.blocking_reason is distinct from 'paused_by_flow_cancel' as stands
+                               and x.blocking_reason is distinct from 'paused_by_flow_cancel' as can_wait
                         from flowfabric.execution x where x.partition = p_partition and x.id = o.downstream offset 0) e;
     if v_edges is not null then
         perform flowfabric.block_members(array_fill(p_partition, array[cardinality(v_edges)]), v_edges, v_ends, v_now);

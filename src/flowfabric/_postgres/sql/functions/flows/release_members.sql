@@ -1,7 +1,7 @@
 -- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts, held back
 -- again if it was held back before).
 --
--- Called under the locks of the executions and of their routes. What is in another state, or parked, is left alone.
+-- Called under the locks of the executions and of their routes. Members in another state, and parked ones, are left alone.
 create or replace function flowfabric.release_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare

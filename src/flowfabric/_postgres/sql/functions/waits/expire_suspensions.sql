@@ -35,7 +35,7 @@ begin
                    e.attempt_index, jsonb_build_object('reason_code', s.reason_code)
             from flowfabric.execution e where e.partition = s.partition and e.id = s.id;
         elsif v_behavior = 'auto_resume_with_timeout_signal' and s.keeps_waitpoints then
-            -- Of several waits: the handler finds out whose time is over.
+            -- Of several waits: the handler finds out which timed out.
             perform flowfabric.close_suspension(
                 s.partition, s.id, s.number, s.waitpoint_ids, 'timed_out_auto_resume', null, null, null, null, null, p_now);
             perform flowfabric.resume(s.partition, s.id, 0, p_now);

@@ -2,13 +2,14 @@
 
 -- park: active -> waiting_children, delayed or suspended, until the first of the things it waits for happens
 --
--- What it waits for decides the state. For the end of other executions: waiting_children, with a time and signals beside it.
--- Else for a time: delayed, with signals beside it. Else for signals: suspended on all its waitpoints.
+--   other executions, whatever else            waiting_children   one of them ends, or anything else happens
+--   else a time, perhaps with signals          delayed            the time is due, or a signal arrives
+--   signals, and nothing else                  suspended          a signal arrives, or the first wait times out
 -- Called by the worker that holds the lease.
--- Takes    p_until: a time. p_waitpoints: pending waitpoints of its own, with how many signals the caller knows of on each, and
---          the condition of the wait each belongs to; the next signal on any of them wakes it. p_deadline, p_behavior: when the
---          first of these waits is over, and what happens then; beside others the handler does it, except that an
---          escalation is left out. p_reason, p_suspension: of a suspension.
+-- Takes    p_until: a time. p_waitpoints: pending waitpoints of the execution, each with the number of signals that the
+--          caller knows and the condition of its wait. p_deadline, p_behavior: the earliest timeout of these waits and
+--          its behaviour; a suspension applies it, in the other states the execution only wakes then (an escalation
+--          does not wake it). p_reason, p_suspension: of a suspension.
 -- Locks    the execution and those it waits for, by partition and id, all at once: whatever ends one of them comes
 --          before (and is seen here) or after (and finds the waiter rows).
 -- Returns  one verdict: ok; ok with detail 'ended', 'due' or 'signal' when there is nothing to wait for (the lease is kept);
@@ -38,7 +39,7 @@ begin
                      left join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id
                           and w.id = p_id
                      where w.id is null or w.state <> 'pending' or w.signal_count > u.seen) then 'signal'
-        -- A suspension whose time is over may end the execution.
+        -- A suspension that timed out may end the execution.
         when v_until <= flowfabric.now() and (v_state <> 'suspended' or p_behavior = 'auto_resume_with_timeout_signal')
             then 'due' end;
     v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);

@@ -1,6 +1,6 @@
 -- return_waitpoints: the waitpoints of a suspension of several waits are pending again, with the signals they have
 --
--- Called by close_suspension. One whose own time is over meanwhile expires.
+-- Called by close_suspension. A waitpoint that is due by now expires.
 -- Takes    p_waitpoint: where the signal arrived that closed the suspension, to be counted there; null when none did.
 create or replace function flowfabric.return_waitpoints(
     p_partition integer, p_id uuid, p_waitpoints uuid[], p_waitpoint uuid, p_now timestamptz)

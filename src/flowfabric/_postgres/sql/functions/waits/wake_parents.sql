@@ -39,7 +39,7 @@ begin
     if v_free_ids is not null then
         perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
     end if;
-    -- Looked at again when it is released. What continues already, or waits for a retry, needs nothing.
+    -- The duty checks the locked ones again. An execution that continues already, or waits for a retry, needs nothing.
     perform flowfabric.set_timers('parked', array_agg(u.partition), array_agg(u.id), array_agg(p_now))
     from unnest(v_partitions, v_ids) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
