@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import flowfabric as ff
 from flowfabric.engine.edges import EdgePlace
 from flowfabric.engine.reads import Place
+from flowfabric.engine.signals import SignalFields
 from flowfabric.errors import Contention, ExecutionNotActive, StateError, ValidationFailed
 from flowfabric.values.attempt import Completion, Failure
 from flowfabric.values.checks import MAX_PAYLOAD
@@ -1574,6 +1575,8 @@ def test_every_operation_of_the_engine_is_in_the_table() -> None:
     for case in CASES:
         of = "suspend" if case.name == "suspend_by_triple" else case.name  # takes the same
         arguments = set(inspect.signature(getattr(ff.Engine, of)).parameters)
+        if case.name == "signal_execution":
+            arguments |= set(SignalFields.__annotations__)
         assert set(case.bad) <= arguments, case.name
 
 
