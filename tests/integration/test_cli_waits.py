@@ -14,10 +14,9 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import flowfabric as ff
-from flowfabric.cli import app as program
 from flowfabric.engine.service import migrate_database
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import parse_callback
@@ -26,7 +25,7 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.signal import RecordedSignal
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
-from tests.integration.test_cli import Answer, call
+from tests.integration.test_cli import COMMAND_TREE, Answer, call
 from tests.integration.test_connection import a_role, as_user
 from tests.support import Clock, claim_one, started, submit
 
@@ -810,7 +809,7 @@ async def test_ids_and_keys_are_completed(engine: ff.Engine, database: str, monk
             "COMP_CWORD": place,
             "FLOWFABRIC_DSN": dsn,
         }
-        done = await asyncio.to_thread(CliRunner().invoke, program, [], prog_name="flowfabric", env=asked)
+        done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, [], prog_name="flowfabric", env=asked)
         return set(done.stdout.split())
 
     assert await complete("flowfabric appr") == {"approve"}

@@ -22,10 +22,10 @@ from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import RETRY, claim_one
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stage(server: str) -> AsyncIterator[Stage]:
     async with fresh_database(server) as dsn:
         made = Stage(dsn, await asyncpg.connect(dsn))
@@ -33,7 +33,7 @@ async def stage(server: str) -> AsyncIterator[Stage]:
         await made.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(stage: Stage) -> Party:
     await stage.empty()
     (one,) = await stage.company(1)

@@ -34,7 +34,7 @@ from tests.conftest import fresh_database
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import Party, Stage
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(minutes=10)
 RETRY = ExecutionPolicy(
@@ -51,7 +51,7 @@ EXPECTED = {
 STEPS = 130
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stage(server: str) -> AsyncIterator[Stage]:
     async with fresh_database(server) as dsn:
         made = Stage(dsn, await asyncpg.connect(dsn))

@@ -32,7 +32,7 @@ from tests.conftest import fresh_database
 from tests.interleave import Party, Stage
 from tests.support import submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(minutes=10)
 BEHAVIORS = ("fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate")
@@ -56,7 +56,7 @@ where p.signal_count > 0
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stage(server: str) -> AsyncIterator[Stage]:
     async with fresh_database(server) as dsn:
         made = Stage(dsn, await asyncpg.connect(dsn))
