@@ -28,6 +28,15 @@ from flowfabric.engine.service import schema_version
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import Operator
 from tests.integration.test_connection import SECRET, a_role, as_user
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import submit
 
 
@@ -376,6 +385,7 @@ def test_an_unknown_option_is_refused() -> None:
     assert "--downgrade" in done.stderr
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
 @pytest.mark.parametrize(
     "moment", ["0001-01-01", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"]

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.values.execution import Created, NewExecution
@@ -19,6 +20,15 @@ from flowfabric.values.step import NewStep
 from tests import sampling
 from tests.ids import id_in
 from tests.integration.test_cli import Answer, call, run, run_here
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import RETRY, Clock, claim_one, started, submit
 
 TRACEBACK = """ValueError: no \x1b[31mmoney
@@ -53,7 +63,7 @@ async def test_ls_shows_newest_first_in_plain_columns(engine: ff.Engine, databas
     ]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def several(engine: ff.Engine) -> dict[str, ff.ExecutionId]:
     """One execution per way to tell it from the others."""
     return {

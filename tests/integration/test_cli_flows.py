@@ -17,6 +17,7 @@ from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
+import pytest_asyncio
 from click.testing import CliRunner
 
 import flowfabric as ff
@@ -32,6 +33,15 @@ from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, 
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
 from tests.integration.test_cli import COMMAND_TREE, PROGRAM, Answer, call, on_a_terminal, run
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit
 
@@ -49,7 +59,7 @@ COMMANDS = (
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def ask(database: str) -> Any:
     """Runs a command on this database."""
 

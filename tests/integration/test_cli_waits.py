@@ -14,6 +14,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+import pytest_asyncio
 from click.testing import CliRunner
 
 import flowfabric as ff
@@ -27,6 +28,15 @@ from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
 from tests.integration.test_cli import COMMAND_TREE, Answer, call
 from tests.integration.test_connection import a_role, as_user
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import Clock, claim_one, started, submit
 
 HOUR = timedelta(hours=1)
@@ -34,7 +44,7 @@ SECRET = "5ec7e7" + "0123456789abcdef" * 3 + "0123456789"
 EVIL = "k\x1b[31m\u202e"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def ask(database: str) -> Any:
     """Runs a command on this database. Whatever it says, no secret and no token is in it unless that is asked for."""
 
@@ -663,7 +673,7 @@ async def test_only_the_last_signals_are_shown_to_people(
 # What tasks wait for
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def app(database: str) -> AsyncIterator[ff.App]:
     app = ff.App(database)
     yield app

@@ -12,7 +12,7 @@ import dataclasses
 import pickle
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -32,6 +32,7 @@ from flowfabric.testing import Kit, NotFinished
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
+from tests.wiped import WipedServer
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -55,9 +56,9 @@ async def app(database: str) -> AsyncIterator[ff.App]:
 
 
 @pytest.fixture
-async def kit(flowfabric_kit: Kit) -> AsyncIterator[Kit]:
+def kit(flowfabric_kit: Kit, flowfabric_server: WipedServer) -> Iterator[Kit]:
     yield flowfabric_kit
-    assert await (await flowfabric_kit.engine()).audit(events=True) == []
+    assert flowfabric_server.audit(flowfabric_kit.dsn) == []
 
 
 @pytest.fixture
@@ -731,6 +732,7 @@ async def test_a_task_adds_nodes_to_its_flow(app: ff.App, tasks: Basics, did: li
     assert sorted(run.nodes) == ["grow", "part", "part-2", "part-3", "show", "sum"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("step", ["flow grow", "after"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_nodes_are_added_once_over_crashes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from flowfabric.testing import (
     NotReached,
     Server,
 )
+from tests.wiped import WipedServer
 
 DAY = timedelta(days=1)
 
@@ -57,10 +58,10 @@ def app(kit: Kit) -> ff.App:
 
 
 @pytest.fixture(autouse=True)
-async def audited(kit: Kit) -> AsyncIterator[None]:
+def audited(kit: Kit, flowfabric_server: WipedServer) -> Iterator[None]:
     """Whatever a test did, the database is sound afterwards."""
     yield
-    assert await (await kit.engine()).audit(events=True) == []
+    assert flowfabric_server.audit(kit.dsn) == []
 
 
 @pytest.fixture
@@ -261,25 +262,26 @@ async def test_an_app_is_as_it_was_when_the_kit_is_closed(flowfabric_dsn: str) -
         await job.submit()
 
 
-async def test_nothing_stays_connected_when_the_kit_is_closed(flowfabric_dsn: str, did: Ledger) -> None:
+async def test_nothing_stays_connected_when_the_kit_is_closed(flowfabric_server: WipedServer, did: Ledger) -> None:
     app = ff.App()
 
     @app.task
     async def job(ctx: ff.Context) -> None:
         await ctx.step("one", did.entry("one"))
 
-    async with Kit(flowfabric_dsn) as kit:
-        with kit.crash_after("one"):
-            await kit.run_inline(job)
-        await asyncio.to_thread(kit.wait, job.submit())
-    connection = await asyncpg.connect(flowfabric_dsn)
-    async with asyncio.timeout(30):  # a backend takes a moment to go
-        while await connection.fetchval(
-            "select exists (select from pg_stat_activity"
-            " where application_name = 'flowfabric' and datname = current_database())"
-        ):
-            await asyncio.sleep(0.01)
-    await connection.close()
+    with flowfabric_server.fresh() as dsn:
+        async with Kit(dsn) as kit:
+            with kit.crash_after("one"):
+                await kit.run_inline(job)
+            await asyncio.to_thread(kit.wait, job.submit())
+        connection = await asyncpg.connect(dsn)
+        async with asyncio.timeout(30):  # a backend takes a moment to go
+            while await connection.fetchval(
+                "select exists (select from pg_stat_activity"
+                " where application_name = 'flowfabric' and datname = current_database())"
+            ):
+                await asyncio.sleep(0.01)
+        await connection.close()
 
 
 @pytest.mark.parametrize("turn", [1, 2])
