@@ -218,6 +218,8 @@ class Kit:
                     return False
                 jumps += 1
                 if jumps > _MOST_JUMPS or await self.clock.advance_to_next() is None:
+                    if await has_ended(engine, run):
+                        return False  # since we looked
                     raise NotFinished(await self._why(engine, run))
                 await run_duties(engine)
 
