@@ -20,10 +20,10 @@ import pytest
 import flowfabric as ff
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
-from flowfabric.testing import Server
 from tests import sampling
 from tests.places import place_of_data
 from tests.support import CheckedEngine, Clock, in_database, system_programs
+from tests.wiped import WipedServer
 
 FAST = {
     "fsync": "off",
@@ -53,13 +53,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests to `--full`."""
+    """Leave to `--full` what a short run need not play; tests on a kept database run in the event loop of the run."""
+    for item in items:
+        if hasattr(getattr(item, "module", None), "kept_state") and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
     if config.getoption("--full"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+    kept = set(_without_repetition([item for item in items if not item.get_closest_marker("slow")]))
+    left_out = [item for item in items if item not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in kept]
+
+
+def _without_repetition(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test marked `each_value`, as few cases as show each row of each of its tables; of the others, all."""
+    products: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("each_value"):
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        else:
+            yield item
+    for cases in products.values():
+        yield from sampling.each_value([(case.callspec._idlist, case) for case in cases])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -84,12 +100,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def flowfabric_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def flowfabric_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WipedServer]:
     """The server of the testing kit, with its data beside those of the other servers of the run."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    with Server(place_of_data(shared) / "kit") as server:
+    with WipedServer(place_of_data(shared) / "kit") as server:
         yield server
 
 

@@ -54,3 +54,16 @@ def pairs(items: Sequence[tuple[str, str, Item]], count: int, *, seed: int = 1) 
             seconds.add(second)
     chosen.update([place for place in order if place not in chosen][: max(0, count - len(chosen))])
     return [items[place][2] for place in sorted(chosen)]
+
+
+def each_value(items: Sequence[tuple[Sequence[str], Item]]) -> list[Item]:
+    """A few of a product, given with their coordinates, so that each coordinate occurs; or all of them."""
+    if _is_full:
+        return [item for _, item in items]
+    left = {place for names, _ in items for place in enumerate(names)}
+    chosen: set[int] = set()
+    while left:
+        best = max(range(len(items)), key=lambda number: (len(left & set(enumerate(items[number][0]))), -number))
+        chosen.add(best)
+        left -= set(enumerate(items[best][0]))
+    return [items[number][1] for number in sorted(chosen)]

@@ -16,6 +16,7 @@ from tests.docs.pages import PAGES, ROOT, fences, name
 
 # Up to what belongs to the shell: a comment, a redirection, an end.
 _COMMAND = re.compile(r"\bflowfabric ((?:'[^']*'|\"[^\"]*\"|[^#\n)&|>;'\"])+?)(?= +#| *2?>|[\n)&|;])")
+_PROGRAM = typer.main.get_command(cli.app)
 _PLACES = [page for page in PAGES if page.parent.name != "reference"]
 
 
@@ -32,7 +33,7 @@ ALL = [(page, command) for page in _PLACES for command in _commands(page)]
 @pytest.mark.parametrize(("page", "command"), ALL, ids=lambda value: name(value) if isinstance(value, Path) else value)
 def test_a_command_on_a_page_can_be_given_like_that(page: Path, command: str) -> None:
     words = shlex.split(command)
-    group: Any = typer.main.get_command(cli.app)
+    group: Any = _PROGRAM
     while words and words[0] in getattr(group, "commands", {}):
         group = group.commands[words.pop(0)]
     with group.make_context("flowfabric", words):  # reads the words as the program would, and runs nothing

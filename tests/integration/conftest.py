@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 import flowfabric as ff
 from flowfabric.testing import Kit
+from tests.wiped import WipedServer
 
 
 class Ledger(list[str]):
@@ -51,10 +52,10 @@ async def app(database: str) -> AsyncIterator[ff.App]:
 
 
 @pytest.fixture
-async def kit(flowfabric_kit: Kit) -> AsyncIterator[Kit]:
+def kit(flowfabric_kit: Kit, flowfabric_server: WipedServer) -> Iterator[Kit]:
     """The kit, whose database passes the audit afterwards."""
     yield flowfabric_kit
-    assert await (await flowfabric_kit.engine()).audit(events=True) == []
+    assert flowfabric_server.audit(flowfabric_kit.dsn) == []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import django.conf
 import django.db
 import psycopg
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 from django.db import transaction as django_transaction
 from psycopg.rows import dict_row
@@ -34,6 +35,15 @@ from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import partition_of_key
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.ids import home, id_in
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import WORKER, CheckedEngine, submit
 
 
@@ -371,7 +381,7 @@ WAYS = [
 ]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.__name__)
+@pytest_asyncio.fixture(params=WAYS, ids=lambda way: way.__name__, loop_scope="session")
 async def way(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Way]:
     made: Way = request.param()
     await made.open(database)

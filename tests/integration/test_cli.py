@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import pty
@@ -16,16 +17,26 @@ from typing import Any
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from typer.main import get_command
 
 import flowfabric as ff
 from flowfabric._postgres.migrate import SCHEMA_VERSION
-from flowfabric.cli import app
+from flowfabric.cli import app, main
 from flowfabric.cli._database import near
 from flowfabric.engine.service import schema_version
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import Operator
 from tests.integration.test_connection import SECRET, a_role, as_user
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import submit
 
 
@@ -45,6 +56,9 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 PROGRAM = str(Path(sys.executable).with_name("flowfabric"))
 PATIENCE = 60.0
+
+
+COMMAND_TREE = get_command(app)  # once: putting them together takes longer than most of them
 
 
 class Answer:
@@ -67,12 +81,25 @@ class Answer:
 async def call(*arguments: object, dsn: str | None = None, answer: str = "", code: int = 0) -> Answer:
     """Run a command in this process, in a thread because it has an event loop of its own."""
     given = [*map(str, arguments), *(("--dsn", dsn) if dsn else ())]
-    done = await asyncio.to_thread(CliRunner().invoke, app, given, input=answer, env={"NO_COLOR": "1"})
+    done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, given, input=answer, env={"NO_COLOR": "1"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     said = Answer(done.exit_code, done.stdout, done.stderr)
     assert said.code == code, said
     return said
+
+
+def run_here(*arguments: object, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
+    """As `run`, without a new process: the whole program with streams of this encoding."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2))
+    given = ["flowfabric", *map(str, arguments)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    said, complained = (stream.buffer.getvalue().decode(encoding) for stream in (out, err))  # type: ignore[attr-defined]
+    assert "Traceback" not in complained
+    return subprocess.CompletedProcess(given, int(ended.value.code or 0), said, complained)
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> str:
@@ -358,6 +385,7 @@ def test_an_unknown_option_is_refused() -> None:
     assert "--downgrade" in done.stderr
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
 @pytest.mark.parametrize(
     "moment", ["0001-01-01", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"]
@@ -369,7 +397,7 @@ async def test_the_ends_of_time_are_one_line_at_most(
     time.tzset()
     try:
         for option in ("--since", "--until"):
-            done = await asyncio.to_thread(CliRunner().invoke, app, ["ls", option, moment, "--dsn", database])
+            done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, ["ls", option, moment, "--dsn", database])
             assert done.exit_code in (0, 2), done.exception
             assert len(done.stderr.splitlines()) == 1
             assert (done.exit_code == 2) == done.stderr.startswith(f"flowfabric: invalid_input: {option}")
@@ -386,7 +414,7 @@ async def test_a_message_cannot_steer_the_terminal(database: str) -> None:
         ["ls", "--lane", "mai\x1b]0;title\x07"],
         ["submit", "\x1b]0;title\x07/x.py", "task"],
     ):
-        done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--dsn", database])
+        done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, [*arguments, "--dsn", database])
         assert "x1b" in done.stderr, arguments
         assert not set(done.output) & set("\x1b\x07\u202e\x9b"), arguments
         assert len(done.stderr.splitlines()) == 1

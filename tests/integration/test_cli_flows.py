@@ -17,12 +17,12 @@ from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
+import pytest_asyncio
+from click.testing import CliRunner
 
 import flowfabric as ff
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
-from flowfabric.cli import app as program
 from flowfabric.client import AsyncClient
 from flowfabric.errors import TimedOut
 from flowfabric.values.execution import NewExecution
@@ -32,7 +32,16 @@ from flowfabric.values.ids import FlowId
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
-from tests.integration.test_cli import PROGRAM, Answer, call, on_a_terminal, run
+from tests.integration.test_cli import COMMAND_TREE, PROGRAM, Answer, call, on_a_terminal, run
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit
 
@@ -50,7 +59,7 @@ COMMANDS = (
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def ask(database: str) -> Any:
     """Runs a command on this database."""
 
@@ -905,7 +914,7 @@ async def test_ids_and_names_of_flows_are_completed(
             "COMP_CWORD": str(len(line.split(" ")) - 1),
             "FLOWFABRIC_DSN": dsn,
         }
-        done = await asyncio.to_thread(CliRunner().invoke, program, [], prog_name="flowfabric", env=asked)
+        done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, [], prog_name="flowfabric", env=asked)
         return set(done.stdout.split())
 
     assert await complete("flowfabric flow s") == {"show"}

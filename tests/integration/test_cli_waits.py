@@ -14,10 +14,10 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
+import pytest_asyncio
+from click.testing import CliRunner
 
 import flowfabric as ff
-from flowfabric.cli import app as program
 from flowfabric.engine.service import migrate_database
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import parse_callback
@@ -26,8 +26,17 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.signal import RecordedSignal
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
-from tests.integration.test_cli import Answer, call
+from tests.integration.test_cli import COMMAND_TREE, Answer, call
 from tests.integration.test_connection import a_role, as_user
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import Clock, claim_one, started, submit
 
 HOUR = timedelta(hours=1)
@@ -35,7 +44,7 @@ SECRET = "5ec7e7" + "0123456789abcdef" * 3 + "0123456789"
 EVIL = "k\x1b[31m\u202e"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def ask(database: str) -> Any:
     """Runs a command on this database. Whatever it says, no secret and no token is in it unless that is asked for."""
 
@@ -664,7 +673,7 @@ async def test_only_the_last_signals_are_shown_to_people(
 # What tasks wait for
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def app(database: str) -> AsyncIterator[ff.App]:
     app = ff.App(database)
     yield app
@@ -810,7 +819,7 @@ async def test_ids_and_keys_are_completed(engine: ff.Engine, database: str, monk
             "COMP_CWORD": place,
             "FLOWFABRIC_DSN": dsn,
         }
-        done = await asyncio.to_thread(CliRunner().invoke, program, [], prog_name="flowfabric", env=asked)
+        done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, [], prog_name="flowfabric", env=asked)
         return set(done.stdout.split())
 
     assert await complete("flowfabric appr") == {"approve"}

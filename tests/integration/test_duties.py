@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric import _duties
@@ -36,6 +37,15 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy, TimeoutPolicy
 from tests.ids import home
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 DAY = timedelta(days=1)
@@ -72,14 +82,14 @@ class Counting(ff.Engine):
                 await self.asked.wait()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def counting(database: str) -> AsyncIterator[Counting]:
     async with await Counting.connect(database) as engine:
         yield engine
         assert await engine.audit() == []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def other(database: str) -> AsyncIterator[ff.Engine]:
     """An engine of another process, as far as the database can tell."""
     async with await ff.Engine.connect(database) as engine:

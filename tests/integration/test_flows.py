@@ -32,6 +32,7 @@ from flowfabric.testing import Kit, NotFinished
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
+from tests.wiped import WipedServer
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -703,6 +704,7 @@ async def test_a_task_adds_nodes_to_its_flow(app: ff.App, tasks: Basics, did: li
     assert sorted(run.nodes) == ["grow", "part", "part-2", "part-3", "show", "sum"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("step", ["flow grow", "after"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_nodes_are_added_once_over_crashes(

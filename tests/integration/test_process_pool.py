@@ -467,6 +467,7 @@ async def test_a_process_that_died_idle_is_replaced_before_the_next_function() -
 # Cancellation
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("qualname", ["spin", "spin_inside_c", "refuse_to_end", "start_a_program"])
 @on_both_loops
 async def test_cancelling_always_kills_the_running_process(tmp_path: Path, qualname: str) -> None:

@@ -430,6 +430,7 @@ async def test_code_between_steps_may_change_and_new_steps_may_come(database: st
     assert did == ["one", "zero", "two"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rule", ["strict", "lenient"])
 @pytest.mark.parametrize("uses_ctx", [True, False])
 async def test_a_step_that_disappears_is_reported(database: str, did: Ledger, rule: str, uses_ctx: bool) -> None:

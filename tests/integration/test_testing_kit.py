@@ -25,6 +25,7 @@ from flowfabric.testing import (
     Server,
 )
 from tests.integration.conftest import Ledger
+from tests.wiped import WipedServer
 
 DAY = timedelta(days=1)
 
@@ -232,25 +233,26 @@ async def test_an_app_is_as_it_was_when_the_kit_is_closed(flowfabric_dsn: str) -
         await job.submit()
 
 
-async def test_nothing_stays_connected_when_the_kit_is_closed(flowfabric_dsn: str, did: Ledger) -> None:
+async def test_nothing_stays_connected_when_the_kit_is_closed(flowfabric_server: WipedServer, did: Ledger) -> None:
     app = ff.App()
 
     @app.task
     async def job(ctx: ff.Context) -> None:
         await ctx.step("one", did.entry("one"))
 
-    async with Kit(flowfabric_dsn) as kit:
-        with kit.crash_after("one"):
-            await kit.run_inline(job)
-        await asyncio.to_thread(kit.wait, job.submit())
-    connection = await asyncpg.connect(flowfabric_dsn)
-    async with asyncio.timeout(30):  # a backend takes a moment to go
-        while await connection.fetchval(
-            "select exists (select from pg_stat_activity"
-            " where application_name = 'flowfabric' and datname = current_database())"
-        ):
-            await asyncio.sleep(0.01)
-    await connection.close()
+    with flowfabric_server.fresh() as dsn:
+        async with Kit(dsn) as kit:
+            with kit.crash_after("one"):
+                await kit.run_inline(job)
+            await asyncio.to_thread(kit.wait, job.submit())
+        connection = await asyncpg.connect(dsn)
+        async with asyncio.timeout(30):  # a backend takes a moment to go
+            while await connection.fetchval(
+                "select exists (select from pg_stat_activity"
+                " where application_name = 'flowfabric' and datname = current_database())"
+            ):
+                await asyncio.sleep(0.01)
+        await connection.close()
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -294,6 +294,7 @@ CONDITIONS: dict[str, tuple[Condition | str, list[Sent], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "in company"])
 @pytest.mark.parametrize("case", CONDITIONS)
 async def test_a_condition_holds_with_its_last_signal_and_gives_those_that_counted(
@@ -551,6 +552,7 @@ async def _stored(kit: Kit) -> list[asyncpg.Record]:
     return await (await kit.engine())._fetch("select * from flowfabric.event")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("when", ["before the wait", "while it waits", "while it waits for something else"])
 @BOTH
 async def test_a_signal_is_never_lost_at_any_point(kit: Kit, app: ff.App, plain: bool, when: str) -> None:
@@ -643,6 +645,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("default", [False, True], ids=["raise", "default"])
 @WAYS
 async def test_a_timeout_raises_an_error_or_returns_the_default(
@@ -702,6 +705,7 @@ async def test_a_handler_that_lets_it_pass_fails_and_is_not_retried(kit: Kit, ap
 ENDS = {"fail": ff.State.FAILED, "cancel": ff.State.CANCELLED, "expire": ff.State.EXPIRED}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("on_timeout", ENDS)
 @WAYS
 async def test_the_engine_ends_an_execution_whose_wait_times_out(
@@ -728,6 +732,7 @@ async def test_the_engine_ends_an_execution_whose_wait_times_out(
     assert (len(await run.attempts()), await run.waits()) == (1, [])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("on_timeout", [*ENDS, "escalate", "raise"])
 @BOTH
 async def test_a_time_that_was_over_before_it_could_wait_ends_the_wait_all_the_same(
@@ -804,6 +809,7 @@ def _name_of(signal: ff.Signal[Any]) -> str:
 # ---- operators
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("default", [False, True], ids=["raise", "default"])
 @pytest.mark.parametrize("first", [False, True], ids=["wait_for", "waitpoint"])
 @BOTH
@@ -1089,6 +1095,7 @@ async def test_a_second_signal_to_a_wait_that_is_over_is_refused_and_not_kept_fo
 # ---- crashes, retries, replays
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("first", [False, True], ids=["wait_for", "waitpoint"])
 @BOTH
 async def test_a_crash_anywhere_changes_nothing(kit: Kit, app: ff.App, plain: bool, first: bool) -> None:
@@ -1254,6 +1261,7 @@ ENDINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("plain", "first"), [(False, False), (False, True), (True, True)], ids=["wait_for", "waitpoint", "plain waitpoint"]
 )
@@ -1316,6 +1324,7 @@ CHANGES: dict[str, tuple[Condition | str, Condition | str, str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("plain", "company"), [(False, False), (False, True), (True, False)], ids=["alone", "in company", "plain"]
 )
@@ -1551,6 +1560,7 @@ BODIES: list[tuple[str, bytes, int, str]] = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("which", "body", "status", "outcome"), BODIES, ids=ascii_id)
 @pytest.mark.parametrize("key", [None, "once"], ids=["", "with a key"])
 async def test_a_callback_is_answered_with_a_status(

@@ -366,6 +366,7 @@ TAKEN: dict[str, tuple[Take, dict[str, Any], ff.State]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("way", TAKEN)
 async def test_a_handler_learns_immediately_that_its_lease_is_lost(

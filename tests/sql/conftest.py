@@ -1,32 +1,51 @@
-"""The world of a module: one database that is wiped before every test."""
+"""What the SQL tests share: one event loop, and databases that are wiped before every test."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from tests.conftest import fresh_database
 from tests.interleave import Stage
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
 from tests.sql.suspending import SuspendingWorld, open_suspending
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All asynchronous tests of this folder run in one event loop."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared(server: str) -> AsyncIterator[SuspendingWorld]:
-    """The database of the module."""
+    """The database of all worlds."""
     async with open_suspending(server) as world:
         yield world
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def world(shared: SuspendingWorld) -> SuspendingWorld:
-    """The database of the module, without the rows of the test before."""
+    """The same without the rows of the test before."""
     await shared.wipe()
     return shared
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stage(server: str) -> AsyncIterator[Stage]:
     """The database of the module, for parties that act at the same time; a test empties it when it needs to."""
     async with fresh_database(server) as dsn:

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import Contention, FlowFabricError, RetriesExhausted, Unavailable
@@ -34,7 +35,7 @@ from tests.support import MINUTE, OTHER, WORKER, Clock, claim_one, submit
 CALLERS = 8
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def crowd(database: str) -> AsyncIterator[list[ff.Engine]]:
     """Engines as separate processes would have them, each with a connection of its own."""
     async with _engines(database, CALLERS) as engines:
@@ -52,7 +53,7 @@ async def _engines(dsn: str, count: int, **options: bool) -> AsyncIterator[list[
             await engine.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def party(database: str) -> AsyncIterator[Party]:
     joined = await Party.join(database)
     yield joined

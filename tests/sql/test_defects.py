@@ -25,7 +25,7 @@ from tests.ids import home, id_in
 from tests.sql.cases import CaseEngine, World, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

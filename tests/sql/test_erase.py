@@ -20,7 +20,7 @@ from tests.interleave import Party, waiting
 from tests.sql.cases import World, outcome
 from tests.support import RETRY, STATES, claim_one, new_id, started, submit
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_servers]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 SECRET = "s3cr3t"
 ENDED = [state for state in STATES if state.startswith("T")]
 OPEN = [state for state in STATES if not state.startswith("T")]

@@ -22,14 +22,14 @@ from tests.interleave import Party, Stage
 from tests.sql import test_flow_audit, test_suspension_audit
 from tests.support import STATES, WORKER, claim_one, started, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOUR = timedelta(hours=1)
 CAPPED = ExecutionPolicy(max_reclaim_count=0)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=10)))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(stage: Stage) -> Party:
     await stage.empty()
     (one,) = await stage.company(1)

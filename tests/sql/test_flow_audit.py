@@ -20,10 +20,10 @@ from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import RETRY, claim_one
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(stage: Stage) -> Party:
     await stage.empty()
     (one,) = await stage.company(1)

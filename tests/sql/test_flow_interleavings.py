@@ -37,14 +37,14 @@ from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.sql.flowing import LONG, Flow, submitted
 from tests.support import WORKER
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RETRY = ExecutionPolicy(retry_policy=ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(hours=1))))
 LET_RUN = OnSatisfied.LET_RUN
 REF = "result"
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def parties(stage: Stage) -> list[Party]:
     return await stage.company(3)
 

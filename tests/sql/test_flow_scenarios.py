@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric._duties.cascade import Cascade
@@ -82,7 +83,7 @@ async def suspend(flow: Flow, name: str) -> None:
     await flow.engine.suspend(held.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k"))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def large(database: str, sql: asyncpg.Connection[Any]) -> AsyncIterator[ff.Engine]:
     """An engine for much; audited at the end, without the log."""
     async with await ff.Engine.connect(database, notifications=False) as engine:

@@ -32,7 +32,7 @@ from tests import sampling
 from tests.flow_rules import check_settled, settle_flows
 from tests.interleave import Party, Stage
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(minutes=10)
 RETRY = ExecutionPolicy(

@@ -636,6 +636,7 @@ async def _end_upstreams(flow: Flow, case: str) -> None:
             await flow.fail(f"u{n}")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("applied", ["before", "after"])
 @pytest.mark.parametrize("case", PASSING)
 async def test_a_result_becomes_the_input_downstream(engine: CheckedEngine, case: str, applied: str) -> None:
@@ -763,6 +764,7 @@ async def test_decisions_follow_the_table(sql: asyncpg.Connection[Any]) -> None:
 ENDS = {"success": "succeeded", "failed": "failed", "cancelled": "failed", "expired": "failed", "skipped": "skipped"}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policy", [AllOf(), AnyOf(LET_RUN), Quorum(2, LET_RUN)], ids=["all_of", "any_of", "quorum"])
 @pytest.mark.parametrize("end", ENDS)
 async def test_every_end_falls_into_its_bucket(

@@ -27,7 +27,7 @@ from tests.ids import home, id_in
 from tests.sql.cases import World, outcome, shorthand
 from tests.support import OTHER, WORKER, claim_one, new_id, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 STRANGER = {"worker_id": "another-pool", "worker_instance_id": "another-1"}
 CAPABLE = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=("gpu", "cuda")))

@@ -32,7 +32,7 @@ from tests.ids import home, id_in
 from tests.interleave import Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(seconds=30)
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10)))
@@ -417,7 +417,7 @@ def meetings(first: Operation, second: Operation) -> list[str]:
     return [start for start in first.starts if start in second.starts] or [first.starts[0]]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def pair(stage: Stage) -> list[Party]:
     return await stage.company(2)
 
@@ -542,7 +542,7 @@ BATCHES = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def three(stage: Stage) -> list[Party]:
     return await stage.company(3)
 

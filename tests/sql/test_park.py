@@ -26,13 +26,13 @@ from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
 LONG = timedelta(days=30)
 ENDINGS = ("commit", "rollback")
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def parties(stage: Stage) -> list[Party]:
     await stage.empty()
     return await stage.company(3)

@@ -21,14 +21,14 @@ from tests.interleave import Party, Stage
 from tests.sql.flowing import Flow, empty_flow
 from tests.support import claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
 LONG = timedelta(days=30)
 SHORT = r"[0-9a-f]{8}"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def parties(stage: Stage) -> list[Party]:
     await stage.empty()
     return await stage.company(2)

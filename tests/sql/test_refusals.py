@@ -32,7 +32,7 @@ from tests.sql.cases import (
 )
 from tests.support import OTHER, RETRY, WORKER, Reached, claim_one, new_id, started, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 FENCED = tuple(name for name in HOLDER_CALLS if name != "cancel as billing")
 
 

@@ -16,7 +16,7 @@ from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.sql.cases import World, outcome, shorthand
 from tests.support import WORKER, claim_one, new_id, started, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

@@ -16,7 +16,7 @@ from tests.interleave import PATIENCE, Party, settled, waiting
 from tests.sql.cases import World
 from tests.support import claim_one
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_servers]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 HOURLY = {"kind": "every", "seconds": 3600}
 DUE = datetime(2020, 1, 1, tzinfo=UTC)
 NEXT = DUE + timedelta(hours=1)

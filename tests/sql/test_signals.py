@@ -63,13 +63,13 @@ from tests.sql.suspending import (
 )
 from tests.support import WORKER, claim_one, new_id
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 LIMIT = 65_536
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def parties(world: SuspendingWorld) -> AsyncIterator[list[Party]]:
     joined = [await Party.join(world.dsn) for _ in range(2)]
     yield joined

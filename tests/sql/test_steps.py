@@ -20,7 +20,7 @@ from tests.ids import home, id_in
 from tests.sql.cases import NOT_HELD, Case, World, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 BOOM = '{"type": "ValueError", "message": "boom"}'
 CHILD = NewExecution(execution_kind="child", lane_id="children")
 

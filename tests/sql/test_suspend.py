@@ -58,7 +58,7 @@ from tests.sql.suspending import (
 )
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
 

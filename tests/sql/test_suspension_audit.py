@@ -23,14 +23,14 @@ from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.support import claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LONG = timedelta(days=30)
 MINUTE = timedelta(seconds=60)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(stage: Stage) -> Party:
     await stage.empty()
     (one,) = await stage.company(1)

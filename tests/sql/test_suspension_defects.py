@@ -56,7 +56,7 @@ from tests.sql.suspending import (
 )
 from tests.support import WORKER, claim_one, new_id
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NONE = timedelta(0)
 KEY_A, KEY_B = "ab" * 32, "cd" * 32

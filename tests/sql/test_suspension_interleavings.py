@@ -41,7 +41,7 @@ from tests.interleave import Party, Stage, settled, waiting
 from tests.sql import test_interleavings
 from tests.support import claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(minutes=10)
 SOON = timedelta(seconds=60)
@@ -378,7 +378,7 @@ def said(answer: Any) -> str:
             return type(answer).__name__
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def pair(stage: Stage) -> list[Party]:
     return await stage.company(2)
 

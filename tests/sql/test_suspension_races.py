@@ -37,7 +37,7 @@ from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LONG = timedelta(days=30)
 MINUTE = timedelta(seconds=60)
@@ -47,7 +47,7 @@ BEHAVIORS = ("fail", "cancel", "expire", "auto_resume_with_timeout_signal", "esc
 endings = pytest.mark.parametrize("ending", ["commit", "rollback"])
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def parties(stage: Stage) -> AsyncIterator[list[Party]]:
     await stage.empty()
     yield await stage.company(3)

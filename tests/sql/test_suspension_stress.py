@@ -28,7 +28,7 @@ from tests import sampling
 from tests.interleave import Party, Stage
 from tests.support import submit
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEASE = timedelta(minutes=10)
 BEHAVIORS = ("fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate")

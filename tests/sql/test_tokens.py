@@ -21,6 +21,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ async def stop_clock(sql: asyncpg.Connection[Any]) -> None:
     )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def still(sql: asyncpg.Connection[Any], clock: Clock) -> Clock:
     await stop_clock(sql)
     return clock
@@ -673,7 +674,7 @@ async def test_a_pending_waitpoint_of_an_erased_key_can_still_be_used(engine: Ch
 # Seeding and rotating in every situation. The keystore holds cur (A), ver (B), old (C, past its grace), gone (retired).
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def stocked(sql: asyncpg.Connection[Any], still: Clock) -> Clock:
     await empty_keystore(sql)
     now = await still.now()
@@ -847,7 +848,7 @@ async def test_bad_kids_secrets_and_graces_are_refused_by_name_and_change_nothin
 # At the same time
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def pair(database: str) -> AsyncIterator[tuple[ff.Engine, ff.Engine]]:
     async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database) as two:
         yield one, two
@@ -1011,7 +1012,7 @@ FUZZ = settings(
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def target(plain_engine: ff.Engine) -> AsyncIterator[Spot]:
     """One waitpoint for all examples; in the end its token still is its token."""
     at = await spot(plain_engine)

@@ -32,7 +32,7 @@ from tests.sql.cases import (
 )
 from tests.support import STATES, Reached
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture(autouse=True)

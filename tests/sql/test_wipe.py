@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import fresh_database
 from tests.sql.suspending import SuspendingWorld, open_suspending
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def _rows(dsn: str) -> dict[str, Any]:

@@ -102,12 +102,11 @@ async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
     await connection.execute(f"alter database {making} rename to {TEMPLATE}")
 
 
-async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> None:
+async def move_clock(connection: asyncpg.Connection[Any], by: timedelta, held: Sequence[Handle] = ()) -> None:
     """Move the clock of a database forward. Leases in `held` are extended: their holders are alive."""
-    connection = await asyncpg.connect(dsn, connection_class=Connection)
-    try:
-        async with connection.transaction():
-            await connection.execute("update flowfabric.clock set shift = shift + $1", by)
+    async with connection.transaction():
+        await connection.execute("update flowfabric.clock set shift = shift + $1", by)
+        if held:
             await connection.execute(
                 "update flowfabric.execution e set lease_expires_at = e.lease_expires_at + $1"
                 " from unnest($2::integer[], $3::uuid[], $4::uuid[]) as h (partition, id, lease)"
@@ -118,17 +117,13 @@ async def move_clock(dsn: str, by: timedelta, held: Sequence[Handle] = ()) -> No
                 [handle.uuid for handle in held],
                 [handle.lease_id for handle in held],
             )
-            await connection.execute("select pg_notify('flowfabric', 'timer'), pg_notify('flowfabric', 'work')")
-    finally:
-        await connection.close()
+        await connection.execute("select pg_notify('flowfabric', 'timer'), pg_notify('flowfabric', 'work')")
 
 
-async def read_clock(dsn: str, kinds: Sequence[str] = ()) -> tuple[datetime, datetime | None]:
+async def read_clock(
+    connection: asyncpg.Connection[Any], kinds: Sequence[str] = ()
+) -> tuple[datetime, datetime | None]:
     """Return the time of a database, and when the next timer of these kinds is due."""
-    connection = await asyncpg.connect(dsn, connection_class=Connection)
-    try:
-        row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))
-    finally:
-        await connection.close()
+    row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))
     assert row is not None
     return row["now"], row["due"]

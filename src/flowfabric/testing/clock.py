@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from flowfabric.engine import Engine
     from flowfabric.testing.worker import KitWorker
 
 # Timers that executions wait for. Lapsed leases belong to crashes, retention to housekeeping.
@@ -22,13 +23,13 @@ _WAITED_FOR = tuple(
 class Clock:
     """The clock of the test's database. It keeps running, and moves only forward."""
 
-    def __init__(self, dsn: str, workers: Callable[[], Iterable[KitWorker]]) -> None:
-        self._dsn = dsn
+    def __init__(self, engine: Callable[[], Awaitable[Engine]], workers: Callable[[], Iterable[KitWorker]]) -> None:
+        self._engine = engine
         self._workers = workers
 
     async def now(self) -> datetime:
         """The current time of the clock."""
-        return (await read_clock(self._dsn))[0]
+        return (await self._read())[0]
 
     async def advance(
         self,
@@ -49,7 +50,9 @@ class Clock:
         if span < timedelta():
             raise InvalidInput(f"got {span}", field="by", allowed="zero or more: the clock never moves back")
         workers = list(self._workers())
-        await move_clock(self._dsn, span, [one.handle for worker in workers for one in list(worker.held.values())])
+        held = [one.handle for worker in workers for one in list(worker.held.values())]
+        async with (await self._engine())._database.connection() as connection:
+            await move_clock(connection, span, held)
         for worker in workers:
             worker.clock_moved(span)
 
@@ -64,9 +67,13 @@ class Clock:
 
         That is the end of a sleep, a retry, a delayed start, a timeout or a deadline; None if there is none.
         """
-        now, due = await read_clock(self._dsn, _WAITED_FOR)
+        now, due = await self._read(_WAITED_FOR)
         if due is None:
             return None
         span = max(due - now, timedelta())
         await self.advance(span)
         return span
+
+    async def _read(self, kinds: Sequence[str] = ()) -> tuple[datetime, datetime | None]:
+        async with (await self._engine())._database.connection() as connection:
+            return await read_clock(connection, kinds)

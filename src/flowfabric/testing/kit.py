@@ -41,7 +41,7 @@ class Kit:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.capabilities: set[str] = set()
-        self.clock = Clock(dsn, lambda: list(self._workers))
+        self.clock = Clock(self.engine, lambda: list(self._workers))
         self._faults = Faults()
         self._workers: list[KitWorker] = []
         self._is_at_work = False
