@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import asyncpg
 from msgspec import Struct
 
 from flowfabric._postgres import statements
@@ -19,12 +22,13 @@ class Violation(Struct, frozen=True, kw_only=True):
 
 
 class Audits(Operations):
-    """audit."""
+    """audit, audit_sample."""
 
     async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:
         """Return the violated invariants in one partition or all: none on a sound database. It repairs nothing.
 
-        `events` also compares with the event log, which is valid only while the log is complete.
+        `events` also compares with the event log, which is valid only while the log is complete. The cost grows with
+        what is stored; `audit_sample` is for a database that is at work.
         """
         found = await self._fetch(
             statements.AUDIT,
@@ -32,11 +36,28 @@ class Audits(Operations):
             bool(events),
             repeatable=True,
         )
-        return [
-            Violation(
-                rule=row["rule"],
-                execution_id=None if row["id"] is None else ExecutionId(row["id"]),
-                detail=row["detail"],
-            )
-            for row in found
-        ]
+        return _violations(found)
+
+    async def audit_sample(self, partition: int, *, limit: int = 100) -> list[Violation]:
+        """Return the violated invariants of a few executions and flows of one partition, chosen at random.
+
+        Checks the rules that an index bounds: its cost does not depend on what is stored.
+        """
+        found = await self._fetch(
+            statements.AUDIT_SAMPLE,
+            check_int(partition, "partition", 0, 65_535),
+            check_int(limit, "limit", 1, 10_000),
+            repeatable=True,
+        )
+        return _violations(found)
+
+
+def _violations(found: Sequence[asyncpg.Record]) -> list[Violation]:
+    return [
+        Violation(
+            rule=row["rule"],
+            execution_id=None if row["id"] is None else ExecutionId(row["id"]),
+            detail=row["detail"],
+        )
+        for row in found
+    ]

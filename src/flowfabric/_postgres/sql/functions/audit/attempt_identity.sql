@@ -1,8 +1,9 @@
 -- audit_attempt_identity: The attempts of an execution have different ids, leases and epochs.
-create or replace function flowfabric.audit_attempt_identity(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_attempt_identity(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'attempt_identity', e.partition, e.id, null from e
     where exists (select from flowfabric.attempts_of(e.partition, e.id) a

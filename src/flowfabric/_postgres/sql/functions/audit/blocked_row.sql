@@ -1,8 +1,9 @@
 -- audit_blocked_row: An execution held back for a listed reason is in that list once.
-create or replace function flowfabric.audit_blocked_row(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_blocked_row(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'blocked_row', e.partition, e.id, e.blocking_reason from e
     where (select count(*) from flowfabric.blocked b

@@ -1,9 +1,10 @@
 -- audit_cancel_requested_event: There is one event per cancellation of a flow.
-create or replace function flowfabric.audit_cancel_requested_event(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_cancel_requested_event(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     select 'cancel_requested_event', f.partition, f.flow_id, count(v.seq)::text from flowfabric.flow f
     left join flowfabric.event v on v.flow_id = f.flow_id and v.operator_type = 'flow_cancel_requested'
-    where f.partition between p_low and p_high
+    where (f.partition, f.flow_id) between (p_low, p_from) and (p_high, p_to)
     group by f.partition, f.flow_id, f.state
     having count(v.seq) <> case f.state when 'cancelled' then 1 else 0 end
 $$;

@@ -1,5 +1,6 @@
 -- audit_cascade_event: A pending cascade names the event of its end.
-create or replace function flowfabric.audit_cascade_event(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_cascade_event(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     select 'cascade_event', o.partition, o.id, o.outcome from flowfabric.pending_cascade o
     where o.partition between p_low and p_high

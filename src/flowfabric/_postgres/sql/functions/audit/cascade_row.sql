@@ -1,5 +1,6 @@
 -- audit_cascade_row: A pending cascade describes an end that happened.
-create or replace function flowfabric.audit_cascade_row(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_cascade_row(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with owed as (
         select x.* from flowfabric.pending_cascade x where x.partition between p_low and p_high

@@ -1,9 +1,10 @@
 -- audit_condition_held: An open suspension is not satisfied; one that was resumed by signals was satisfied by its closer. Of
 -- several waits any signal since then satisfies it.
-create or replace function flowfabric.audit_condition_held(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_condition_held(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     select 'condition_held', s.partition, s.id, s.suspension_id::text from flowfabric.suspension s
-    where s.partition between p_low and p_high
+    where (s.partition, s.id) between (p_low, p_from) and (p_high, p_to)
       and case when s.keeps_waitpoints
                then s.closed_at is null and exists (
                         select from unnest(s.waitpoint_ids) as u (waitpoint_id)

@@ -1,8 +1,9 @@
 -- audit_edge_forgotten: Every end of an upstream is counted on its edges, or a pending row will count it.
-create or replace function flowfabric.audit_edge_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_edge_forgotten(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with d as (
-        select x.* from flowfabric.edge x where x.partition between p_low and p_high
+        select x.* from flowfabric.edge x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     ), owed as (
         select x.* from flowfabric.pending_cascade x where x.partition between p_low and p_high
     )

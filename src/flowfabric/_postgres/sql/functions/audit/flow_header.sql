@@ -1,8 +1,9 @@
 -- audit_flow_header: The stored facts of a flow agree with its state.
-create or replace function flowfabric.audit_flow_header(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_flow_header(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with f as (
-        select x.* from flowfabric.flow x where x.partition between p_low and p_high
+        select x.* from flowfabric.flow x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'flow_header', f.partition, f.flow_id, f.state from f
     where f.last_mutation_at < f.created_at or not coalesce(case f.state

@@ -1,8 +1,9 @@
 -- audit_flow_summary: The summary of a flow that is not marked for counting has the right counts.
-create or replace function flowfabric.audit_flow_summary(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_flow_summary(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with f as (
-        select x.* from flowfabric.flow x where x.partition between p_low and p_high
+        select x.* from flowfabric.flow x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     ), touched as (
         select x.* from flowfabric.flow_touched x where x.partition between p_low and p_high
     )

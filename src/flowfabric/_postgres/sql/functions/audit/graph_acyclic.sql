@@ -1,8 +1,9 @@
 -- audit_graph_acyclic: The graph of a flow has no cycle.
-create or replace function flowfabric.audit_graph_acyclic(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_graph_acyclic(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with f as (
-        select x.* from flowfabric.flow x where x.partition between p_low and p_high
+        select x.* from flowfabric.flow x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'graph_acyclic', f.partition, f.flow_id, null from f
     cross join lateral (

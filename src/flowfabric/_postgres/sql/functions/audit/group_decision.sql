@@ -1,8 +1,9 @@
 -- audit_group_decision: The state of a group follows from its counters.
-create or replace function flowfabric.audit_group_decision(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_group_decision(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with g as (
-        select x.* from flowfabric.edge_group x where x.partition between p_low and p_high
+        select x.* from flowfabric.edge_group x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'group_decision', g.partition, g.downstream, g.state from g
     where not coalesce(case

@@ -1,5 +1,6 @@
 -- audit_lease_history: A lease is acquired, renewed, then lost or given back, before the next one.
-create or replace function flowfabric.audit_lease_history(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_lease_history(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
         select x.* from flowfabric.event x where x.partition between p_low and p_high

@@ -1,6 +1,7 @@
 -- audit_parked_for_ever: An execution that is parked for others has a waiter row for one that has not ended, or a timer that
 -- wakes it.
-create or replace function flowfabric.audit_parked_for_ever(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_parked_for_ever(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (
         select t.kind, u.partition, u.id, min(t.due_at) as due_at
@@ -9,7 +10,7 @@ language sql stable as $$
         group by t.kind, u.partition, u.id
     )
     select 'parked_for_ever', e.partition, e.id, e.blocking_detail from flowfabric.execution e
-    where e.partition between p_low and p_high and e.is_parked and e.state = 'waiting_children'
+    where (e.partition, e.id) between (p_low, p_from) and (p_high, p_to) and e.is_parked and e.state = 'waiting_children'
       and not exists (select from flowfabric.waiter w join flowfabric.execution c on c.partition = w.awaited_partition
                       and c.id = w.awaited_id and c.completed_at is null
                       where w.partition = e.partition and w.id = e.id)

@@ -1,9 +1,11 @@
--- audit_ready_below_floor: No ready row lies below the floor of its route: a claim would never see it.
-create or replace function flowfabric.audit_ready_below_floor(p_low integer, p_high integer) returns setof flowfabric.violation
+-- audit_ready_below_floor: No ready row lies below the floor of its route, and none is in a route without a floor: a claim
+-- would never see it.
+create or replace function flowfabric.audit_ready_below_floor(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     select 'ready_below_floor', r.partition, r.id, null from flowfabric.ready r
+    join flowfabric.route q on q.id = r.route
     where r.partition between p_low and p_high
-      and exists (select from flowfabric.ready_floor f where f.route = r.route)
-      and not exists (select from flowfabric.ready_floor f where f.route = r.route
+      and not exists (select from flowfabric.ready_floor f where f.lane = q.lane and f.route = r.route
                       and (f.rank, f.created_at, f.id) <= (r.rank, r.created_at, r.id))
 $$;

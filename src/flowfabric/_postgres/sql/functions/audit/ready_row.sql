@@ -1,8 +1,9 @@
 -- audit_ready_row: A ready row exists exactly for the executions that may be claimed, in its position.
-create or replace function flowfabric.audit_ready_row(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_ready_row(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'ready_row', e.partition, e.id, e.state || ' has ' || (select count(*) from flowfabric.ready r where r.id = e.id)
     from e where (select count(*) from flowfabric.ready r

@@ -1,8 +1,9 @@
 -- audit_sibling_flag: A group has siblings to cancel exactly when its race is decided and its policy asks for it.
-create or replace function flowfabric.audit_sibling_flag(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_sibling_flag(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with g as (
-        select x.* from flowfabric.edge_group x where x.partition between p_low and p_high
+        select x.* from flowfabric.edge_group x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'sibling_flag', g.partition, g.downstream, concat_ws(' ', g.state, g.cancel_siblings_reason) from g
     where (g.cancel_siblings_pending and not exists (

@@ -1,8 +1,9 @@
 -- audit_sibling_forgotten: Every upstream that a decided race no longer needs has ended, or is queued for cancellation.
-create or replace function flowfabric.audit_sibling_forgotten(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_sibling_forgotten(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with g as (
-        select x.* from flowfabric.edge_group x where x.partition between p_low and p_high
+        select x.* from flowfabric.edge_group x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'sibling_forgotten', g.partition, g.downstream, e.id::text from g
     join flowfabric.edge x on x.partition = g.partition and x.downstream = g.downstream and x.flow_id = g.flow_id

@@ -1,10 +1,11 @@
 -- audit_signal_events: There is one event per signal.
-create or replace function flowfabric.audit_signal_events(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_signal_events(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
         select x.* from flowfabric.event x where x.partition between p_low and p_high
     ), e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'signal_events', e.partition, e.id, null from e
     where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.signal_effect <> 'deduped')

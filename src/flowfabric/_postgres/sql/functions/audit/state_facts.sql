@@ -1,8 +1,9 @@
 -- audit_state_facts: The stored facts agree with the state: each state has the columns it needs and no others.
-create or replace function flowfabric.audit_state_facts(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_state_facts(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'state_facts', e.partition, e.id, concat_ws(' ', e.state, e.blocking_reason, e.pending,
                                                                e.resume_pending, e.lease_lost) as detail

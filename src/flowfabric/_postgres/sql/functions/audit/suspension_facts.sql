@@ -1,8 +1,9 @@
 -- audit_suspension_facts: An open suspension and its execution agree about times, attempt and reason.
-create or replace function flowfabric.audit_suspension_facts(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_suspension_facts(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'suspension_facts', s.partition, s.id, s.suspension_id::text
     from flowfabric.suspension s join e on e.partition = s.partition and e.id = s.id

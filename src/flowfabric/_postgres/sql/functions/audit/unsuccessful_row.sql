@@ -1,8 +1,9 @@
 -- audit_unsuccessful_row: Executions that failed, expired, or were cancelled or skipped are in that list once; others are not.
-create or replace function flowfabric.audit_unsuccessful_row(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_unsuccessful_row(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with e as (
-        select x.* from flowfabric.execution x where x.partition between p_low and p_high
+        select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'unsuccessful_row', e.partition, e.id, e.state from e
     where (select count(*) from flowfabric.unsuccessful w

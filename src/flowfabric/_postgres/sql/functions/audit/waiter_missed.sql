@@ -1,5 +1,6 @@
 -- audit_waiter_missed: A parked execution waits for something that has not happened yet, or a timer wakes it.
-create or replace function flowfabric.audit_waiter_missed(p_low integer, p_high integer) returns setof flowfabric.violation
+create or replace function flowfabric.audit_waiter_missed(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with pointed as materialized (
         select t.kind, u.partition, u.id, min(t.due_at) as due_at
