@@ -9,9 +9,9 @@ language sql immutable as $$ select '00000000-0000-0000-0000-000000000000'::uuid
 create or replace function flowfabric.far_date() returns timestamptz
 language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
 
--- ready_lock: the first number of the advisory lock on a route's ready rows; the second is the route.
-create or replace function flowfabric.ready_lock() returns integer
-language sql immutable as $$ select 708301 $$;
+-- ready_lock: the first number of the advisory locks on a route's ready rows. See queue/cover_ready.sql.
+create or replace function flowfabric.ready_lock(p_route integer) returns integer
+language sql immutable as $$ select 1174405120 + p_route $$;
 
 -- partition_of: the partition, out of so many, that the id of an execution or flow says: its last 16 bits.
 create or replace function flowfabric.partition_of(p_id uuid, p_count integer) returns integer
@@ -26,3 +26,7 @@ language sql immutable as $$ select least(greatest(coalesce(p_asked, 0), 0), 900
 -- rank_of: the position of a priority in the order of ready rows, in which every column ascends.
 create or replace function flowfabric.rank_of(p_priority integer) returns integer
 language sql immutable as $$ select 9000 - p_priority $$;
+
+-- id_time: the first 48 bits of an id.
+create or replace function flowfabric.id_time(p_id uuid) returns bigint
+language sql immutable as $$ select ('x' || lpad(left(replace(p_id::text, '-', ''), 12), 16, '0'))::bit(64)::bigint $$;

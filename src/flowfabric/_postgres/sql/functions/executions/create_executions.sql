@@ -3,8 +3,8 @@
 -- Called by submitters, also inside their own transaction.
 -- Takes    the distinct routes of the call and, per item, the number of its route (null: all use the first); an array
 --          is null if every item has the default, and p_policy may be one for all.
--- Locks    idempotency keys in order, new lanes and routes in order, the ready locks of the routes, shared, then
---          ids that the caller gave, in the order of the items.
+-- Locks    idempotency keys in order, new lanes and routes in order, then ids that the caller gave, in the order of the
+--          items.
 -- Returns  one row with ordinal 0 when all were created and wait; else one row per item: created, duplicate (with the
 --          id that exists), or lane_closed.
 create or replace function flowfabric.create_executions(
@@ -73,12 +73,6 @@ begin
                              order by u.ord)
             into v_code from unnest(p_id, p_route_no) with ordinality as u (id, no, ord);
         end if;
-        if cardinality(v_routes) = 1 and v_routes[1] is not null then
-            perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_routes[1]);   -- as hold_routes does, without the call
-        else
-            perform flowfabric.hold_routes(array_remove(v_routes, null));
-        end if;
-
         if p_id_given then
             select g.made, g.code into v_made, v_code from flowfabric.insert_given(
                 v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,

@@ -9,7 +9,8 @@ language plpgsql as $$
 declare
     v_now timestamptz;
     v_route integer;
-    v_outranks boolean;
+    v_known boolean;
+    v_covered boolean;
     v_wakes boolean;
 begin
     select flowfabric.now(), r.id into v_now, v_route
@@ -19,7 +20,6 @@ begin
     if not found then
         return false;
     end if;
-    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);   -- as hold_routes does, without the call
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
@@ -30,16 +30,17 @@ begin
     )
     insert into flowfabric.ready (route, rank, created_at, id, partition)
     select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
-    select exists (select from flowfabric.ready_floor f
-                   where f.route = v_route and (f.rank, f.created_at) >= (flowfabric.rank_of(0), v_now)),
-           exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp())
-    into v_outranks, v_wakes;
-    if v_outranks or current_setting('transaction_isolation') <> 'read committed' then
-        perform flowfabric.lower_floor(array_agg(v_route), array_agg(flowfabric.rank_of(0)), array_agg(v_now), array_agg(i))
-        from unnest(p_id) i;
+    v_known := flowfabric.announce_ready(v_route, flowfabric.rank_of(0), v_now);
+    select exists (select from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_route
+                   and (f.rank, f.created_at) < (flowfabric.rank_of(0), v_now)),
+           exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > clock_timestamp())
+    into v_covered, v_wakes;
+    if not (v_known and v_covered) then   -- as cover_ready does
+        insert into flowfabric.ready_floor (lane, route, rank, created_at, id)
+        values (p_lane, v_route, flowfabric.rank_of(0), v_now, flowfabric.zero_uuid());
     end if;
     if v_wakes then
-        perform pg_notify('flowfabric', 'work');
+        perform flowfabric.wake_route(v_route, cardinality(p_id));
     end if;
     return true;
 end;

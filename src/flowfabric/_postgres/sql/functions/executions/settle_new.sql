@@ -6,24 +6,20 @@ create or replace function flowfabric.settle_new(
     p_tags text[], p_delays boolean, p_deadlines boolean, p_ready integer, p_now timestamptz)
 returns void
 language plpgsql as $$
-declare
-    v_rank integer := flowfabric.rank_of(0);
 begin
     if p_ready > 0 then
-        -- Rows created now are after every floor, unless they outrank it.
-        if p_priority is not null then
-            select flowfabric.rank_of(flowfabric.priority_of(max(p))) into v_rank from unnest(p_priority) p;
-        end if;
-        if current_setting('transaction_isolation') <> 'read committed'
-           or exists (select from flowfabric.ready_floor f
-                      where f.route = any (p_routes) and (f.rank, f.created_at) >= (v_rank, p_now)) then
-            perform flowfabric.lower_floor(
+        if p_priority is null and cardinality(p_routes) = 1 then
+            perform flowfabric.cover_ready(p_routes, array[flowfabric.rank_of(0)], array[p_now], array[flowfabric.zero_uuid()]);
+        else
+            perform flowfabric.cover_ready(
                 array_agg(p_routes[coalesce(u.no, 1)]), array_agg(flowfabric.rank_of(flowfabric.priority_of(u.priority))),
                 array_agg(p_now), array_agg(u.id))
             from unnest(p_route_no, p_priority, p_id) with ordinality as u (no, priority, id, ord)
             where p_code is null or p_code[u.ord] is null;
         end if;
-        perform flowfabric.wake_workers();
+        perform flowfabric.wake_workers(array_agg(p_routes[coalesce(u.no, 1)]))
+        from unnest(p_route_no, p_id) with ordinality as u (no, id, ord)
+        where p_code is null or p_code[u.ord] is null;
     end if;
     if p_delays then
         perform flowfabric.set_timers('delay', array_agg(e.partition), array_agg(e.id), array_agg(e.delay_until))

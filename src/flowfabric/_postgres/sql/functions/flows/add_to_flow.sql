@@ -36,7 +36,7 @@ begin
             where f.partition = p_partition and f.flow_id = p_flow;
             insert into flowfabric.flow_touched values (p_partition, p_flow);
             -- An execution that ended before it became a member needs no cascade: it has no edges yet.
-            perform flowfabric.wake_workers();   -- a concurrent claim skipped them
+            perform flowfabric.wake_for(array_fill(p_partition, array[cardinality(p_id)]), p_id);   -- a claim skipped them
         end if;
         select f.node_count into members from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow;
     end if;

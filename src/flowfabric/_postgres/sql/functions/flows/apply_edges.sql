@@ -76,10 +76,6 @@ begin
     from unnest(p_edge, v_down, v_outcomes, v_ended) with ordinality as e (edge, down, outcome, ended, ord)
     where e.outcome is not null;
     if v_edges is not null then
-        perform flowfabric.hold_routes((
-            select array_agg(distinct e.route) from unnest(v_downstreams) u (id)
-            cross join lateral (select x.route from flowfabric.execution x
-                                where x.partition = p_partition and x.id = u.id offset 0) e));
         if flowfabric.resolve_edges(
                array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
                v_edges, v_downstreams, v_ends, array_fill(null::bigint, array[cardinality(v_edges)]), v_now) <> '{}' then
@@ -106,6 +102,7 @@ begin
             p_edge, v_now);
     end if;
     insert into flowfabric.flow_touched values (p_partition, p_flow);
-    perform flowfabric.wake_workers();   -- a concurrent claim skipped them
+    -- A concurrent claim skipped them.
+    perform flowfabric.wake_for(array_fill(p_partition, array[cardinality(v_up) + cardinality(v_down)]), v_up || v_down);
 end;
 $$;

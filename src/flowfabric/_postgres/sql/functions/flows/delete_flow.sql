@@ -5,6 +5,7 @@
 create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql security definer as $$
 begin
+    perform flowfabric.require_read_committed();
     perform 1 from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow for update;
     if not found then
         return 'flow_not_found';

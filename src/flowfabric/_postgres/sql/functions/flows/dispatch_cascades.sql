@@ -12,13 +12,14 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
+    v_commit constant text := current_setting('synchronous_commit');
     v_seq bigint[]; v_partition integer[]; v_id uuid[]; v_run integer[]; v_outcome text[]; v_after uuid[];
     v_done boolean[]; v_next uuid[]; v_resolved integer[];
     v_one_done boolean; v_one_next uuid; v_one_resolved integer;
 begin
     perform flowfabric.require_read_committed();
-    -- Nothing is lost: after a crash the row is still pending.
-    perform set_config('synchronous_commit', 'off', true);
+    -- Nothing is lost: after a crash the row is still pending. An end that a reader has seen must not be taken back.
+    perform set_config('synchronous_commit', 'off', true), set_config('flowfabric.ended', '', true);
     with taken as materialized (
         select p.* from flowfabric.pending_cascade p
         where p.seq > coalesce(p_after, 0) and (p_event is null or p.seq = p_event)
@@ -73,6 +74,9 @@ begin
     select coalesce(sum(r), 0) into resolved from unnest(v_resolved) r;
     -- There was progress, or there may be more after the ends that could not be resolved.
     more := finished + resolved > 0 or seen = p_limit;
+    if current_setting('flowfabric.ended', true) = 'yes' then
+        perform set_config('synchronous_commit', v_commit, true);
+    end if;
     return next;
 end;
 $$;

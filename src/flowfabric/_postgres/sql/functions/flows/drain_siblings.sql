@@ -7,6 +7,7 @@ declare
     v_entry boolean;
     v_pending boolean;
 begin
+    perform flowfabric.require_read_committed();
     -- The group first, as adding to the entry does.
     select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
     where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;

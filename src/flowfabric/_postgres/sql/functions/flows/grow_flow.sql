@@ -63,7 +63,6 @@ begin
     end if;
     if code is null then
         v_now := flowfabric.now();
-        perform flowfabric.hold_routes(v_routes);
         begin
             -- In slices: to find the n-th text of an array takes n steps.
             for v_low in 1 .. cardinality(p_id) by 500 loop
@@ -123,7 +122,7 @@ begin
                         array_fill(p_partition, array[cardinality(v_edges)]), array_fill(p_flow, array[cardinality(v_edges)]),
                         v_edges, v_downstreams, v_outcomes, array_fill(null::bigint, array[cardinality(v_edges)]), v_now);
                 end if;
-                perform flowfabric.wake_workers();
+                perform flowfabric.wake_for(v_partitions, p_id);
             end if;
             code := 'ok';
         exception when unique_violation then

@@ -6,6 +6,7 @@ language plpgsql security definer as $$
 declare
     v_n integer;
 begin
+    perform flowfabric.require_read_committed();
     -- The lock keeps the flow from being deleted meanwhile, which would leave the summary behind.
     perform 1 from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
     join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow

@@ -8,6 +8,7 @@ declare
     e flowfabric.execution;
     v_state text;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
     if e.flow_id is not null then
         perform flowfabric.lock_group(p_partition, e.flow_id, p_id);
@@ -27,7 +28,6 @@ begin
     if v_state <> 'satisfied' then
         return 'deps_not_satisfied';
     end if;
-    perform flowfabric.hold_routes(array[e.route]);
     perform flowfabric.release_members(array[p_partition], array[p_id], flowfabric.now());
     return 'ok';
 end;

@@ -8,6 +8,7 @@ declare
     s flowfabric.sibling_cancel;
     g flowfabric.edge_group;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into s from flowfabric.sibling_cancel x
     where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream for update skip locked;
     if s.flow_id is null then

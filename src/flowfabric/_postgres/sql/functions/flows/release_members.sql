@@ -1,7 +1,7 @@
 -- release_members: waiting_children -> waiting (resumable after a suspension, delayed while a delay lasts, held back
 -- again if it was held back before).
 --
--- Called under the locks of the executions and of their routes. Members in another state, and parked ones, are left alone.
+-- Called under the locks of the executions. Members in another state, and parked ones, are left alone.
 create or replace function flowfabric.release_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -40,8 +40,8 @@ begin
     into v_routes, v_ranks, v_created, v_ids, v_late_partitions, v_late_ids, v_late_due, v_held_partitions, v_held_ids, v_reasons
     from released r;
     if v_ids is not null then
-        perform flowfabric.lower_floor(v_routes, v_ranks, v_created, v_ids);
-        perform flowfabric.wake_workers();
+        perform flowfabric.cover_ready(v_routes, v_ranks, v_created, v_ids);
+        perform flowfabric.wake_workers(v_routes);
     end if;
     perform flowfabric.set_timers('delay', v_late_partitions, v_late_ids, v_late_due);
     -- An earlier blocking reason applies again.

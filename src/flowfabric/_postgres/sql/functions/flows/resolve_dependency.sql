@@ -19,8 +19,6 @@ begin
     elsif d.outcome is not null then
         return 'already_resolved';
     end if;
-    perform flowfabric.hold_routes(array_agg(e.route)) from flowfabric.execution e
-    where e.partition = p_partition and e.id = p_downstream;
     perform flowfabric.resolve_edges(
         array[p_partition], array[p_flow], array[p_edge], array[p_downstream], array[p_outcome], array[null::bigint],
         flowfabric.now());

@@ -14,9 +14,8 @@ declare
     v_held boolean[];              -- per group: locked, and to be handled
     v_pending boolean[]; v_group_tids tid[]; v_partitions integer[]; v_flows uuid[]; v_ids uuid[];
     -- The locked rows, in the order found.
-    v_found integer[]; v_found_tids tid[]; v_found_routes integer[]; v_found_pending boolean[]; v_found_waits boolean[];
+    v_found integer[]; v_found_tids tid[]; v_found_pending boolean[];
     v_found_partitions integer[]; v_found_flows uuid[]; v_found_ids uuid[];
-    v_closed integer[];
     v_no integer;
     v_satisfied integer[]; v_impossible integer[]; v_races integer[];
     v_refs boolean;
@@ -35,26 +34,21 @@ begin
         select distinct on (u.g) u.g, u.partition, u.flow, u.downstream
         from unnest(v_g, p_partition, p_flow, p_downstream) as u (g, partition, flow, downstream) order by u.g
     ), held as materialized (
-        select w.g, g.ctid as tid, x.route, g.state = 'pending' as pending, x.state = 'waiting_children' and not x.is_parked as waits,
-               w.partition, w.flow, w.downstream
+        select w.g, g.ctid as tid, g.state = 'pending' as pending, w.partition, w.flow, w.downstream
         from wanted w
         join flowfabric.edge_group g on g.partition = w.partition and g.flow_id = w.flow and g.downstream = w.downstream
         join flowfabric.execution x on x.partition = w.partition and x.id = w.downstream
         for update of g skip locked for no key update of x skip locked
     )
-    select array_agg(h.g), array_agg(h.tid), array_agg(h.route), array_agg(h.pending), array_agg(h.waits),
+    select array_agg(h.g), array_agg(h.tid), array_agg(h.pending),
            array_agg(h.partition), array_agg(h.flow), array_agg(h.downstream)
-    into v_found, v_found_tids, v_found_routes, v_found_pending, v_found_waits, v_found_partitions, v_found_flows, v_found_ids
+    into v_found, v_found_tids, v_found_pending, v_found_partitions, v_found_flows, v_found_ids
     from held h;
-    -- A released execution gets a ready row of its route; that lock must not wait either.
-    select array_agg(r.route) into v_closed
-    from (select distinct u.route from unnest(v_found_routes, v_found_waits) as u (route, waits) where u.waits) r
-    where not pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route);
     -- Map the order found to the numbers of the groups. A loop: a join would be nested (the settings of complete allow
     -- no other) and quadratic.
     for i in 1 .. coalesce(cardinality(v_found), 0) loop
         v_no := v_found[i];
-        v_held[v_no] := v_closed is null or not v_found_waits[i] or v_found_routes[i] <> all (v_closed);
+        v_held[v_no] := true;
         v_pending[v_no] := v_found_pending[i];
         v_group_tids[v_no] := v_found_tids[i];
         v_partitions[v_no] := v_found_partitions[i];

@@ -8,6 +8,7 @@ declare
     v_code text := flowfabric.open_flow(p_partition, p_flow, true);
     g flowfabric.edge_group;
 begin
+    perform flowfabric.require_read_committed();
     if v_code is not null then
         return v_code;
     end if;

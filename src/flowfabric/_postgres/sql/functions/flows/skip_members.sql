@@ -4,6 +4,7 @@
 create or replace function flowfabric.skip_members(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 begin
+    perform set_config('flowfabric.ended', 'yes', true);   -- the dispatcher commits it synchronously
     perform flowfabric.end_executions(
         array_agg(e.partition), array_agg(e.id), null, 'skipped', 'ended_cancelled', 'skipped', null, null, null, null,
         null, null, 'dependency_impossible', 'backend', false, p_now)

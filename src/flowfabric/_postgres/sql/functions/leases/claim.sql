@@ -1,84 +1,78 @@
 -- claim: take up to p_limit executions of a lane, best rank first
 --
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
+-- Takes    p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 -- Locks    ready rows and their executions, skipping locked rows; it never waits.
 -- Returns  one row per lease, best first; no row without work.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
 create or replace function flowfabric.claim(
-    p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer)
+    p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
+    p_sleeper uuid, p_asleep timestamptz)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_routes integer[];
-    v_share integer[];       -- how many to take of each route
+    v_auto_reclaim boolean;
+    -- The routes that may have work, and where their rows begin.
+    v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
+    v_best tid[];
+    v_looks integer := 0;
     v_taken flowfabric.taken;
-    v_pass integer := 0;
     v_partitions integer[] := '{}';
     v_ids uuid[] := '{}';
     v_tids tid[] := '{}';
-    v_more integer;
     v_again boolean := false;
-    v_auto_reclaim boolean;
-    v_lost boolean;          -- a lost lease is among the best
 begin
-    select flowfabric.now(), d.auto_reclaim,
-           (select array_agg(r.id order by r.id) from flowfabric.lane l join flowfabric.route r on r.lane = l.name
-            where l.name = p_lane and l.state in ('active', 'draining')
-              and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities)
-    into v_now, v_auto_reclaim, v_routes
-    from flowfabric.deployment d;
+    perform flowfabric.require_read_committed();
+    select flowfabric.now(), d.auto_reclaim into v_now, v_auto_reclaim
+    from flowfabric.deployment d, flowfabric.lane l where l.name = p_lane and l.state in ('active', 'draining');
+    if not found then
+        return;
+    end if;
+    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id)
+    into v_routes, v_ranks, v_created, v_floor_ids
+    from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
+          from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
+          where f.lane = p_lane and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities
+          order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
         return;
     end if;
 
-    if cardinality(v_routes) > 1 then
-        loop
-            -- First read which routes have the best ranks, without locks; then take that many from each.
-            select array_agg(n.share order by n.route), bool_or(n.lost) into v_share, v_lost
-            from (select q.route, count(b.route)::integer as share, bool_or(b.available_at is not null) as lost
-                  from unnest(v_routes) as q (route)
-                  left join (select c.route, c.available_at from unnest(v_routes) as w (route)
-                             cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
-                             order by c.rank, c.created_at, c.id limit p_limit) b on b.route = q.route
-                  group by q.route) n;
-            exit when not coalesce(v_lost, false);
-            -- An execution at its reclaim cap ends here: otherwise it would count towards this route and a lower-ranked
-            -- row would be taken.
-            select array_agg(x.partition), array_agg(x.id) into v_partitions, v_ids
-            from (select e.partition, e.id
-                  from (select c.* from unnest(v_routes) as w (route)
-                        cross join lateral (select * from flowfabric.candidates(w.route, p_limit, v_auto_reclaim, v_now)) c
-                        order by c.rank, c.created_at, c.id limit p_limit) b
-                  join flowfabric.ready r on r.route = b.route and r.rank = b.rank and r.created_at = b.created_at and r.id = b.id
-                  join flowfabric.execution e on e.partition = r.partition and e.id = r.id
-                  where b.available_at is not null and e.lease_lost is not null
-                    and e.reclaims >= flowfabric.reclaim_cap(e.policy, null)
-                  for update of r skip locked
-                  for no key update of e skip locked) x;
-            exit when v_ids is null;
-            perform flowfabric.end_capped(v_partitions, v_ids, flowfabric.now());
-        end loop;
-        v_partitions := '{}'; v_ids := '{}';
-    else
-        v_share := array[p_limit];
-    end if;
+    -- Several routes: read the best rows without locks, then take them. One that reached its reclaim cap ends instead
+    -- of being claimed, and one that another claim was faster to take is missing: look again.
+    while cardinality(v_routes) > 1 and cardinality(v_ids) < p_limit loop
+        select array_agg(b.tid) into v_best
+        from (select c.tid
+              from unnest(v_routes, v_ranks, v_created, v_floor_ids) as q (route, rank, created_at, id)
+              cross join lateral (
+                  select r.ctid as tid, r.rank, r.created_at, r.id from flowfabric.ready r
+                  where r.route = q.route and (r.rank, r.created_at, r.id) >= (q.rank, q.created_at, q.id)
+                    and (r.granted_until is null or r.granted_until <= v_now)
+                    and (r.deadline_at is null or r.deadline_at > v_now)
+                    and (r.available_at is null or (v_auto_reclaim and r.available_at <= v_now))
+                  order by r.rank, r.created_at, r.id limit p_limit - cardinality(v_ids)) c
+              order by c.rank, c.created_at, c.id limit p_limit - cardinality(v_ids)) b;
+        exit when v_best is null;
+        v_taken := flowfabric.take_ready(v_best, null, null, null, null, p_limit, v_auto_reclaim, v_now);
+        v_partitions := v_partitions || v_taken.partitions;
+        v_ids := v_ids || v_taken.ids;
+        v_tids := v_tids || v_taken.tids;
+        v_again := v_again or v_taken.again;
+        v_looks := v_looks + 1;
+        exit when cardinality(v_taken.ids) < cardinality(v_best) and v_looks >= 3;
+    end loop;
 
-    -- The second pass fills up from any route if concurrent claims were faster in the first.
-    while v_pass < 2 and cardinality(v_ids) < p_limit loop
-        for i in 1 .. cardinality(v_routes) loop
-            v_more := least(p_limit - cardinality(v_ids),
-                            case when v_pass = 0 then v_share[i] else p_limit end);
-            continue when v_more <= 0;
-            v_taken := flowfabric.take_ready(v_routes[i], v_more, v_auto_reclaim, v_now);
-            v_partitions := v_partitions || v_taken.partitions;
-            v_ids := v_ids || v_taken.ids;
-            v_tids := v_tids || v_taken.tids;
-            v_again := v_again or v_taken.again;
-        end loop;
-        exit when cardinality(v_routes) = 1;
-        v_pass := v_pass + 1;
+    -- One route, or rows that concurrent claims hold: take the first that are free, route by route.
+    for i in 1 .. cardinality(v_routes) loop
+        exit when cardinality(v_ids) >= p_limit or (cardinality(v_routes) > 1 and v_best is null);
+        v_taken := flowfabric.take_ready(null, v_routes[i], v_ranks[i], v_created[i], v_floor_ids[i],
+                                         p_limit - cardinality(v_ids), v_auto_reclaim, v_now);
+        v_partitions := v_partitions || v_taken.partitions;
+        v_ids := v_ids || v_taken.ids;
+        v_tids := v_tids || v_taken.tids;
+        v_again := v_again or v_taken.again;
     end loop;
 
     if cardinality(v_ids) > 0 then
@@ -88,17 +82,28 @@ begin
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
                 v_again, v_now);
         else
-            -- Taken route by route, returned in claim order.
+            -- Returned in claim order, however they were taken.
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
                 v_again, v_now) s order by s.priority desc, s.created_at, s.id;
         end if;
-        -- Occasionally the floor follows the claims; a chance per row makes this independent of the batch size.
-        if random() < cardinality(v_ids) / 2000.0 then
-            for i in 1 .. cardinality(v_routes) loop
-                perform flowfabric.raise_floor(v_routes[i]);
-            end loop;
+    end if;
+    if cardinality(v_ids) > 0 and p_asleep is not null then
+        perform flowfabric.get_up(p_sleeper, array[p_lane], p_asleep);
+    end if;
+    -- Work is left: the next worker may sleep.
+    if cardinality(v_ids) = p_limit
+       and exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > clock_timestamp()) then
+        perform flowfabric.wake_workers(v_routes[1:8]);
+    end if;
+    -- Occasionally the floor follows the claims; a chance per row makes this independent of the batch size. Without work,
+    -- routes that seem to have some are looked at again, a few at a time.
+    if cardinality(v_ids) > 0 then
+        if random() < cardinality(v_ids) / 500.0 then
+            perform flowfabric.raise_floors(p_lane, v_routes[1:20]);
         end if;
+    elsif v_created[1] < v_now - interval '5 seconds' and random() < 0.2 then
+        perform flowfabric.raise_floors(p_lane, v_routes[1:20]);
     end if;
 end;
 $$;

@@ -4,7 +4,7 @@
 -- p_limit from the lanes in the order given.
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text[], p_capabilities text[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_limit integer)
+    p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 declare
@@ -20,11 +20,14 @@ begin
             v_given := least(v_left, case when v_pass = 0 then p_shares[i] else v_left end);
             continue when v_given <= 0;
             return query select * from flowfabric.claim(
-                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given);
+                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, null, null);
             get diagnostics v_took = row_count;
             v_dry[i] := v_took < v_given;
             v_left := v_left - v_took;
         end loop;
     end loop;
+    if v_left < p_limit and p_asleep is not null then
+        perform flowfabric.get_up(p_sleeper, p_lanes, p_asleep);
+    end if;
 end;
 $$;

@@ -15,12 +15,11 @@ begin
     if v_routes is null then
         return;
     end if;
-    perform flowfabric.hold_routes(v_routes);
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, available_at)
     select e.route, flowfabric.rank_of(e.priority), e.created_at, e.id, e.partition, e.deadline_at, p_available_at
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
-    perform flowfabric.lower_floor(v_routes, v_ranks, v_created, v_ids);
-    perform flowfabric.wake_workers();
+    perform flowfabric.cover_ready(v_routes, v_ranks, v_created, v_ids);
+    perform flowfabric.wake_workers(v_routes);
 end;
 $$;

@@ -1,45 +1,58 @@
--- take_ready: lock and remove the first ready rows of a route, with their executions locked.
+-- take_ready: lock and remove ready rows, with their executions locked: the first of a route from its floor on, or given
+-- ones.
 --
+-- Takes    p_tids: rows that were read without locks; null: the first p_limit rows of p_route.
 -- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues after it.
 create or replace function flowfabric.take_ready(
-    p_route integer, p_limit integer, p_reclaim boolean, p_now timestamptz)
+    p_tids tid[], p_route integer, p_rank integer, p_created timestamptz, p_id uuid, p_limit integer, p_reclaim boolean,
+    p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
-    v_rank integer;
-    v_created timestamptz;
-    v_id uuid;
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
     v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
     v_again boolean; v_lost boolean; v_held boolean; v_granted boolean;
     v_capped integer[];
 begin
-    select f.rank, f.created_at, f.id into v_rank, v_created, v_id
-    from flowfabric.ready_floor f where f.route = p_route order by f.rank, f.created_at, f.id limit 1;
-    if v_rank is null then
-        v_rank := -1; v_created := '-infinity'; v_id := flowfabric.zero_uuid();
-    end if;
     loop
         -- Skip rows whose execution is locked; the scan continues after them.
-        with locked as (
-            select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
-                   e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
-                   r.granted_until is not null as granted
-            from flowfabric.ready r
-            join flowfabric.execution e on e.partition = r.partition and e.id = r.id
-            where r.route = p_route and (r.rank, r.created_at, r.id) >= (v_rank, v_created, v_id)
-              and (r.granted_until is null or r.granted_until <= p_now)
-              and (r.deadline_at is null or r.deadline_at > p_now)
-              and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
-            order by r.rank, r.created_at, r.id
-            limit p_limit - cardinality(v_taken.ids)
-            for update of r skip locked
-            for no key update of e skip locked
-        )
-        select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
-               bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
-        into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
-        from locked l;
+        if p_tids is null then
+            with locked as (
+                select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
+                       e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
+                       r.granted_until is not null as granted
+                from flowfabric.ready r
+                join flowfabric.execution e on e.partition = r.partition and e.id = r.id
+                where r.route = p_route and (r.rank, r.created_at, r.id) >= (p_rank, p_created, p_id)
+                  and (r.granted_until is null or r.granted_until <= p_now)
+                  and (r.deadline_at is null or r.deadline_at > p_now)
+                  and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+                order by r.rank, r.created_at, r.id
+                limit p_limit - cardinality(v_taken.ids)
+                for update of r skip locked
+                for no key update of e skip locked
+            )
+            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
+                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
+            from locked l;
+        else
+            with locked as (
+                select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
+                       e.lease_lost is not null as lost, e.blocking_reason = 'waiting_for_capable_worker' as held,
+                       r.granted_until is not null as granted
+                from unnest(p_tids) as u (tid)
+                join flowfabric.ready r on r.ctid = u.tid
+                join flowfabric.execution e on e.partition = r.partition and e.id = r.id
+                where (r.granted_until is null or r.granted_until <= p_now)
+                for update of r skip locked
+                for no key update of e skip locked
+            )
+            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
+                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
+            from locked l;
+        end if;
         exit when v_tids is null;
         delete from flowfabric.ready r where r.ctid = any (v_tids);
         if v_granted then
@@ -71,7 +84,7 @@ begin
         v_taken.ids := v_taken.ids || v_ids;
         v_taken.tids := v_taken.tids || v_places;
         v_taken.again := v_taken.again or v_again;
-        exit when v_capped is null;
+        exit when v_capped is null or p_tids is not null;
     end loop;
     return v_taken;
 end;
