@@ -14,6 +14,7 @@
     +-- TransportError           the database did not answer
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
+    +-- CursorRefused            events after the cursor are missing
     +-- TimedOut                 an operation of this library took too long
     +-- TaskFailed               the awaited execution ended without a result
     |   +-- Purged               it is no longer stored
@@ -281,6 +282,19 @@ class Unavailable(FlowFabricError):
 
     def _message(self) -> str:
         return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
+
+
+class CursorRefused(FlowFabricError):
+    """A cursor of the event log cannot be continued: events after it were removed, or it is beyond the end of the log.
+
+    `position` is the oldest position that can be continued (`cursor_expired`), or the end of the log (`cursor_ahead`).
+    """
+
+    family = "cursor"
+
+    def __init__(self, kind: str, detail: str = "", *, position: int) -> None:
+        self.position = position
+        super().__init__(kind, detail)
 
 
 class TimedOut(FlowFabricError):

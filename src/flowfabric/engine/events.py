@@ -11,6 +11,7 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import Page, ScannerFilter
 
 FAMILIES = ("lease", "completion", "operator", "signal")
+MOST_LOOKED_AT = 50_000  # events that one read looks at, however few of them the filter lets through
 
 
 class Events(Operations):
@@ -27,14 +28,13 @@ class Events(Operations):
         """Return committed events after `after`, oldest first; `next_cursor` continues and is always set.
 
         An event is returned once no open transaction can still write an earlier one, so nothing appears before events
-        already read, and the events of one execution come in the order of its history.
+        already read, and the events of one execution come in the order of its history. One call looks at 50,000 events
+        at most: a page may be empty although events follow. `CursorRefused` if events after `after` are missing.
         """
         if family is not None and family not in FAMILIES:
             raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
         start = after if after is not None else EventCursor()
-        if not isinstance(start, EventCursor):
-            raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
-        check_int(start.position, "after", 0, 2**63 - 1)
+        position = _position(start)
         size = check_limit(limit, 10_000)
         chosen = check_filter(filter)
         if size == 0:
@@ -42,32 +42,38 @@ class Events(Operations):
         found = await self._fetch(
             statements.READ_EVENTS,
             family,
-            start.position,
+            position,
             size,
             *chosen,
+            MOST_LOOKED_AT,
             repeatable=True,
         )
         items = [rows.event(row) for row in found if row["occurred_at"] is not None]
         # Events that the filter skipped need not be read again.
         return Page(items, EventCursor(found[-1]["seq"]) if found else start)
 
-    async def list_events(self, execution_id: ExecutionId) -> list[Event]:
-        """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id."""
+    async def list_events(
+        self, execution_id: ExecutionId, *, after: EventCursor | None = None, limit: int = 1000
+    ) -> Page[Event, EventCursor]:
+        """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id.
+
+        One call looks at 50,000 events of the log at most; while `next_cursor` is set, there may be more.
+        """
         target = parse_execution_id(execution_id)
-        found = await self._fetch(statements.LIST_EVENTS, *self._at(target), repeatable=True)
-        return [rows.event(row) for row in found]
+        start = None if after is None else _position(after)
+        size = check_limit(limit, 10_000)
+        if size == 0:
+            return Page((), after)
+        found = await self._fetch(
+            statements.LIST_EVENTS, *self._at(target), start, size, MOST_LOOKED_AT, repeatable=True
+        )
+        items = [rows.event(row) for row in found if row["occurred_at"] is not None]
+        more = len(items) == size or len(items) < len(found)
+        return Page(items, EventCursor(found[-1]["seq"]) if more else None)
 
     async def count_events(self, after: EventCursor | None = None) -> EventCounts:
         """Count events of each type after `after`. Without `after`, return only the current end of the log."""
-        if after is not None:
-            if not isinstance(after, EventCursor):
-                raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
-            check_int(after.position, "after", 0, 2**63 - 1)
-        found = await self._fetch(
-            statements.COUNT_EVENTS,
-            None if after is None else after.position,
-            repeatable=True,
-        )
+        found = await self._fetch(statements.COUNT_EVENTS, None if after is None else _position(after), repeatable=True)
         leases: dict[str, int] = {}
         outcomes: dict[str, int] = {}
         operator: dict[str, int] = {}
@@ -80,3 +86,9 @@ class Events(Operations):
                     counts[word] = counts.get(word, 0) + row["n"]
         end = EventCursor(found[-1]["seq"])
         return EventCounts(cursor=end, lease=leases, completion=outcomes, operator=operator, signal=signals)
+
+
+def _position(after: EventCursor) -> int:
+    if not isinstance(after, EventCursor):
+        raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
+    return check_int(after.position, "after", 0, 2**63 - 1)

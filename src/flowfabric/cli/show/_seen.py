@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.values.attempt import Attempt
-    from flowfabric.values.event import Event
+    from flowfabric.values.event import Event, EventCursor
     from flowfabric.values.execution import Execution, ExecutionContext, Result
     from flowfabric.values.signal import RecordedSignal
     from flowfabric.values.step import Step
     from flowfabric.values.wait import PendingWaitpoint, Suspension
 
 _SIGNALS = 100  # how many of the newest people get to see
+_EVENT_PAGES = 20  # of 1,000 events each
 
 
 class Upstream(Struct, frozen=True):
@@ -81,12 +82,24 @@ async def read(
         suspension=await engine.read_suspension(target),
         waitpoints=await _waiting.client_of(engine).waitpoints_of(target),
         signals=await _signals(engine, target, None if all_signals else _SIGNALS),
-        events=await engine.list_events(target) if timeline else None,
+        events=await _events(engine, target) if timeline else None,
         context=await engine.read_execution_context(target) if payloads else None,
         result=await engine.read_result(target) if payloads else None,
         payloads=payloads,
         codecs=codecs,
     )
+
+
+async def _events(engine: Engine, target: ExecutionId) -> list[Event]:
+    events: list[Event] = []
+    after: EventCursor | None = None
+    for _ in range(_EVENT_PAGES):
+        page = await engine.list_events(target, after=after)
+        events += page.items
+        after = page.next_cursor
+        if after is None:
+            break
+    return events
 
 
 async def _membership(engine: Engine, found: Execution) -> Membership | None:

@@ -4,16 +4,19 @@ language plpgsql as $$
 declare
     v_cutoff timestamptz;
     v_last timestamptz;
+    v_last_seq bigint;
     v_n integer := 0;
 begin
     select p_now - d.event_retention into v_cutoff from flowfabric.deployment d;
     for v_slot in 0 .. 7 loop
         continue when v_slot = flowfabric.event_slot(p_now);
         -- The last event of a segment is its youngest, except for concurrent calls.
-        select e.occurred_at into v_last from flowfabric.event e where e.slot = v_slot
+        select e.occurred_at, e.seq into v_last, v_last_seq from flowfabric.event e where e.slot = v_slot
         order by e.seq desc limit 1;
         continue when v_last is null or v_last > v_cutoff;
         begin
+            -- With the truncation: a reader never finds a gap that no number tells of.
+            update flowfabric.deployment d set event_floor = greatest(d.event_floor, v_last_seq);
             case v_slot
                 when 0 then truncate flowfabric.event_0;
                 when 1 then truncate flowfabric.event_1;

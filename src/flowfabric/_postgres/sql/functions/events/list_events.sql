@@ -1,7 +1,11 @@
 -- The event log for people: the events of one execution, and how many events there are.
 
 -- list_events: the events of one execution in the order of its history, as far back as the log goes
-create or replace function flowfabric.list_events(p_partition integer, p_id uuid)
+--
+-- One call looks at p_most numbers at most.
+-- Returns  the events, then one row with only the number to continue after, unless all were read.
+create or replace function flowfabric.list_events(
+    p_partition integer, p_id uuid, p_after bigint, p_limit integer, p_most integer)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
                lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
@@ -14,23 +18,32 @@ declare
     v_completed_at timestamptz;
     v_from bigint;
     v_upto bigint;
+    v_last bigint;
+    v_found integer;
 begin
     select e.created_at, e.completed_at into v_created_at, v_completed_at
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
     if not found then
         return;
     end if;
-    v_from := flowfabric.seek_event(v_created_at - v_margin);
+    v_from := coalesce(p_after, flowfabric.seek_event(v_created_at - v_margin));
+    select n.last_value into v_last from flowfabric.event_number n;
     if v_completed_at is not null then
-        v_upto := flowfabric.seek_event(v_completed_at + v_margin) + 1000;
+        v_last := least(v_last, flowfabric.seek_event(v_completed_at + v_margin) + 1000);
     end if;
+    v_upto := least(v_last, v_from + p_most);
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
            e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
            e.worker_instance_id, e.reason, e.revoked_by, e.details
     from flowfabric.event e
-    where e.seq > v_from and (v_upto is null or e.seq <= v_upto) and e.partition = p_partition and e.id = p_id
-    order by e.seq;
+    where e.seq > v_from and e.seq <= v_upto and e.partition = p_partition and e.id = p_id
+    order by e.seq limit p_limit;
+    get diagnostics v_found = row_count;
+    if v_found < p_limit and v_upto < v_last then
+        seq := v_upto;
+        return next;
+    end if;
 end;
 $$;
 

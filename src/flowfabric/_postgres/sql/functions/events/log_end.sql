@@ -7,11 +7,16 @@ declare
     v_upto bigint;
     v_announced bigint;
 begin
+    if pg_is_in_recovery() then
+        -- Writers announce themselves on the primary only, and its sequences run ahead of it here.
+        raise exception 'the event log cannot be read on a standby' using errcode = 'FF002';
+    end if;
     select n.last_value into v_upto from flowfabric.event_number n;
     select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
     from pg_locks l
     where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
-      and l.database = (select d.oid from pg_database d where d.datname = current_database());
+      and l.database = (select d.oid from pg_database d where d.datname = current_database())
+      and flowfabric.may_announce(l.pid);
     return least(v_upto, v_announced);
 end;
 $$;

@@ -8,11 +8,21 @@
 -- Numbers are drawn under the execution's lock, so the events of one execution are in the order of its history.
 
 -- open_log: called before events are written; returns the segment they go to.
+--
+-- Never waits: anybody who can connect can take an advisory lock, so that an announcement may be taken. An earlier number
+-- is as right.
 create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
 language plpgsql as $$
+declare
+    v_number bigint;
 begin
-    perform pg_advisory_xact_lock_shared(flowfabric.log_key(n.last_value)) from flowfabric.event_number n;
-    return flowfabric.event_slot(p_at);
+    select n.last_value into v_number from flowfabric.event_number n;
+    for i in 0 .. 99 loop
+        if pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0))) then
+            return flowfabric.event_slot(p_at);
+        end if;
+    end loop;
+    raise exception 'the advisory locks of the event log are taken' using errcode = 'lock_not_available';
 end;
 $$;
 

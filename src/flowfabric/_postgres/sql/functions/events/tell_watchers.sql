@@ -4,7 +4,7 @@
 create or replace function flowfabric.tell_watchers(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin
-    perform pg_notify('flowfabric', 'ended ' || d.instance)
+    perform pg_notify('flowfabric_' || d.instance, 'ended')
     from (select distinct w.instance from unnest(p_partition, p_id) as u (partition, id)
           cross join lateral (select x.instance, x.until from flowfabric.watch x
                               where x.partition = u.partition and x.id = u.id offset 0) w

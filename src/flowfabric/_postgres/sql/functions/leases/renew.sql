@@ -11,11 +11,16 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_slot smallint;
+    v_logged boolean;
     v_ok integer[];
 begin
+    perform flowfabric.require_read_committed();
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
-    v_slot := flowfabric.open_log(v_now);
+    select d.event_heartbeats into v_logged from flowfabric.deployment d;
+    if v_logged then
+        v_slot := flowfabric.open_log(v_now);
+    end if;
     -- A shortened lease may expire before its timer.
     perform flowfabric.set_timers('lease', array_agg(e.partition), array_agg(e.id),
                                   array_agg(v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))))
@@ -38,7 +43,7 @@ begin
              attempt_index, worker_id, worker_instance_id)
         select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
                r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
-        from renewed r
+        from renewed r where v_logged
     )
     select v.o, 'ok', null::text, 'active', r.epoch, r.attempt_id, r.lease_expires_at
     from unnest(v_ok) as v (o)
