@@ -48,10 +48,12 @@ class Duty:
         """Return the seconds until the next round; at most the interval."""
         return self.interval.total_seconds()
 
-    async def run(self, stopping: asyncio.Event, woken: asyncio.Event | None = None) -> None:
-        """Run rounds until `stopping`, each when something is due or the interval has passed."""
+    async def run(
+        self, stopping: asyncio.Event, woken: asyncio.Event | None = None, *, while_: asyncio.Event | None = None
+    ) -> None:
+        """Run rounds until `stopping`, and while `while_` is set, each when something is due or the interval ends."""
         self.stopping = stopping
-        while not stopping.is_set():
+        while not stopping.is_set() and (while_ is None or while_.is_set()):
             pause = _RESTART_AFTER
             try:
                 if woken is not None:

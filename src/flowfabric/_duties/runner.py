@@ -4,53 +4,87 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
+import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
 from flowfabric._duties.all import ALL
+from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.duty import Duty
-from flowfabric._duties.timer import WokenDuty
+from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
+from flowfabric._duties.timer import TimerDuty, WokenDuty
 from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError
 from flowfabric.values.page import ScannerFilter
+
+log = logging.getLogger("flowfabric.duties")
+_LOOK_ANEW = 300.0  # seconds
 
 
 class TimerRunner(Duty):
-    """Runs the woken duties of one process in one loop, which sleeps until the first timer is due."""
+    """Runs the woken duties of one process in one loop, which sleeps until the first timer is due.
+
+    One call tells which of them have work.
+    """
 
     interval = timedelta(milliseconds=750)
 
     def __init__(self, engine: Engine, duties: Sequence[WokenDuty]) -> None:
         super().__init__(engine)
         self._duties = duties
+        self._pause = 0.0
+        self._announced: datetime | None = None
+        self._looked_anew = -math.inf
 
     async def run_once(self) -> int:
-        """Run bounded rounds of each kind in turn until none has more: the backlog of one delays no other."""
+        """Run bounded rounds of each kind that has work until none has more: the backlog of one delays no other."""
         handled = 0
         failure: Exception | None = None
-        waiting = list(self._duties)
-        while waiting and not self.stopping.is_set():
-            turn, waiting = waiting, []
-            for duty in turn:
+        passed_over: set[WokenDuty] = set()  # their work is locked, or not for us: it waits for the next call
+        while not self.stopping.is_set():
+            waiting = [duty for duty in await self._with_work() if duty not in passed_over]
+            if not waiting:
+                break
+            for duty in waiting:
                 try:
                     done = await duty.round()
                 except Exception as error:  # raised below, after the others have run
                     failure = failure or error
+                    passed_over.add(duty)
                     continue
                 handled += done.handled
-                if done.more:
-                    waiting.append(duty)
+                if not done.more:
+                    passed_over.add(duty)
         if failure is not None:
             raise failure
         return handled
 
+    async def _with_work(self) -> list[WokenDuty]:
+        timed = {duty.kind: duty for duty in self._duties if isinstance(duty, TimerDuty)}
+        # Timers that have fired stay in the index as long as an old snapshot anywhere may see them: looks start after
+        # them. A transaction that ended long after its timer was due is found by the rare looks that start anew.
+        if (now := time.monotonic()) - self._looked_anew >= _LOOK_ANEW:
+            self._looked_anew = now
+            for duty in timed.values():
+                duty.low_water = None
+        found = await self.engine.look_for_due(
+            {kind: duty.low_water for kind, duty in timed.items()}, at_most=self.interval, before=self._announced
+        )
+        self._pause, self._announced = found.pause, found.announced
+        for kind, low_water in found.low_water.items():
+            timed[kind].low_water = low_water
+        return [duty for duty in self._duties if (duty.kind if isinstance(duty, TimerDuty) else duty.name) in found.due]
+
     async def until_next(self) -> float:
-        return await self.engine.sleep_until_due(self.interval)
+        return self._pause
 
 
 class Duties:
-    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may run them."""
+    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may; one of them leads."""
 
     def __init__(
         self,
@@ -62,25 +96,51 @@ class Duties:
         made = [duty(engine, filter=filter) for duty in duties]
         timed = [duty for duty in made if isinstance(duty, WokenDuty)]
         self._engine = engine
-        self._loops: list[Duty] = [duty for duty in made if not isinstance(duty, WokenDuty)]
+        # A filter is the business of this process alone: nobody leads it for others.
+        self._leadership = Leadership(engine) if filter is None and made else None
+        self._loops: list[tuple[Duty, str]] = [(duty, DUTIES) for duty in made if not isinstance(duty, WokenDuty)]
         if timed:
-            self._loops.insert(0, TimerRunner(engine, timed))
+            self._loops.insert(0, (TimerRunner(engine, timed), DUTIES))
+        if self._leadership is not None and Cascade in duties:
+            self._loops.append((TimerRunner(engine, [Cascade(engine)]), CASCADES))
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.ExitStack()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process runs the duties now."""
+        return self._leadership is None or self._leadership.leads[DUTIES].is_set()
+
     async def __aenter__(self) -> Self:
         self._stopping.clear()
-        woken = self._stack.enter_context(self._engine.timer_wakeups())
-        self._tasks = [
-            asyncio.create_task(
-                loop.run(self._stopping, woken if isinstance(loop, TimerRunner) else None),
-                name=f"duty {loop.name}",
-            )
-            for loop in self._loops
+        if self._leadership is not None:
+            self._tasks.append(asyncio.create_task(self._leadership.run(self._stopping), name="duty lead"))
+        self._tasks += [
+            asyncio.create_task(self._run(loop, group), name=f"duty {loop.name}") for loop, group in self._loops
         ]
         self._engine.attach(self)
         return self
+
+    async def _run(self, loop: Duty, group: str) -> None:
+        """Run one duty while this process leads its group."""
+        if self._leadership is None:
+            with self._engine.timer_wakeups() as woken:
+                await loop.run(self._stopping, woken if isinstance(loop, TimerRunner) else None)
+            return
+        leads = self._leadership.leads[group]
+        while not self._stopping.is_set():
+            waiting = [asyncio.ensure_future(leads.wait()), asyncio.ensure_future(self._stopping.wait())]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waiting:
+                    one.cancel()
+            if isinstance(loop, TimerRunner):
+                with self._engine.timer_wakeups() as woken:
+                    await loop.run(self._stopping, woken, while_=leads)
+            else:
+                await loop.run(self._stopping, while_=leads)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,4 +159,8 @@ class Duties:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        if self._leadership is not None and any(event.is_set() for event in self._leadership.leads.values()):
+            with contextlib.suppress(FlowFabricError, TimeoutError):
+                async with asyncio.timeout(1.0):  # otherwise the lease ends by itself
+                    await self._engine.leave_lead()
         return not late

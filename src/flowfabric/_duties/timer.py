@@ -34,11 +34,12 @@ class TimerDuty(WokenDuty):
     batch = 1000  # executions per round
     backoff = timedelta(seconds=30)
     _after: datetime | None = None
+    low_water: datetime | None = None  # no timer of this kind is left before it, as far as this process knows
 
     async def round(self) -> Round:
         """Run one bounded round, after the timers that earlier rounds had to skip."""
         done = await self.engine.run_timers(
-            self.kind, limit=self.batch, after=self._after, filter=self.filter, backoff=self.backoff
+            self.kind, limit=self.batch, after=self._after or self.low_water, filter=self.filter, backoff=self.backoff
         )
         if done.failed:
             log.warning("%s: %d postponed, the last because: %s", self.name, done.failed, done.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_duration, check_filter, check_int
+from flowfabric.engine.checks import check_duration, check_filter, check_int, check_list
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import moment
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.state import State
@@ -46,6 +46,22 @@ class Round(Struct, frozen=True, kw_only=True):
     message: str | None = None
     more: bool = False
     last_due_at: datetime | None = None
+
+
+class DueNow(Struct, frozen=True, kw_only=True):
+    """The duties that have work, by kind of timer or name of queue, and the seconds until the next timer."""
+
+    due: frozenset[str]
+    pause: float
+    announced: datetime | None
+    low_water: dict[TimerKind, datetime | None]  # per kind: no timer is left before it
+
+
+class Lead(Struct, frozen=True, kw_only=True):
+    """Whether this process leads a group of duties, and for how many seconds that is settled."""
+
+    is_ours: bool
+    left: float
 
 
 class Timers(Operations):
@@ -156,15 +172,42 @@ class Timers(Operations):
         at: datetime | None = row["at"]
         return at
 
-    async def sleep_until_due(self, at_most: timedelta) -> float:
-        """Return the seconds until the next timer, at most `at_most`; an earlier timer then wakes this process."""
+    async def look_for_due(
+        self,
+        after: Mapping[TimerKind, datetime | None],
+        *,
+        at_most: timedelta,
+        before: datetime | None = None,
+    ) -> DueNow:
+        """Return which of these kinds of timers, and which queues, have work now, and when the next timer is due.
+
+        `after` is, for each kind, the time before which no timer is left. Announces that this process sleeps until
+        then: an earlier timer wakes it. `before` is what the previous announcement returned.
+        """
         row = await self._row(
-            statements.SLEEP_UNTIL_DUE,
-            [kind.value for kind in TimerKind],
+            statements.LOOK_FOR_DUE,
+            [kind.value for kind in after],
+            list(after.values()),
             self._instance if self._listener is not None else None,
             check_duration(at_most, "at_most", least_ms=0),
+            None if before is None else moment(before, "before"),
         )
-        return float(row["pause_ms"]) / 1000
+        return DueNow(
+            due=frozenset(row["due"]),
+            pause=float(row["pause_ms"]) / 1000,
+            announced=row["announced"],
+            low_water=dict(zip(after, row["low_water"] or (), strict=True)),
+        )
+
+    async def take_lead(self, names: Sequence[str], for_: timedelta) -> dict[str, Lead]:
+        """Lead groups of duties for a while, those that no other process leads; returns who leads them."""
+        wanted = [check_text(name, "names") for name in check_list(names, "names")]
+        found = await self._fetch(statements.TAKE_LEAD, wanted, self._instance, check_duration(for_, "for_"))
+        return {row["name"]: Lead(is_ours=row["is_ours"], left=row["left_ms"] / 1000) for row in found}
+
+    async def leave_lead(self) -> None:
+        """Give up what this process leads."""
+        await self._fetch(statements.LEAVE_LEAD, self._instance, repeatable=True)
 
     @contextlib.contextmanager
     def timer_wakeups(self) -> Iterator[asyncio.Event | None]:

@@ -8,15 +8,16 @@ create or replace function flowfabric.set_timers(
 language plpgsql as $$
 declare
     v_first timestamptz;
+    v_past timestamptz := flowfabric.now() - interval '10 seconds';   -- rounds may start after what is long past
 begin
     if p_id is null then
         return;
     end if;
     with set as (
         insert into flowfabric.timer (kind, due_at, partitions, ids)
-        select p_kind, u.due, array_agg(u.partition), array_agg(u.id)
+        select p_kind, greatest(u.due, v_past), array_agg(u.partition), array_agg(u.id)
         from unnest(p_partition, p_id, p_due) as u (partition, id, due)
-        group by u.due
+        group by 2
         returning due_at
     )
     select min(due_at) into v_first from set;

@@ -1,10 +1,7 @@
--- wake_duties: a timer was set; notify a sleeping duty runner that would be too late for it.
+-- wake_duties: a timer was set; notify the process that runs the timers if it would be too late for it.
 create or replace function flowfabric.wake_duties(p_due timestamptz) returns void
-language plpgsql as $$
-begin
-    if exists (select from flowfabric.sleeper s where s.topic = 'timer' and s.until > clock_timestamp()
-               and (s.wakes_at is null or s.wakes_at > p_due)) then
-        perform pg_notify('flowfabric', 'timer');
-    end if;
-end;
+language sql volatile as $$
+    select pg_notify('flowfabric_' || s.instance, 'timer')
+    from flowfabric.sleeper s
+    where s.lane = '' and s.until > clock_timestamp() and (s.wakes_at is null or s.wakes_at > p_due)
 $$;

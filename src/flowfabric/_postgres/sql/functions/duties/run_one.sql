@@ -10,6 +10,7 @@ declare
     v_own timestamptz;
     e flowfabric.execution;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     select flowfabric.own_time(p_kind, e, d) into v_own from flowfabric.deployment d;

@@ -12,6 +12,7 @@ declare
     v_now timestamptz := flowfabric.now();
     v_due flowfabric.due;
 begin
+    perform flowfabric.require_read_committed();
     v_due := flowfabric.due_executions(p_kind, p_limit, p_after, p_namespace, p_tag_key, p_tag_value, v_now);
     v_now := flowfabric.now();   -- not earlier than anything seen under the locks
     handled := cardinality(v_due.ids); failed := 0; more := v_due.more; last_due_at := v_due.last_due_at;

@@ -7,6 +7,7 @@ declare
     v_n integer;
     v_sum integer := 0;
 begin
+    perform flowfabric.require_read_committed();
     delete from flowfabric.idempotency i using (
         select x.ctid as tid from flowfabric.idempotency x where x.expires_at <= v_now
         order by x.expires_at limit p_limit for update skip locked) old
@@ -25,6 +26,8 @@ begin
     where w.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_sum + v_n;
+    delete from flowfabric.sleeper s where s.ctid = any (array(
+        select x.ctid from flowfabric.sleeper x where x.until < clock_timestamp() - interval '1 minute' limit p_limit));
     -- Flows that never had a member.
     delete from flowfabric.flow f using (
         select x.ctid as tid from flowfabric.flow x, flowfabric.deployment d

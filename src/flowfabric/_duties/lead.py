@@ -1,0 +1,65 @@
+"""Which process runs the duties: one leads them all, and a second one the cascades.
+
+A leader renews its lease while it lives. The others look again when it has passed, so that due work is at most a few
+seconds late after a leader's death. Two leaders at a time do no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+
+from flowfabric._waiting import first_of
+from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError
+
+log = logging.getLogger("flowfabric.duties")
+DUTIES = "duties"
+CASCADES = "cascades"
+_LEASE = timedelta(seconds=3)
+_SPREAD = 0.5  # seconds over which the processes spread their looks
+
+
+class Leadership:
+    """Takes and keeps the lead where it can. `leads[name]` is set while this process leads the group."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.leads = {DUTIES: asyncio.Event(), CASCADES: asyncio.Event()}
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look who leads, and lead if nobody does, until `stopping`."""
+        while not stopping.is_set():
+            pause = _LEASE.total_seconds() / 3
+            try:
+                pause = await self._look()
+            except FlowFabricError as error:
+                log.warning("leading the duties: %s", error)
+                self._resign()
+            except Exception:
+                log.exception("leading the duties failed")
+                self._resign()
+            await first_of(pause, stopping)
+
+    async def _look(self) -> float:
+        """Look once; returns the seconds until the next look."""
+        async with asyncio.timeout(_LEASE.total_seconds()):
+            # One process leads one group: the duties if it can, else the cascades.
+            wanted = [CASCADES] if self.leads[CASCADES].is_set() else []
+            found = await self._engine.take_lead([DUTIES, *wanted], _LEASE)
+            if not found[DUTIES].is_ours and not wanted:
+                found |= await self._engine.take_lead([CASCADES], _LEASE)
+        for name, event in self.leads.items():
+            if name in found and found[name].is_ours:
+                event.set()
+            else:
+                event.clear()
+        if any(event.is_set() for event in self.leads.values()):
+            return _LEASE.total_seconds() / 3
+        return min(lead.left for lead in found.values()) + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
+
+    def _resign(self) -> None:
+        for event in self.leads.values():
+            event.clear()

@@ -1,0 +1,5 @@
+-- leave_lead: give up what this process leads.
+create or replace function flowfabric.leave_lead(p_instance uuid) returns void
+language sql volatile security definer as $$
+    delete from flowfabric.lead l where l.instance = p_instance
+$$;
