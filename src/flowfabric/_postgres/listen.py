@@ -1,7 +1,8 @@
 """One listening connection per engine, shared by all waiters.
 
 Notifications are hints: a waiter also polls, so a lost connection only costs time. The connection is opened for the
-first waiter and reopened, with growing pauses, when it breaks.
+first waiter, reopened, with growing pauses, when it breaks, and closed a minute after the last waiter has left. It
+listens to the channel of its own instance, on which no other process is woken, and to that of all.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import asyncpg
 
 from flowfabric._postgres.dsn import check_dsn, next_host_first
 from flowfabric._waiting import first_of
+from flowfabric.values.ids import mint_uuid
 
 CHANNEL = "flowfabric"
+_LINGER = 60.0  # seconds that the connection stays open without a waiter
 _ASK_AFTER = 10.0  # seconds of silence before the connection is checked
 
 
@@ -26,6 +29,7 @@ class Listener:
     def __init__(self, dsn: str) -> None:
         check_dsn(dsn)
         self._dsn = dsn
+        self.instance = mint_uuid()
         self._waiters: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -75,15 +79,21 @@ class Listener:
                     self._dsn = next_host_first(self._dsn)
                     raise
                 connection.add_termination_listener(lambda _, done=closed: done.set())
+                await connection.add_listener(f"{CHANNEL}_{self.instance}", self._notified)
                 await connection.add_listener(CHANNEL, self._notified)
                 self._ready.set()
                 self.connections += 1
                 self.wake()  # notifications may have been missed without a connection
                 pause = 0.2
+                idle_since = None
                 while not closed.is_set():
                     try:
                         await asyncio.wait_for(closed.wait(), _ASK_AFTER)
                     except TimeoutError:  # a hanging connection is silent too
+                        now = asyncio.get_running_loop().time()
+                        idle_since = None if any(self._waiters.values()) else idle_since or now
+                        if idle_since is not None and now - idle_since >= _LINGER:
+                            return
                         await connection.execute("select 1", timeout=_ASK_AFTER)
             except Exception:  # noqa: S110 - any error of a broken connection: open another one
                 pass

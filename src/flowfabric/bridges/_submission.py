@@ -23,6 +23,7 @@ from flowfabric.values.policies import PolicyInput
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]
 Submission: TypeAlias = Generator[tuple[str, list[Any]], Rows, list[Verdict]]
+_WAKE = "select set_config('flowfabric.wake', '{}', true)"
 
 
 class Fields(TypedDict, total=False):
@@ -44,9 +45,15 @@ class Fields(TypedDict, total=False):
     flow_id: FlowId | None
 
 
-def submission(items: Sequence[NewExecution], placeholder: str) -> Submission:
-    """Yields statements with their arguments, takes their rows, returns one verdict per item."""
+def submission(items: Sequence[NewExecution], placeholder: str, *, wake: bool = True) -> Submission:
+    """Yields statements with their arguments, takes their rows, returns one verdict per item.
+
+    `wake=False` notifies no worker, as a transaction that is to be prepared (two-phase commit) must not; workers find
+    the executions when they next poll.
+    """
     check_batch(items)
+    if not wake:
+        yield _WAKE.format("off"), []
     partitions = None
     if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
         partitions = (yield FLOW_PARTITIONS, [])[0][0]
@@ -58,6 +65,8 @@ def submission(items: Sequence[NewExecution], placeholder: str) -> Submission:
         made = yield create_executions(placeholder, hashed=hashed), call.args
     if call.doubts:
         standing = yield standing_executions(placeholder, hashed=hashed), call.doubts
+    if not wake:
+        yield _WAKE.format("on"), []
     return call.verdicts(made, standing)
 
 

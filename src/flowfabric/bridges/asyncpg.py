@@ -9,15 +9,15 @@ from flowfabric.bridges._submission import Fields, Rows, Verdict, one, only, run
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 
-async def create_execution(connection: Any, **fields: Unpack[Fields]) -> Created | Duplicate:
+async def create_execution(connection: Any, *, wake: bool = True, **fields: Unpack[Fields]) -> Created | Duplicate:
     """Submit one execution as part of the connection's transaction. The fields are those of `NewExecution`."""
-    return only(await create_many(connection, one(**fields)))
+    return only(await create_many(connection, one(**fields), wake=wake))
 
 
-async def create_many(connection: Any, items: Sequence[NewExecution]) -> list[Verdict]:
+async def create_many(connection: Any, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
 
     async def execute(statement: str, args: list[Any]) -> Rows:
         return [tuple(row) for row in await connection.fetch(statement, *args)]
 
-    return await run_async(submission(items, "${}"), execute)
+    return await run_async(submission(items, "${}", wake=wake), execute)

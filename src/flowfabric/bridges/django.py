@@ -18,12 +18,14 @@ except ImportError as error:
     raise missing("Django", "django") from error
 
 
-def create_execution(connection: Any = "default", **fields: Unpack[Fields]) -> Created | Duplicate:
+def create_execution(
+    connection: Any = "default", *, wake: bool = True, **fields: Unpack[Fields]
+) -> Created | Duplicate:
     """Submit one execution as part of the connection's transaction. The fields are those of `NewExecution`."""
-    return only(create_many(connection, one(**fields)))
+    return only(create_many(connection, one(**fields), wake=wake))
 
 
-def create_many(connection: Any, items: Sequence[NewExecution]) -> list[Verdict]:
+def create_many(connection: Any, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
     found = connections[connection] if isinstance(connection, str) else connection
     if getattr(found, "vendor", None) != "postgresql" or found.Database.__name__ != "psycopg":
@@ -37,4 +39,4 @@ def create_many(connection: Any, items: Sequence[NewExecution]) -> list[Verdict]
             rows: Rows = cursor.fetchall()
             return rows
 
-    return run(submission(items, "%s"), execute)
+    return run(submission(items, "%s", wake=wake), execute)

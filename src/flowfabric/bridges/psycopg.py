@@ -22,12 +22,12 @@ Target: TypeAlias = "psycopg.Connection[Any] | psycopg.Cursor[Any]"
 AsyncTarget: TypeAlias = "psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]"
 
 
-def create_execution(connection: Target, **fields: Unpack[Fields]) -> Created | Duplicate:
+def create_execution(connection: Target, *, wake: bool = True, **fields: Unpack[Fields]) -> Created | Duplicate:
     """Submit one execution as part of the connection's transaction. The fields are those of `NewExecution`."""
-    return only(create_many(connection, one(**fields)))
+    return only(create_many(connection, one(**fields), wake=wake))
 
 
-def create_many(connection: Target, items: Sequence[NewExecution]) -> list[Verdict]:
+def create_many(connection: Target, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
     found = getattr(connection, "connection", connection)
     if not isinstance(found, psycopg.Connection):
@@ -37,15 +37,19 @@ def create_many(connection: Target, items: Sequence[NewExecution]) -> list[Verdi
         with psycopg.Cursor(found, row_factory=tuple_row) as cursor:
             return cursor.execute(cast(Any, statement), args).fetchall()
 
-    return run(submission(items, "%s"), execute)
+    return run(submission(items, "%s", wake=wake), execute)
 
 
-async def create_execution_async(connection: AsyncTarget, **fields: Unpack[Fields]) -> Created | Duplicate:
+async def create_execution_async(
+    connection: AsyncTarget, *, wake: bool = True, **fields: Unpack[Fields]
+) -> Created | Duplicate:
     """`create_execution`, awaited."""
-    return only(await create_many_async(connection, one(**fields)))
+    return only(await create_many_async(connection, one(**fields), wake=wake))
 
 
-async def create_many_async(connection: AsyncTarget, items: Sequence[NewExecution]) -> list[Verdict]:
+async def create_many_async(
+    connection: AsyncTarget, items: Sequence[NewExecution], *, wake: bool = True
+) -> list[Verdict]:
     """`create_many`, awaited."""
     found = getattr(connection, "connection", connection)
     if not isinstance(found, psycopg.AsyncConnection):
@@ -56,7 +60,7 @@ async def create_many_async(connection: AsyncTarget, items: Sequence[NewExecutio
             await cursor.execute(cast(Any, statement), args)
             return await cursor.fetchall()
 
-    return await run_async(submission(items, "%s"), execute)
+    return await run_async(submission(items, "%s", wake=wake), execute)
 
 
 def _wrong(connection: object, allowed: str) -> InvalidInput:

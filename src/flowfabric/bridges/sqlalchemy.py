@@ -26,12 +26,12 @@ AsyncTarget: TypeAlias = "AsyncConnection | AsyncSession"
 _PLACEHOLDERS = {"psycopg": "%s", "psycopg_async": "%s", "asyncpg": "${}"}
 
 
-def create_execution(connection: Target, **fields: Unpack[Fields]) -> Created | Duplicate:
+def create_execution(connection: Target, *, wake: bool = True, **fields: Unpack[Fields]) -> Created | Duplicate:
     """Submit one execution as part of the connection's transaction. The fields are those of `NewExecution`."""
-    return only(create_many(connection, one(**fields)))
+    return only(create_many(connection, one(**fields), wake=wake))
 
 
-def create_many(connection: Target, items: Sequence[NewExecution]) -> list[Verdict]:
+def create_many(connection: Target, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
     found = connection.connection() if isinstance(connection, Session) else connection
     if not isinstance(found, Connection):
@@ -40,15 +40,19 @@ def create_many(connection: Target, items: Sequence[NewExecution]) -> list[Verdi
     def execute(statement: str, args: list[Any]) -> Rows:
         return found.exec_driver_sql(statement, tuple(args)).fetchall()
 
-    return run(submission(items, _placeholder(found.dialect)), execute)
+    return run(submission(items, _placeholder(found.dialect), wake=wake), execute)
 
 
-async def create_execution_async(connection: AsyncTarget, **fields: Unpack[Fields]) -> Created | Duplicate:
+async def create_execution_async(
+    connection: AsyncTarget, *, wake: bool = True, **fields: Unpack[Fields]
+) -> Created | Duplicate:
     """`create_execution`, awaited."""
-    return only(await create_many_async(connection, one(**fields)))
+    return only(await create_many_async(connection, one(**fields), wake=wake))
 
 
-async def create_many_async(connection: AsyncTarget, items: Sequence[NewExecution]) -> list[Verdict]:
+async def create_many_async(
+    connection: AsyncTarget, items: Sequence[NewExecution], *, wake: bool = True
+) -> list[Verdict]:
     """`create_many`, awaited."""
     found = await connection.connection() if isinstance(connection, AsyncSession) else connection
     if not isinstance(found, AsyncConnection):
@@ -57,7 +61,7 @@ async def create_many_async(connection: AsyncTarget, items: Sequence[NewExecutio
     async def execute(statement: str, args: list[Any]) -> Rows:
         return (await found.exec_driver_sql(statement, tuple(args))).fetchall()
 
-    return await run_async(submission(items, _placeholder(found.dialect)), execute)
+    return await run_async(submission(items, _placeholder(found.dialect), wake=wake), execute)
 
 
 def _placeholder(dialect: Any) -> str:

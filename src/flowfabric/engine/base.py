@@ -28,7 +28,8 @@ class Operations:
     def __init__(self, database: Database, listener: Listener | None) -> None:
         self._database = database
         self._listener = listener
-        self._instance = mint_uuid()
+        self._instance = mint_uuid() if listener is None else listener.instance
+        self._services: dict[tuple[Any, ...], int] = {}  # the numbers of what workers of this engine serve
         self._background: list[Any] = []
 
     async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:

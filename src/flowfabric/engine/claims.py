@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -15,7 +15,7 @@ from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Claimed
-from flowfabric.values.checks import check_lane, check_text, check_worker, worker_capabilities
+from flowfabric.values.checks import check_lane, check_text, check_worker, moment, worker_capabilities
 
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
@@ -59,11 +59,16 @@ class Claims(Operations):
         kinds: Collection[str] | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
+        asleep: datetime | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` executions in one call, best first. `kinds` limits them to these tasks."""
+        """Take up to `limit` executions in one call, best first. `kinds` limits them to these tasks.
+
+        `asleep` is what `sleep_for_work` returned: the announcement ends with a claim that finds work.
+        """
         return await self._claim(
             statements.CLAIM,
-            (check_lane(lane_id),),
+            [check_lane(lane_id)],
+            (lane_id,),
             limit=limit,
             worker_id=worker_id,
             worker_instance_id=worker_instance_id,
@@ -71,6 +76,7 @@ class Claims(Operations):
             kinds=kinds,
             lease_ttl=lease_ttl,
             max_wait=max_wait,
+            asleep=asleep,
         )
 
     async def claim_lanes(
@@ -84,8 +90,9 @@ class Claims(Operations):
         kinds: Collection[str] | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
+        asleep: datetime | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` executions of several lanes in one call.
+        """Take up to `limit` executions of several lanes in one call; `asleep` as in `claim_many`.
 
         Takes up to its share from each lane first, then fills up to `limit` from the lanes in the order given.
         """
@@ -94,6 +101,7 @@ class Claims(Operations):
         lanes = [check_lane(lane, "shares") for lane in shares]
         return await self._claim(
             statements.CLAIM_LANES,
+            lanes,
             (lanes, [check_int(share, "shares", 0, 1000) for share in shares.values()]),
             limit=limit,
             worker_id=worker_id,
@@ -102,12 +110,14 @@ class Claims(Operations):
             kinds=kinds,
             lease_ttl=lease_ttl,
             max_wait=max_wait,
+            asleep=asleep,
         )
 
     async def _claim(
         self,
         statement: str,
-        lanes: tuple[Any, ...],
+        lanes: list[str],
+        places: tuple[Any, ...],
         *,
         limit: int,
         worker_id: str,
@@ -116,9 +126,10 @@ class Claims(Operations):
         kinds: Collection[str] | None,
         lease_ttl: timedelta,
         max_wait: timedelta | None,
+        asleep: datetime | None,
     ) -> list[Claimed]:
         args = (
-            *lanes,
+            *places,
             None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
             list(worker_capabilities(capabilities)) if capabilities else [],
             check_worker(worker_id),
@@ -128,33 +139,46 @@ class Claims(Operations):
         )
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
-        found = await self._fetch(statement, *args, repeatable=True)
+        announced = None if asleep is None else moment(asleep, "asleep")
+        found = await self._fetch(statement, *args, self._instance, announced, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(statement, args, max_wait)
+            found = await self._claim_within(statement, args, lanes, limit, kinds, capabilities, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
-    async def _claim_within(self, sql: str, args: tuple[Any, ...], max_wait: timedelta) -> list[asyncpg.Record]:
+    async def _claim_within(
+        self,
+        sql: str,
+        args: tuple[Any, ...],
+        lanes: list[str],
+        limit: int,
+        kinds: Collection[str] | None,
+        capabilities: Collection[str],
+        max_wait: timedelta,
+    ) -> list[asyncpg.Record]:
         loop = asyncio.get_running_loop()
         until = loop.time() + max_wait.total_seconds()
         if self._listener is None:
             while (left := until - loop.time()) > 0:
                 await asyncio.sleep(min(left, _POLL))
-                if found := await self._fetch(sql, *args, repeatable=True):
+                if found := await self._fetch(sql, *args, None, None, repeatable=True):
                     return found
             return []
+        asleep: datetime | None = None
         with self._listener.topic("work") as woken:
             await self._listener.listening(min(max_wait.total_seconds(), 1.0))
             while (left := until - loop.time()) > 0:
                 # Announce first, poll again, then sleep: a submission after that poll sees the announcement.
                 pause = min(left, _POLL)
-                await self._fetch(
-                    statements.SLEEP_FOR_WORK,
-                    self._instance,
-                    int(pause * 1000) + 250,
-                    repeatable=True,
+                asleep = await self.sleep_for_work(
+                    lanes,
+                    timedelta(seconds=pause + 0.25),
+                    slots=limit,
+                    kinds=kinds,
+                    capabilities=capabilities,
+                    before=asleep,
                 )
                 woken.clear()
-                if found := await self._fetch(sql, *args, repeatable=True):
+                if found := await self._fetch(sql, *args, self._instance, asleep, repeatable=True):
                     return found
                 awake = loop.time() + pause
                 while (pause := awake - loop.time()) > 0:
@@ -164,9 +188,9 @@ class Claims(Operations):
                         break
                     # Still announced: poll immediately.
                     woken.clear()
-                    if found := await self._fetch(sql, *args, repeatable=True):
+                    if found := await self._fetch(sql, *args, self._instance, asleep, repeatable=True):
                         return found
-            return await self._fetch(sql, *args, repeatable=True)
+            return await self._fetch(sql, *args, self._instance, asleep, repeatable=True)
 
     @contextlib.contextmanager
     def work_wakeups(self) -> Iterator[asyncio.Event | None]:
@@ -177,11 +201,40 @@ class Claims(Operations):
         with self._listener.topic("work") as woken:
             yield woken
 
-    async def sleep_for_work(self, at_most: timedelta) -> None:
-        """Announce that this process waits for work, so that a submission wakes it. Poll once more afterwards."""
-        await self._fetch(
+    async def sleep_for_work(
+        self,
+        lanes: Collection[str],
+        at_most: timedelta,
+        *,
+        slots: int = 1,
+        kinds: Collection[str] | None = None,
+        capabilities: Collection[str] = (),
+        before: datetime | None = None,
+    ) -> datetime:
+        """Announce that this process waits for work, so that a submission wakes it. Poll once more afterwards.
+
+        Returns until when it is announced. `before` is what the previous announcement returned; this one replaces it.
+        """
+        served = [check_lane(lane, "lanes") for lane in check_list(lanes, "lanes")]
+        named = None if kinds is None else sorted(check_text(kind, "kinds") for kind in check_list(kinds, "kinds"))
+        serves = (None if named is None else tuple(named), tuple(worker_capabilities(capabilities)))
+        slots = check_int(slots, "slots", 1, 100_000)
+        span = check_duration(at_most, "at_most")
+        replaced = None if before is None else moment(before, "before")
+        if serves not in self._services:
+            row = await self._row(
+                statements.REGISTER_SERVICE, *(each and list(each) for each in serves), repeatable=True
+            )
+            self._services[serves] = row["service"]
+        row = await self._row(
             statements.SLEEP_FOR_WORK,
             self._instance,
-            check_duration(at_most, "at_most"),
+            served,
+            self._services[serves],
+            slots,
+            span,
+            replaced,
             repeatable=True,
         )
+        until: datetime = row["until"]
+        return until

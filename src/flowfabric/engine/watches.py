@@ -49,7 +49,7 @@ class Watches(Operations):
         if self._listener is None:
             yield None
             return
-        with self._listener.topic(f"ended {self._instance}") as told:
+        with self._listener.topic("ended") as told:
             yield told
 
     async def read_outcomes(self, execution_ids: Sequence[ExecutionId]) -> dict[ExecutionId, Outcome]:

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from flowfabric._waiting import first_of
@@ -26,6 +26,7 @@ _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
 _FEW = 8
 _FIRST_LOOK = 0.05
+_LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
 
 
@@ -35,6 +36,7 @@ class Claims:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._trouble = 0
+        self._asleep: datetime | None = None  # until when submissions see that this worker sleeps
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
         self._next_look = 0.0
@@ -54,6 +56,7 @@ class Claims:
                 capabilities=worker.capabilities,
                 kinds=self._kinds,
                 lease_ttl=worker.lease_ttl,
+                asleep=self._asleep,
             )
         return await worker.engine.claim_lanes(
             self._shares.of(limit),
@@ -63,6 +66,7 @@ class Claims:
             capabilities=worker.capabilities,
             kinds=self._kinds,
             lease_ttl=worker.lease_ttl,
+            asleep=self._asleep,
         )
 
     @property
@@ -113,7 +117,11 @@ class Claims:
             self._trouble = 0
         if claimed:
             self.idle_since = None
+            self._asleep, self._announced_until = None, 0.0  # the claim ended the announcement
+            had_leases = bool(worker.handlers.held)
             worker.handlers.begin(claimed, asked)
+            if not had_leases:
+                worker.second_thread.leases_begin()
             if len(claimed) <= _FEW:
                 await asyncio.sleep(0)  # they start before the next claim
             return 0.0
@@ -124,15 +132,24 @@ class Claims:
             connection = 0 if listener is None else listener.connections
             if now >= self._announced_until or connection != self._announced_on:
                 # Announce, poll again, then sleep: a submission after that poll sees the announcement. A server that
-                # crashed has lost it, and the listener has a new connection then.
-                await worker.engine.sleep_for_work(timedelta(seconds=worker.poll + _OVERLAP))
-                if now >= self._announced_until + _OVERLAP or connection != self._announced_on:
+                # crashed has lost it, and the listener has a new connection then. Who sleeps on does so for longer.
+                goes_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
+                span = max(worker.poll, _LONG_SLEEP) if goes_on else worker.poll
+                self._asleep = await worker.engine.sleep_for_work(
+                    list(worker.lanes),
+                    timedelta(seconds=span + _OVERLAP),
+                    slots=limit,
+                    kinds=self._kinds,
+                    capabilities=worker.capabilities,
+                    before=self._asleep,
+                )
+                if not goes_on:
                     self._next_look = _FIRST_LOOK
-                self._announced_until, self._announced_on = now + worker.poll, connection
+                self._announced_until, self._announced_on = now + span, connection
                 return 0.0
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
             # polls at growing intervals find its submission.
-            pause = min(max(self._announced_until - now, 0.01), self._next_look)
+            pause = min(max(self._announced_until - now, 0.01), self._next_look, worker.poll)
             self._next_look *= 5
         if self.idle_since is None:
             self.idle_since = now

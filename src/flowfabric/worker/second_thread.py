@@ -42,6 +42,7 @@ class SecondThread(threading.Thread):
         self._runs_duties = duties
         self._ready = threading.Event()
         self._stopping: asyncio.Event | None = None
+        self._has_leases = asyncio.Event()
         self._error: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -56,6 +57,13 @@ class SecondThread(threading.Thread):
                 with contextlib.suppress(RuntimeError):
                     self._worker.loop.call_soon_threadsafe(self._worker.stop)
             self._ready.set()
+
+    def leases_begin(self) -> None:
+        """The worker holds leases again. Called on the worker's own loop."""
+        loop = self.loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._has_leases.set)
 
     async def started(self) -> None:
         """Start the thread and wait until it is connected; raises the error if it cannot connect."""
@@ -84,30 +92,39 @@ class SecondThread(threading.Thread):
         )
         async with engine:
             duties = Duties(engine, (*ALL, ScheduleDuty) if self._runs_duties else ())
-            with engine.lost_wakeups(worker.instance_id) as lost:
-                async with duties:
-                    self._ready.set()
-                    watching = asyncio.create_task(self._watch_the_loop())
-                    try:
-                        await self._renew_until_stopped(engine, worker.lease_ttl.total_seconds(), lost)
-                    finally:
-                        watching.cancel()
-                        await duties.stop(_LAST_ROUND)
+            async with duties:
+                self._ready.set()
+                watching = asyncio.create_task(self._watch_the_loop())
+                try:
+                    await self._renew_until_stopped(engine, worker.lease_ttl.total_seconds())
+                finally:
+                    watching.cancel()
+                    await duties.stop(_LAST_ROUND)
 
     # Leases
 
-    async def _renew_until_stopped(self, engine: Engine, ttl: float, lost: asyncio.Event | None) -> None:
+    async def _renew_until_stopped(self, engine: Engine, ttl: float) -> None:
         assert self._stopping is not None
         tick = min(1.0, ttl / 6)
-        while not self._stopping.is_set():
-            renew_all = lost is not None and lost.is_set()
-            if lost is not None:
-                lost.clear()
-            try:
-                await self._renew(engine, ttl, renew_all=renew_all)
-            except Exception:
-                log.exception("renewing leases failed")
-            await first_of(tick, self._stopping, lost)
+        lost: asyncio.Event | None = None
+        is_listening = False
+        with contextlib.ExitStack() as listening:
+            while not self._stopping.is_set():
+                self._has_leases.clear()
+                renew_all = lost is not None and lost.is_set()
+                if lost is not None:
+                    lost.clear()
+                # Notifications about lost leases need a connection of their own: only while there are leases.
+                if not self._worker.handlers.held:
+                    listening.close()
+                    lost, is_listening = None, False
+                elif not is_listening:
+                    lost, is_listening = listening.enter_context(engine.lost_wakeups(self._worker.instance_id)), True
+                try:
+                    await self._renew(engine, ttl, renew_all=renew_all)
+                except Exception:
+                    log.exception("renewing leases failed")
+                await first_of(tick, self._stopping, lost if lost is not None else self._has_leases)
 
     async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
         """Renew three times per lease: after two lost heartbeats there is time for a third."""

@@ -65,6 +65,7 @@ class Worker:
     engine: Engine
     client: AsyncClient
     reports: Reports
+    second_thread: SecondThread
     _claims: Claims
     _claiming: asyncio.Task[None]
 
@@ -128,9 +129,9 @@ class Worker:
         self.stopping.clear()
         self.handlers.ends_at = None
         async with contextlib.AsyncExitStack() as life:
-            service = SecondThread(self, duties=self._runs_duties)
-            life.push_async_callback(service.stopped)
-            await service.started()
+            self.second_thread = SecondThread(self, duties=self._runs_duties)
+            life.push_async_callback(self.second_thread.stopped)
+            await self.second_thread.started()
             self.engine = await self.app.open_engine(
                 min_size=1,
                 max_size=self._connections,
@@ -145,7 +146,7 @@ class Worker:
             life.callback(self.app.forget, self.client)
             self.reports = Reports(self, each=self._ack == "each", lines=max(1, self._connections - 1))
             life.push_async_callback(self._close_reports)
-            self.loop.set_task_factory(task_tree.factory)  # type: ignore[arg-type]  # the stub names no options
+            life.callback(task_tree.install(self.loop))
             self.handlers.shared = {cls: await make(life, cls, maker) for cls, maker in wanted.items()}
             life.push_async_callback(self.handlers.close_processes)
             if self._runs_duties:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextvars import ContextVar
 from types import CellType, CodeType
 from typing import Any
@@ -34,6 +34,19 @@ def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **o
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     return task
+
+
+def install(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """Use the factory for a loop; returns the function that puts the earlier one back."""
+    earlier = loop.get_task_factory()
+    loop.set_task_factory(factory)  # type: ignore[arg-type]  # the stub names no options
+
+    def restore() -> None:
+        # Another worker of the loop may still need it, or another library has replaced it.
+        if earlier is not factory and loop.get_task_factory() is factory:
+            loop.set_task_factory(earlier)
+
+    return restore
 
 
 def all_wait(tasks: Tasks, parked: Futures) -> bool:

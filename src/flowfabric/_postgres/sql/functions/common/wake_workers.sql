@@ -1,11 +1,47 @@
--- Wake-ups are hints: one constant notification per call, and only if a process sleeps. Correctness rests on polling.
+-- Wake-ups are hints: a submission notifies as many sleeping workers as it has work for, each on its own channel, and none
+-- if none sleeps. A worker announces its sleep, looks once more, then sleeps; a worker that was woken and leaves work
+-- behind wakes the next (claim). No row is locked to the end of a caller's transaction. Correctness rests on polling.
 
--- wake_workers: notify sleeping workers that there may be work.
-create or replace function flowfabric.wake_workers() returns void
+-- wake_workers: notify sleeping workers that there is work; one route for each ready row.
+create or replace function flowfabric.wake_workers(p_routes integer[]) returns void
 language plpgsql as $$
+declare
+    v record;
 begin
-    if exists (select from flowfabric.sleeper s where s.topic = 'work' and s.until > clock_timestamp()) then
-        perform pg_notify('flowfabric', 'work');
+    if cardinality(p_routes) = 1 then
+        perform flowfabric.wake_route(p_routes[1], 1);
+        return;
     end if;
+    for v in select u.route, count(*)::integer as n from unnest(p_routes) as u (route) where u.route is not null group by u.route
+    loop
+        perform flowfabric.wake_route(v.route, v.n);
+    end loop;
 end;
+$$;
+
+-- wake_route: notify up to p_items sleeping workers that serve a route, those with the most free slots first.
+--
+-- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off.
+create or replace function flowfabric.wake_route(p_route integer, p_items integer) returns void
+language sql volatile as $$
+    select pg_notify('flowfabric_' || c.instance, 'work')
+    from (select s.instance
+          from (select x.instance, x.slots
+                from flowfabric.route r
+                join flowfabric.sleeper x on x.lane = r.lane and x.until > clock_timestamp()
+                join flowfabric.service v on v.id = x.service and (v.kinds is null or r.kind = any (v.kinds))
+                     and r.capabilities <@ v.capabilities
+                where r.id = p_route and current_setting('flowfabric.wake', true) is distinct from 'off'
+                order by x.until desc limit 64) s
+          order by s.slots desc, random() limit least(p_items, 64)) c
+$$;
+
+-- wake_for: the same for executions that are ready, and that a claim may have skipped because they were locked.
+create or replace function flowfabric.wake_for(p_partition integer[], p_id uuid[]) returns void
+language sql volatile as $$
+    select flowfabric.wake_workers(array_agg(e.route))
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+    where e.state in ('waiting', 'resumable')
+    having count(*) > 0
 $$;

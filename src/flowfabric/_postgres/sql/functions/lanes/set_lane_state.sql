@@ -4,11 +4,13 @@ language plpgsql security definer as $$
 declare
     v_before text;
 begin
+    perform flowfabric.require_read_committed();
     perform flowfabric.register_lanes(array[p_name]);
     select l.state into v_before from flowfabric.lane l where l.name = p_name for no key update;
     update flowfabric.lane l set state = p_state where l.name = p_name;
     if p_state in ('active', 'draining') then
-        perform flowfabric.wake_workers();
+        perform pg_notify('flowfabric_' || s.instance, 'work') from flowfabric.sleeper s
+        where s.lane = p_name and s.until > clock_timestamp();
     end if;
     return v_before;
 end;

@@ -11,6 +11,7 @@ declare
     e flowfabric.execution;
     s flowfabric.suspension;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     select x.* into s from flowfabric.suspension x where x.partition = p_partition and x.id = p_id and x.closed_at is null;

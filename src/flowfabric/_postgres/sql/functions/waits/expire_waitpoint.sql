@@ -8,6 +8,7 @@ declare
     v_now timestamptz;
     w flowfabric.waitpoint;
 begin
+    perform flowfabric.require_read_committed();
     perform 1 from flowfabric.execution e where e.partition = p_partition and e.id = p_id for no key update;
     v_now := flowfabric.now();
     select x.* into w from flowfabric.waitpoint x

@@ -16,7 +16,8 @@ begin
     return query
     select w.waitpoint_id, w.waitpoint_key, w.state, w.required_signal_names, w.created_at, w.activated_at,
            nullif(w.expires_at, flowfabric.far_date()), w.token_kid,
-           left(flowfabric.token_digest(w.token_kid, w.partition, w.id, w.waitpoint_id), 16)
+           left(encode(sha256(convert_to(
+               flowfabric.token_digest(w.token_kid, w.partition, w.id, w.waitpoint_id), 'UTF8')), 'hex'), 16)
     from flowfabric.waitpoint w
     where w.partition = p_partition and w.id = p_id and (p_after is null or w.waitpoint_id > p_after)
       and (w.state = 'active' or (w.state = 'pending' and w.expires_at > flowfabric.now()))

@@ -12,7 +12,7 @@ begin
          v_is_ready
     from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     if v_is_ready then
-        perform flowfabric.wake_workers();   -- a concurrent claim skipped it
+        perform flowfabric.wake_route(e.route, 1);   -- a concurrent claim skipped it
     end if;
     return e;
 end;

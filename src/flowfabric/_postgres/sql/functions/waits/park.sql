@@ -76,7 +76,7 @@ begin
     end if;
     if exists (select from unnest(p_child_partition, p_child_id) as u (partition, id)
                join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'waiting') then
-        perform flowfabric.wake_workers();   -- a claim that came meanwhile passed it over
+        perform flowfabric.wake_for(p_child_partition, p_child_id);   -- a claim that came meanwhile passed it over
     end if;
     return query
     select 1, 'ok', null::text, e.state, null::bigint, null::uuid, v_until

@@ -189,9 +189,10 @@ language plpgsql as $$
 begin
     update flowfabric.signal g
     set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
-    where g.partition = p_partition and g.waitpoint_id = p_waitpoint and g.ordinal in (
-        select x.ordinal from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count);
+    -- By position: a join of two lists of thousands would be nested.
+    where g.ctid = any (array(
+        select x.ctid from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
+        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count));
     update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + p_count
     where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
 end;

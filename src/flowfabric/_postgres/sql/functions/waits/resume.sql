@@ -5,7 +5,6 @@ declare
     v_until timestamptz := case when p_delay_ms > 0 then p_now + flowfabric.ms(p_delay_ms) end;
     v_route integer; v_rank integer; v_created timestamptz; v_deadline timestamptz;
     v_flow uuid;
-    v_floor boolean; v_wakes boolean;
 begin
     update flowfabric.execution e
     set state = case when v_until is null then 'resumable' else 'delayed' end, resume_pending = true, delay_until = v_until,
@@ -29,17 +28,9 @@ begin
         return;
     end if;
     -- As make_ready does, for one.
-    perform pg_advisory_xact_lock_shared(flowfabric.ready_lock(), v_route);
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at)
     values (v_route, v_rank, v_created, p_id, p_partition, v_deadline);
-    select exists (select from flowfabric.ready_floor f where f.route = v_route),
-           exists (select from flowfabric.sleeper x where x.topic = 'work' and x.until > clock_timestamp())
-    into v_floor, v_wakes;
-    if v_floor or current_setting('transaction_isolation') <> 'read committed' then
-        perform flowfabric.lower_floor(array[v_route], array[v_rank], array[v_created], array[p_id]);
-    end if;
-    if v_wakes then
-        perform pg_notify('flowfabric', 'work');
-    end if;
+    perform flowfabric.cover_ready(array[v_route], array[v_rank], array[v_created], array[p_id]);
+    perform flowfabric.wake_route(v_route, 1);
 end;
 $$;

@@ -1,7 +1,6 @@
 -- wake_parents: executions ended; the executions parked until then continue.
 --
--- Called by end_executions, under its locks. Never waits: a parked execution that is locked, or whose
--- route is, gets a timer. Every other removal of waiter rows holds the lock of the execution that waits, so a row
+-- Called by end_executions, under its locks. Never waits: a parked execution that is locked gets a timer. Every other removal of waiter rows holds the lock of the execution that waits, so a row
 -- that cannot be had belongs to an execution that cannot be had either.
 create or replace function flowfabric.wake_parents(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
@@ -22,20 +21,12 @@ begin
                             where x.awaited_partition = u.partition and x.awaited_id = u.id
                             offset 0 for update skip locked) l) consumed
     where w.ctid = consumed.tid;
-    with held as materialized (
-        select e.partition, e.id, e.route
-        from unnest(v_partitions, v_ids) as u (partition, id)
-        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        where e.is_parked
-        order by e.partition, e.id for no key update of e skip locked
-    ), open as materialized (
-        select r.route from (select distinct h.route from held h) r
-        where pg_try_advisory_xact_lock_shared(flowfabric.ready_lock(), r.route)
-    )
-    select array_agg(h.partition) filter (where h.route in (select o.route from open o)),
-           array_agg(h.id) filter (where h.route in (select o.route from open o))
-    into v_free_partitions, v_free_ids
-    from held h;
+    select array_agg(h.partition), array_agg(h.id) into v_free_partitions, v_free_ids
+    from (select e.partition, e.id
+          from unnest(v_partitions, v_ids) as u (partition, id)
+          join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+          where e.is_parked
+          order by e.partition, e.id for no key update of e skip locked) h;
     if v_free_ids is not null then
         perform flowfabric.promote(v_free_partitions, v_free_ids, p_now);
     end if;
@@ -46,6 +37,6 @@ begin
     where e.is_parked and (v_free_ids is null or u.id <> all (v_free_ids))
     having count(*) > 0;
     -- A claim that came while one was locked here passed it over.
-    perform flowfabric.wake_workers();
+    perform flowfabric.wake_for(v_partitions, v_ids);
 end;
 $$;
