@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[Any]
 
 
+_UNUSED = 60.0  # seconds after which a connection that is not needed is closed
+
+
 class Connections:
-    """Up to `max_size` connections, opened when needed; the most recently used one is taken first."""
+    """Up to `max_size` connections, opened when needed and given back after a minute; the last used is taken first."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], max_size: int) -> None:
         self._connect = connect
+        self.asks_for_isolation = False  # each call asks for READ COMMITTED: the default is another
         self._max_size = max_size
         self._free = asyncio.Semaphore(max_size)
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[float, Connection]] = []  # since when, oldest first
         self._open: set[Connection] = set()
         self._closing = False
 
@@ -35,7 +40,7 @@ class Connections:
         for one in opened:
             if not isinstance(one, BaseException):
                 self._open.add(one)
-                self._idle.append(one)
+                self._idle.append((time.monotonic(), one))
         for one in opened:
             if isinstance(one, BaseException):
                 self.terminate()
@@ -52,7 +57,7 @@ class Connections:
         await self._free.acquire()
         try:
             while self._idle:
-                connection = self._idle.pop()
+                _, connection = self._idle.pop()
                 if not connection.is_closed():
                     return connection
                 self._open.discard(connection)
@@ -71,15 +76,28 @@ class Connections:
             self._open.discard(connection)
             connection.terminate()
         else:
-            self._idle.append(connection)
+            self._idle.append((time.monotonic(), connection))
+            self._give_back_one()
         self._free.release()
+
+    def _give_back_one(self) -> None:
+        """Close the connection that was not needed for longest, if that is long enough; one stays."""
+        since, oldest = self._idle[0]
+        if len(self._idle) > 1 and time.monotonic() - since >= _UNUSED:
+            del self._idle[0]
+            self._open.discard(oldest)
+            oldest.terminate()
 
     async def fetch(self, sql: str, args: Sequence[Any]) -> list[asyncpg.Record]:
         """Run one statement on one connection."""
         connection = await self.take()
         usable = False
         try:
-            found = await connection.fetch(sql, *args)
+            if self.asks_for_isolation:
+                async with connection.transaction(isolation="read_committed"):
+                    found = await connection.fetch(sql, *args)
+            else:
+                found = await connection.fetch(sql, *args)
             usable = True
         except (asyncpg.PostgresError, asyncpg.DataError) as error:
             usable = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
@@ -109,7 +127,7 @@ class Connections:
             async with asyncio.timeout(patience):
                 for _ in range(self._max_size):
                     await self._free.acquire()
-                for connection in list(self._idle):
+                for _, connection in list(self._idle):
                     await connection.close()
         self.terminate()
 

@@ -23,6 +23,7 @@ from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check
 from flowfabric.errors import (
     ConnectionFailed,
     Corruption,
+    CursorRefused,
     FlowFabricError,
     InvalidInput,
     RetriesExhausted,
@@ -56,6 +57,7 @@ class Database:
         self._reconnect_for = reconnect_for
         self.target = target
         self.flow_partitions = 0
+        self._is_pooled = False
 
     @classmethod
     async def connect(
@@ -106,6 +108,7 @@ class Database:
         except Exception as error:
             raise connection_failed(error, target) from error
         database = cls(pool, target, reconnect_for)
+        database._is_pooled = not prepared_statements
         try:
             if check_schema:
                 await database._check()
@@ -149,6 +152,8 @@ class Database:
         if row["functions"] != FUNCTIONS_DIGEST:
             raise ConnectionFailed("schema_older", "its functions belong to another build", target=self.target)
         self.flow_partitions = row["flow_partitions"]
+        # Where a session's setting cannot be kept, a stricter default of the database is overridden call by call.
+        self._pool.asks_for_isolation = self._is_pooled and row["isolation"] != "read committed"
 
     async def close(self) -> None:
         await self._pool.close()
@@ -231,8 +236,17 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return Unavailable("read_committed", str(error))
         case asyncpg.PostgresError(sqlstate="FF004"):
             return Corruption(str(error))
+        case asyncpg.PostgresError(sqlstate="FF005" | "FF006"):
+            kind = "cursor_ahead" if error.sqlstate == "FF005" else "cursor_expired"
+            return CursorRefused(kind, str(error), position=int(error.detail or 0))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
+        case asyncpg.PostgresError(sqlstate="53200") if "max_locks_per_transaction" in str(getattr(error, "hint", "")):
+            return TransportError(
+                "server_busy",
+                "one transaction touches more lanes and kinds than the server has locks for; use several transactions"
+                " or raise max_locks_per_transaction",
+            )
         case asyncpg.PostgresError() if (error.sqlstate or "")[:2] in _BUSY:
             return TransportError("server_busy", _words(error))
         case asyncpg.PostgresError():

@@ -102,9 +102,10 @@ SET_TAG = _value("set_tag", 4, "found")
 
 # Claims and leases
 
-CLAIM = _rows("claim", 7, CLAIMED)
-CLAIM_LANES = _rows("claim_lanes", 8, CLAIMED)
-SLEEP_FOR_WORK = _value("sleep", "$1, 'work', $2, null", "slept")
+CLAIM = _rows("claim", 9, CLAIMED)
+CLAIM_LANES = _rows("claim_lanes", 10, CLAIMED)
+SLEEP_FOR_WORK = _value("sleep_for_work", 6, "until")
+REGISTER_SERVICE = _value("register_service", 2, "service")
 RENEW = _rows("renew", 7, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
 DELAY = _rows("delay", 9, VERDICT)
@@ -318,8 +319,8 @@ SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
 
 # Events
 
-READ_EVENTS = _rows("read_events", 6, _EVENT)
-LIST_EVENTS = _rows("list_events", 2, _EVENT)
+READ_EVENTS = _rows("read_events", 7, _EVENT)
+LIST_EVENTS = _rows("list_events", 5, _EVENT)
 COUNT_EVENTS = _rows("count_events", 1, "seq, lease_type, outcome, operator_type, signal_effect, n")
 
 # Timers and the audit
@@ -328,12 +329,19 @@ RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
 RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
 SWEEP = _value("sweep", 1, "n")
 NEXT_DUE = _value("next_due", 1, "at")
-SLEEP_UNTIL_DUE = _rows("sleep_until_due", 3, "pause_ms")
+LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")
+TAKE_LEAD = _rows("take_lead", 3, "name, is_ours, left_ms")
+LEAVE_LEAD = _value("leave_lead", 1, "left")
 AUDIT = _rows("audit", 2, "rule, partition, id, detail")
+AUDIT_SAMPLE = _rows("audit_sample", 2, "rule, partition, id, detail")
 
 # The deployment
 
 PING = "select 1 as one"
-DEPLOYMENT_INFO = _rows("deployment_info", 0, "schema_version, steps, functions, flow_partitions")
+DEPLOYMENT_INFO = _rows(
+    "deployment_info",
+    0,
+    "schema_version, steps, functions, flow_partitions, current_setting('default_transaction_isolation') as isolation",
+)
 FLOW_PARTITIONS = _rows("deployment_info", 0, "flow_partitions")
 SERVER_TIME_MS = _value("server_time_ms", 0, "ms")

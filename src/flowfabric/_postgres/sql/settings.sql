@@ -9,6 +9,7 @@
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
 -- timers   A round joins the due executions by key, for any number of timers.
 -- audit    Wide unions over small sets: compiling or planning them takes longer than running them.
+-- sample   The same rules for a few rows by key: a plan for whole tables would read them all.
 -- ring     Emptying a segment of the event log gives up when a reader holds it.
 do $settings$
 declare
@@ -24,6 +25,9 @@ begin
                  replay revoke_lease settle_wait signal_by_key suspend unblock verify_grant wait_children'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids may_submit read_outcomes read_steps'),
+            ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
+                             'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
+                'audit_sample'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
                 'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow

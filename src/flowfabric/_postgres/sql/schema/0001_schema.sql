@@ -24,7 +24,9 @@ create table flowfabric.deployment (
     retention         interval not null default '24 hours', -- how long successful executions are kept
     event_retention   interval not null default '48 hours'  -- how long events are kept
         constraint deployment_event_retention_long_enough check (event_retention >= interval '24 hours'),
-    failure_retention interval not null default '14 days'   -- how long failed and expired executions are kept
+    failure_retention interval not null default '14 days',  -- how long failed and expired executions are kept
+    event_heartbeats  boolean not null default false,       -- renewals of leases are events too
+    event_floor       bigint not null default 0             -- the last number of the events that were removed
 );
 insert into flowfabric.deployment (flow_partitions) values (256);
 
@@ -253,15 +255,17 @@ create table flowfabric.ready (
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
 
--- Where the scan of a route may begin: below the lowest of these positions no ready row exists. An optimisation
--- that keeps claims away from dead index entries while an old snapshot keeps them alive. See queue/raise_floor.sql.
+-- The floors of routes: below the lowest of its positions, and without one, a route has no ready row. A hint that keeps
+-- claims away from routes without work, and from dead index entries while an old snapshot keeps them alive. See
+-- queue/cover_ready.sql.
 create table flowfabric.ready_floor (
+    lane       text collate "C" not null,
     route      integer not null,
     rank       integer not null,
     created_at timestamptz not null,
     id         uuid not null
-);
-create index ready_floor_by_route on flowfabric.ready_floor (route);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index ready_floor_order on flowfabric.ready_floor (lane, route, rank, created_at, id);
 
 create table flowfabric.timer (
     kind       text not null,   -- lease, attempt, deadline, delay, parked, suspension, waitpoint, retention
@@ -641,14 +645,33 @@ create unlogged table flowfabric.watch (
     primary key (partition, id, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Which processes sleep, and until when at most: writers notify only if a process sleeps.
-create unlogged table flowfabric.sleeper (
-    instance uuid not null,
-    topic    text not null constraint sleeper_topic_known check (topic in ('work', 'timer')),
-    until    timestamptz not null,     -- real time, not the movable clock
-    wakes_at timestamptz,              -- of timers: when this process polls again anyway
-    primary key (instance, topic)
+-- What a worker serves in its lanes, stored once for all workers that serve the same.
+create table flowfabric.service (
+    id           integer generated always as identity primary key,
+    kinds        text[],                -- null: every kind
+    capabilities text[] not null,
+    digest       text not null unique
 );
+
+-- Which processes sleep, and until when at most: writers notify only if a process sleeps. Real time, not the movable
+-- clock. A sleep is a new row, removed on waking: in the order of their ends the rows of the past, dead or not, are never
+-- read again.
+create unlogged table flowfabric.sleeper (
+    lane     text collate "C" not null, -- one row for each lane of a worker; empty for the process that runs the timers
+    until    timestamptz not null,
+    instance uuid not null,
+    service  integer,                   -- of workers
+    slots    integer,                   -- of workers: how many executions it can take
+    wakes_at timestamptz                -- of timers: when this process polls again anyway
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index sleeper_by_end on flowfabric.sleeper (lane, until);
+
+-- Which process leads a group of duties, and until when. The others look again when that time has passed.
+create unlogged table flowfabric.lead (
+    name     text primary key,
+    instance uuid not null,
+    until    timestamptz not null      -- real time, not the movable clock
+) with (fillfactor = 50);
 
 -- Types ---------------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ declare
     e flowfabric.execution;
     v_ord integer;
 begin
+    perform flowfabric.require_read_committed();
     select l.at, l.ok into v_now, v_holding
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     for v_ord in 1 .. cardinality(p_id) loop

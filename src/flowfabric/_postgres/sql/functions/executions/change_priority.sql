@@ -12,6 +12,7 @@ declare
     v_code text;
     e flowfabric.execution;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_code := case
         when not found then 'not_found'
@@ -23,11 +24,10 @@ begin
     if v_code = 'ok' then
         v_now := flowfabric.now();
         v_slot := flowfabric.open_log(v_now);
-        perform flowfabric.hold_routes(array[e.route]);
         update flowfabric.ready r set rank = flowfabric.rank_of(v_new)
         where r.route = e.route and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
           and r.partition = e.partition;
-        perform flowfabric.lower_floor(array[e.route], array[flowfabric.rank_of(v_new)], array[e.created_at], array[e.id]);
+        perform flowfabric.cover_ready(array[e.route], array[flowfabric.rank_of(v_new)], array[e.created_at], array[e.id]);
         update flowfabric.execution x set priority = v_new, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id;
         insert into flowfabric.event

@@ -10,6 +10,7 @@ declare
     e flowfabric.execution;
     v_code text;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for update;
     v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal'
                    when e.flow_id is not null then 'execution_in_flow' else 'ok' end;

@@ -15,6 +15,7 @@ declare
     v_tids tid[];
     v_delay bigint[];        -- per ordinal: null means final
 begin
+    perform flowfabric.require_read_committed();
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
     if p_operator then

@@ -8,6 +8,7 @@ language plpgsql security definer as $$
 declare
     v_state text;
 begin
+    perform flowfabric.require_read_committed();
     select x.state into v_state from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     if v_state not in ('failed', 'cancelled', 'expired', 'skipped') then
         return false;

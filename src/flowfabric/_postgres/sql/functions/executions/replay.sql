@@ -16,6 +16,7 @@ declare
     v_gated_partitions integer[]; v_gated_ids uuid[];    -- have a group that is not satisfied
     v_before integer;
 begin
+    perform flowfabric.require_read_committed();
     with held as materialized (
         select g.downstream from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
@@ -29,7 +30,6 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         order by e.partition, e.id for no key update of e;
     else
-        perform flowfabric.require_read_committed();
         perform 1 from (
             select u.partition, u.id from unnest(p_partition, p_id) as u (partition, id)
             union

@@ -4,6 +4,7 @@ language plpgsql security definer as $$
 declare
     e flowfabric.execution;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     if not found then
         return false;

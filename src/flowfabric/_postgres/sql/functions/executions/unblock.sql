@@ -10,6 +10,7 @@ declare
     v_code text;
     e flowfabric.execution;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     v_code := case

@@ -18,6 +18,7 @@ declare
     v_count bigint;
     e flowfabric.execution;
 begin
+    perform flowfabric.require_read_committed();
     if not exists (select from flowfabric.keystore k where k.state = 'current') then
         return query select 'unavailable', null::text, null::text, null::bigint, null::uuid, null::timestamptz, null::text;
         return;

@@ -17,6 +17,7 @@ declare
     e flowfabric.execution;
     g flowfabric.claim_grant;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     select x.* into g from flowfabric.claim_grant x

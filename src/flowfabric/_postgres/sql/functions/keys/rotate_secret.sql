@@ -8,6 +8,7 @@ declare
     k flowfabric.keystore;
     v_now timestamptz;
 begin
+    perform flowfabric.require_read_committed();
     perform flowfabric.hold_keystore();
     v_now := flowfabric.now();
     select x.* into k from flowfabric.keystore x where x.kid = p_kid;

@@ -8,6 +8,7 @@ declare
     k flowfabric.keystore;
     v_current text;
 begin
+    perform flowfabric.require_read_committed();
     perform flowfabric.hold_keystore();
     select x.* into k from flowfabric.keystore x where x.kid = p_kid and x.state in ('current', 'verifying');
     select x.kid into v_current from flowfabric.keystore x where x.state = 'current';

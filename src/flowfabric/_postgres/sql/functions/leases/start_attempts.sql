@@ -89,7 +89,7 @@ begin
     end if;
     if p_deadline_at is not null then
         insert into flowfabric.timer (kind, due_at, partitions, ids)
-        select 'deadline', p_deadline_at, array_agg(e.partition), array_agg(e.id)
+        select 'deadline', greatest(p_deadline_at, p_now), array_agg(e.partition), array_agg(e.id)
         from unnest(p_tids) as u (tid) join flowfabric.execution e on e.ctid = u.tid having count(*) > 0;
     end if;
 

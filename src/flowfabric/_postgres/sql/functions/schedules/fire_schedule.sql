@@ -17,6 +17,7 @@ language plpgsql security definer as $$
 declare
     v_latest integer := cardinality(p_id);
 begin
+    perform flowfabric.require_read_committed();
     if not exists (select from flowfabric.advance_schedule(p_name, p_expected, p_next, p_last)) then
         return;
     end if;

@@ -24,6 +24,7 @@ declare
     v_made integer;
     v_all boolean;
 begin
+    perform flowfabric.require_read_committed();
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     v_all := cardinality(v_ok) = cardinality(p_id);

@@ -17,6 +17,7 @@ returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
 #variable_conflict use_column
 begin
+    perform flowfabric.require_read_committed();
     if not exists (select from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,
                                                      p_name, p_n)) then
         return;
