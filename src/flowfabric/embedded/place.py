@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ except ImportError:
 
 DATABASE = "flowfabric"
 SUPERUSER = "postgres"
+SOCKET_PREFIX = "flowfabric-"
 # The port is only part of the socket's name.
 PORT = 5432
 _STOP_SECONDS = 60.0
@@ -143,9 +145,21 @@ def tidy(place: Place) -> None:
     with contextlib.suppress(OSError), Lock(place.users, fcntl.LOCK_EX | fcntl.LOCK_NB, create=False):
         if not server_runs(place):
             socket_dir = Path(os.readlink(place.socket_link))
-            remove_sockets(socket_dir)
-            socket_dir.rmdir()
+            if is_ours(socket_dir, place.pgdata.stat().st_uid):
+                remove_sockets(socket_dir)
+                socket_dir.rmdir()
             place.socket_link.unlink()
+
+
+def is_ours(socket_dir: Path, uid: int) -> bool:
+    """Whether a link leads to a directory that we made for sockets; a link in a cloned repository may lead anywhere."""
+    found = os.lstat(socket_dir)
+    return (
+        socket_dir.name.startswith(SOCKET_PREFIX)
+        and stat.S_ISDIR(found.st_mode)
+        and found.st_uid == uid
+        and not found.st_mode & 0o077
+    )
 
 
 def remove_sockets(socket_dir: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import time
@@ -20,9 +19,11 @@ from .locks import Lock
 from .place import (
     DATABASE,
     PORT,
+    SOCKET_PREFIX,
     SUPERUSER,
     EmbeddedError,
     Place,
+    is_ours,
     log_tail,
     remove_sockets,
     server_runs,
@@ -170,13 +171,12 @@ class _Starter:
         link = self.place.socket_link
         with contextlib.suppress(OSError):
             last = Path(os.readlink(link))
-            found = os.lstat(last)
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == self.uid and not found.st_mode & 0o077:
+            if is_ours(last, self.uid):
                 return last
         # Not TMPDIR: it may be long, or private to another account.
         short = "/tmp"  # noqa: S108 - only the parent: mkdtemp makes a private directory in it
         parent = short if os.access(short, os.W_OK | os.X_OK) else None
-        made = Path(tempfile.mkdtemp(prefix="flowfabric-", dir=parent))
+        made = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=parent))
         os.chown(made, self.uid, self.gid)
         new_link = link.with_name("socket.new")
         new_link.unlink(missing_ok=True)
