@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import flows, tasks
+from benchmarks import flows, scale, tasks
 from benchmarks.contestants import settings_of
 from benchmarks.crash import Crash
 from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
@@ -69,6 +69,7 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             sizes.repetitions,
         ),
         *flow_groups(server, sizes),
+        *scale_groups(server, sizes),
         *long_groups(server, sizes),
     ]
 
@@ -95,6 +96,35 @@ def engine_groups(server: Server, sizes: Sizes, console: Console) -> list[Group]
         Group(
             [FlowPinned(server, sizes, False, console), FlowPinned(server, sizes, True, console)],
             sizes.long_repetitions,
+        ),
+    ]
+
+
+def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """What grows and must not."""
+    few = sizes.long_repetitions
+    return [
+        *(
+            Group([kind(server, sizes, False), kind(server, sizes, True)], few)
+            for kind in (
+                scale.ClaimFromEmpty,
+                scale.ClaimBesideSubmitters,
+                scale.SubmitBesideSleepers,
+                scale.TimersRound,
+            )
+        ),
+        *(
+            Group([scale.ManyKinds(server, sizes, what, 1), scale.ManyKinds(server, sizes, what, 1000)], few)
+            for what in ("kinds", "lanes")
+        ),
+        Group([scale.IdleWorkers(server, sizes)], 1),
+        Group([scale.Wake(server, sizes, 1), scale.Wake(server, sizes, 200), scale.Wake(server, sizes, 1, True)], few),
+        Group(
+            [
+                scale.DutiesBesideStored(server, sizes, 1_000, "thousand"),
+                scale.DutiesBesideStored(server, sizes, sizes.stored, "million"),
+            ],
+            1,
         ),
     ]
 

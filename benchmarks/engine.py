@@ -28,7 +28,7 @@ _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _COUNT_DONE = "select count(*) from flowfabric.execution where state = 'completed' and creator = ''"
 
 # A finished execution as the engine leaves it: one attempt, two events, a retention timer for every hundred.
-_STORED = """
+STORED = """
 with route as (select id from flowfabric.route limit 1),
      made as (
     insert into flowfabric.execution
@@ -195,7 +195,7 @@ class DrainWithStored:
         await queue.prepare()
         await queue.fill(_BATCH)
         await queue.drain()
-        await store(dsn, _STORED, self.stored, self.sizes)
+        await store(dsn, STORED, self.stored, self.sizes)
         self._queue = queue
         return queue
 

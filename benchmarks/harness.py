@@ -44,6 +44,8 @@ class Sizes:
     payload_bytes: int = 200
     connections: int = 2
     stored: int = 1_000_000
+    kept_empty: int = 50_000
+    fired_timers: int = 6_000
     held_seconds: int = 120
     sustained_seconds: int = 180
     sustained_per_second: int = 2_000
@@ -77,6 +79,8 @@ QUICK = Sizes(
     cancels=10,
     kills=2,
     stored=50_000,
+    kept_empty=5_000,
+    fired_timers=1_000,
     held_seconds=10,
     sustained_seconds=10,
     repetitions=1,

@@ -22,7 +22,7 @@ SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
-    "max_connections": "100",
+    "max_connections": "1000",
 }
 _SHOWN = ("server_version", *SETTINGS, "wal_compression", "full_page_writes", "autovacuum")
 
