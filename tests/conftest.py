@@ -129,6 +129,9 @@ async def _make_template(dsn: str) -> None:
             return
         await connection.execute("create database ff_making")
         await migrate_database(in_database(dsn, "ff_making"))
+        inside = await asyncpg.connect(in_database(dsn, "ff_making"))
+        await inside.execute("update flowfabric.deployment set event_heartbeats = true")  # every event is tested
+        await inside.close()
         await connection.execute("alter database ff_making rename to ff_template")
     finally:
         await connection.close()

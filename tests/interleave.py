@@ -64,7 +64,9 @@ class Party(ff.Engine):
         await self.connection.execute(ending)
 
     async def raise_floor(self, route: int) -> None:
-        await self.connection.execute("select flowfabric.raise_floor($1)", route)
+        await self.connection.execute(
+            "select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r where r.id = $1", route
+        )
 
 
 async def settled(call: Awaitable[Any]) -> Any:

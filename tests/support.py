@@ -87,7 +87,7 @@ class Wipe:
     """Makes a database what a fresh copy of the template is, while connections to it stay open."""
 
     # Their rows come with the schema. What a test changes in one of them is put back.
-    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore"})
+    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore", "service"})
     # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
     _TRUNCATE_EVERY = 50
 
@@ -113,7 +113,8 @@ class Wipe:
         await self._connection.execute(
             (self._delete if self._times % self._TRUNCATE_EVERY else self._truncate + ";")
             + "update flowfabric.clock set shift = '0';"
-            "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions) values (256);"
+            "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions, event_heartbeats)"
+            " values (256, true);"
             "delete from flowfabric.keystore"
         )
         await self._connection.execute(

@@ -562,9 +562,9 @@ async def test_a_committed_submission_wakes_a_sleeping_worker_and_a_rolled_back_
     way: Way, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     heard: asyncio.Queue[str] = asyncio.Queue()
-    await sql.add_listener(CHANNEL, lambda *said: heard.put_nowait(said[3]))
+    await sql.add_listener(f"{CHANNEL}_{plain_engine._instance}", lambda *said: heard.put_nowait(said[3]))
     waiting = asyncio.create_task(plain_engine.claim(**WORKER, max_wait=timedelta(seconds=60)))
-    while not await sql.fetchval("select count(*) from flowfabric.sleeper where topic = 'work'"):
+    while not await sql.fetchval("select count(*) from flowfabric.sleeper where lane <> ''"):
         await asyncio.sleep(0.005)
 
     await way.begin()
@@ -652,3 +652,20 @@ def test_the_engine_needs_none_of_the_libraries() -> None:
         "import flowfabric, flowfabric.bridges, flowfabric.bridges.asyncpg"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_a_transaction_that_is_to_be_prepared_notifies_nobody(
+    database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
+) -> None:
+    from flowfabric.bridges import asyncpg as bridge
+
+    heard: list[object] = []
+    async with await ff.Engine.connect(database) as sleeping:
+        await sql.add_listener(f"flowfabric_{sleeping._instance}", lambda *args: heard.append(args[-1]))
+        await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
+        async with plain_engine._database.connection() as connection:
+            for wake in (False, True):
+                async with connection.transaction():
+                    await bridge.create_execution(connection, execution_kind="test", wake=wake)
+                await sql.execute("select 1")
+                assert heard == (["work"] if wake else [])

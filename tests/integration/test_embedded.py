@@ -480,6 +480,23 @@ async def test_data_of_another_major_version(data_dir: Path) -> None:
         embedded.start(data_dir)
 
 
+async def test_a_link_that_came_with_a_clone_leads_nowhere(data_dir: Path, tmp_path: Path) -> None:
+    """A repository may contain `.flowfabric/socket`: what it points to belongs to somebody else."""
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o700)
+    socket = foreign / ".s.PGSQL.5432"
+    socket.write_text("not ours")
+    data_dir.mkdir(exist_ok=True)
+    (data_dir / "socket").symlink_to(foreign)
+    running = embedded.start(data_dir, settings=FAST)
+    try:
+        assert str(foreign) not in running.dsn
+    finally:
+        running.release()
+        embedded.stop(data_dir)
+    assert socket.read_text() == "not ours"
+
+
 async def test_a_directory_that_is_something_else(data_dir: Path) -> None:
     (data_dir / "pgdata" / "holiday").mkdir(parents=True)
     with pytest.raises(embedded.EmbeddedError, match="not a Postgres data directory"):

@@ -32,7 +32,6 @@ from flowfabric.testing import Kit, NotFinished
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
-from tests.wiped import WipedServer
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""

@@ -37,7 +37,7 @@ def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
 async def asleep(sql: asyncpg.Connection[Any], count: int = 1) -> None:
     """Wait until so many engines have announced that they wait for work, and have looked once more."""
     async with asyncio.timeout(PATIENCE):
-        while await sql.fetchval("select count(*) from flowfabric.sleeper where topic = 'work'") < count:
+        while await sql.fetchval("select count(*) from flowfabric.sleeper where lane <> ''") < count:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
 

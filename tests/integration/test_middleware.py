@@ -125,7 +125,7 @@ async def test_duties_of_a_layered_engine_run_through_it_and_end_with_it(databas
     async with mw.layer(engine, [seen]) as layered:
         duties = await ff.Duties(layered).__aenter__()
         async with asyncio.timeout(30):
-            while "run_timers" not in seen.methods or "sleep_until_due" not in seen.methods:
+            while "look_for_due" not in seen.methods:
                 await asyncio.sleep(0.01)
         assert engine._background == [duties]
     assert engine._background == []

@@ -772,7 +772,7 @@ async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_commit
     made = await client.engine.create_execution(**submission, connection=sql)  # nobody sleeps yet
     watching = await asyncpg.connect(database)
     async with working(app, poll=600, duties=False):
-        while not await watching.fetchval("select count(*) from flowfabric.sleeper where topic = 'work'"):
+        while not await watching.fetchval("select count(*) from flowfabric.sleeper where lane <> ''"):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)  # for the look after the announcement
         await transaction.commit()
@@ -1265,3 +1265,33 @@ async def test_workers_fire_a_declared_schedule_once_per_time_and_run_it(
     assert len(times) == len(set(times)) >= 3
     assert times == [times[0] + timedelta(seconds=n) for n in range(len(times))]
     assert len(ran) == len(set(ran))
+
+
+async def test_a_worker_leaves_the_loop_as_it_found_it(app: ff.App) -> None:
+    loop = asyncio.get_running_loop()
+
+    def mine(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=loop, **options)
+
+    loop.set_task_factory(mine)  # type: ignore[arg-type]
+    try:
+        async with ff.Worker(app):
+            assert loop.get_task_factory() is not mine
+            async with ff.Worker(app):
+                pass
+            assert loop.get_task_factory() is not mine, "the first one still needs its own"
+        assert loop.get_task_factory() is mine
+    finally:
+        loop.set_task_factory(None)
+
+
+async def test_connections_that_are_not_needed_are_given_back(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowfabric._postgres.connections._UNUSED", 0.1)
+    async with await ff.Engine.connect(database, max_size=6, notifications=False) as engine:
+        await asyncio.gather(*(engine.ping() for _ in range(6)))
+        pool = engine._database._pool
+        async with asyncio.timeout(PATIENCE):
+            while len(pool._open) > 1:
+                await asyncio.sleep(0.05)
+                await engine.ping()
+        await asyncio.gather(*(engine.ping() for _ in range(6)))

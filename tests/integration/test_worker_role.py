@@ -253,7 +253,7 @@ async def test_only_the_operations_can_be_called_not_what_is_behind_them(
     closed = {row["proname"] for row in rows if not row["may"]}
     assert closed >= {
         "now", "hmac", "hmac_block", "seed_keystore", "lock_holders", "end_executions", "start_attempts", "take_ready",
-        "purge", "act", "mark_expired", "set_timers", "due_executions", "raise_floor", "make_ready", "trim_events",
+        "purge", "act", "mark_expired", "set_timers", "due_executions", "raise_floors", "make_ready", "trim_events",
         "sign_token", "token_digest", "check_token", "close_suspension", "resume", *keys_of_the_owner,
     }  # fmt: skip
     for call in ("flowfabric.seed_keystore()", "flowfabric.purge('{1}', '{}', now())", "flowfabric.now()"):

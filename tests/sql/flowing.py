@@ -161,7 +161,7 @@ class Flow:
 
     async def ends(self, name: str) -> list[Event]:
         """The completion events of a member."""
-        return [event for event in await self.engine.list_events(self[name]) if event.outcome is not None]
+        return [event for event in (await self.engine.list_events(self[name])).items if event.outcome is not None]
 
     async def outcomes(self, name: str) -> list[str | None]:
         return [event.outcome for event in await self.ends(name)]

@@ -197,7 +197,7 @@ class SuspendingWorld(World):
         return {name: str(getattr(vector, name)) for name in vector.__struct_fields__}
 
     async def events(self, waiting: Waiting) -> list[Event]:
-        return await self.engine.list_events(waiting.id)
+        return list((await self.engine.list_events(waiting.id)).items)
 
     async def stored(self) -> list[tuple[str, str]]:
         """Everything in the database, to see that nothing changed."""

@@ -13,6 +13,7 @@ import flowfabric as ff
 from flowfabric._duties import TimerRunner
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.retention import Retention
+from flowfabric._duties.timer import WokenDuty
 from flowfabric.engine.timers import Round
 from flowfabric.values.attempt import Completed, Completion, Failure, TerminalFailed
 from flowfabric.values.execution import NewExecution
@@ -73,7 +74,11 @@ async def test_the_backlog_of_one_kind_keeps_no_other_waiting(plain_engine: ff.E
             turns.append("lease")
             return Round(handled=0, more=turns.count("lease") < 2)
 
-    runner = TimerRunner(plain_engine, [Backlog(plain_engine), Punctual(plain_engine)])
+    class BothDue(TimerRunner):
+        async def _with_work(self) -> list[WokenDuty]:
+            return list(self._duties)
+
+    runner = BothDue(plain_engine, [Backlog(plain_engine), Punctual(plain_engine)])
     assert await runner.run_once() == 3000
     assert turns == ["retention", "lease", "retention", "lease", "retention"]
 
@@ -112,7 +117,9 @@ async def test_submissions_with_an_old_snapshot_do_not_pile_up_floors(
             await plain_engine.create_execution(execution_kind="test", connection=sql)
         await plain_engine.complete((await claim_one(plain_engine)).handle)
     route = await sql.fetchval("select id from flowfabric.route")
-    await sql.execute("select flowfabric.raise_floor($1)", route)
+    await sql.execute(
+        "select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r where r.id = $1", route
+    )
     assert await sql.fetchval("select count(*) from flowfabric.ready_floor") == 1
     await submit(plain_engine)
     await claim_one(plain_engine)

@@ -130,7 +130,7 @@ async def _floored(stage: Stage, engine: Party) -> None:
     """The floor of the route is the first of two rows."""
     await submit(engine)
     await stage.watch.execute(
-        "insert into flowfabric.ready_floor select route, rank, created_at, id from flowfabric.ready"
+        "insert into flowfabric.ready_floor select 'default', route, rank, created_at, id from flowfabric.ready"
     )
     await submit(engine)
 
@@ -248,12 +248,9 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         ],
         "ready_orphan": _set("ready", "id = gen_random_uuid()", "partition = partition + 1"),
         "ready_below_floor": [
-            f"insert into flowfabric.ready_floor select route, {position} from flowfabric.ready"
-            for position in (
-                "rank + 1, created_at, id",
-                "rank, created_at + '1 s'::interval, id",
-                "rank, created_at, ('f' || repeat('0', 31))::uuid",
-            )
+            "delete from flowfabric.ready_floor",
+            *_set("ready_floor", "rank = rank + 1", "created_at = created_at + '1 s'::interval"),
+            *_set("ready_floor", "id = ('f' || repeat('0', 31))::uuid", "route = route + 1", "lane = 'other'"),
         ],
         "blocked_row": [_BLOCKED],
         "blocked_orphan": [_LISTED.format("blocked", "'waiting_for_budget'")],

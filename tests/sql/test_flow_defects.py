@@ -719,7 +719,10 @@ async def test_the_limit_holds_and_dependencies_are_not_jumped(engine: CheckedEn
     flow = await submitted(engine, PAIR, policy=ExecutionPolicy(max_replay_count=1))
     await flow.cancel("b")
     assert (await engine.replay_execution(flow["b"])).public_state == "waiting_children"
-    assert (await engine.list_events(flow["b"]))[-1].details == {"branch": "skipped_flow_member", "groups_reset": 1}
+    assert (await engine.list_events(flow["b"])).items[-1].details == {
+        "branch": "skipped_flow_member",
+        "groups_reset": 1,
+    }
     await flow.cancel("b")
     with pytest.raises(StateError, match="max_replays_exhausted"):
         await engine.replay_execution(flow["b"])

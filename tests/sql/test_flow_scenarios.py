@@ -619,7 +619,7 @@ async def test_a_parent_waits_for_its_children(engine: CheckedEngine) -> None:
     assert (await flow.record("p")).blocking_detail == "waiting for child executions to complete"
     (attempt,) = await engine.list_attempts(flow["p"])
     assert attempt.attempt_lifecycle == "suspended"
-    last = (await engine.list_events(flow["p"]))[-1]
+    last = (await engine.list_events(flow["p"])).items[-1]
     assert (last.lease_type, last.reason) == ("revoked", "waiting_children")
     await flow.complete("c1")
     assert await flow.state("p") == "waiting_children"
@@ -889,12 +889,12 @@ async def test_replay_from_the_bottom(engine: CheckedEngine) -> None:
         answer = await engine.replay_execution(flow[name])
         assert answer.public_state == "waiting_children"
         assert (await flow.record(name)).blocking_detail == "1 dep(s) unsatisfied after replay"
-        event = (await engine.list_events(flow[name]))[-1]
+        event = (await engine.list_events(flow[name])).items[-1]
         assert (event.operator_type, event.details) == (
             "replayed", {"branch": "skipped_flow_member", "groups_reset": 1},
         )  # fmt: skip
     assert (await engine.replay_execution(flow["a"])).public_state == "waiting"
-    assert (await engine.list_events(flow["a"]))[-1].details == {"branch": "normal"}
+    assert (await engine.list_events(flow["a"])).items[-1].details == {"branch": "normal"}
     assert await reconcile(engine) == 0
     await flow.drain()
     assert await EdgeRepair(engine).run_once() == 0
@@ -950,7 +950,10 @@ async def test_replay_of_a_member_cancelled_while_it_waited(engine: CheckedEngin
     flow = await submitted(engine, {"a": (), "b": ("a",)})
     await flow.cancel("b")
     assert (await engine.replay_execution(flow["b"])).public_state == "waiting_children"
-    assert (await engine.list_events(flow["b"]))[-1].details == {"branch": "skipped_flow_member", "groups_reset": 1}
+    assert (await engine.list_events(flow["b"])).items[-1].details == {
+        "branch": "skipped_flow_member",
+        "groups_reset": 1,
+    }
     assert not await flow.claimable("b")
     await flow.complete("a")
     assert await flow.claimable("b")

@@ -842,7 +842,7 @@ async def test_an_impossible_group_skips_unfinished_executions(
     if state == "suspended":
         assert await sql.fetchval("select count(*) from flowfabric.waitpoint where state <> 'closed'") == 0
     if state == "active":
-        last = (await engine.list_events(flow["b"]))[-1]
+        last = (await engine.list_events(flow["b"])).items[-1]
         assert (last.lease_type, last.reason) == ("revoked", "dependency_impossible")
 
 

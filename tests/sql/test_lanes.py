@@ -120,7 +120,7 @@ async def test_opening_a_lane_wakes_a_worker_that_waits_on_it(
     target = await submit(engine)
     await engine.set_lane_state("default", "paused")
     waiting = asyncio.create_task(engine.claim(**WORKER, max_wait=timedelta(seconds=60)))
-    while not await sql.fetchval("select count(*) from flowfabric.sleeper where topic = 'work'"):
+    while not await sql.fetchval("select count(*) from flowfabric.sleeper where lane <> ''"):
         await asyncio.sleep(0.005)
     await engine.set_lane_state("default", "draining")
     claimed = await asyncio.wait_for(waiting, 30)

@@ -321,24 +321,6 @@ async def test_a_parent_in_somebody_elses_hands_is_woken_by_a_timer(
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_parent_whose_route_is_in_somebody_elses_hands_is_woken_by_a_timer(
-    stage: Stage, parties: list[Party], ending: str
-) -> None:
-    """Who raises the floor of a route keeps others from adding to it; an end does not wait for that either."""
-    one, two, three = parties
-    father, son = await parent(one), await child(one)
-    await park(one, father, son)
-    route = await stage.watch.fetchval("select id from flowfabric.route where lane = 'parents'")
-    await two.begin()
-    await two.raise_floor(route)
-    await asyncio.wait_for(three.complete(son.handle), PATIENCE)
-    assert (await state(stage, father), await late(stage)) == ("waiting_children", 1)
-    await two.end(ending)
-    assert (await one.run_timers("parked")).handled == 1
-    await goes_on(stage, one, father)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
 async def test_cancelling_a_parent_while_its_child_ends(stage: Stage, parties: list[Party], ending: str) -> None:
     one, two, _ = parties
     father, son = await parent(one), await child(one)
@@ -616,8 +598,8 @@ async def test_a_claim_that_came_while_the_child_was_locked_is_told_again(stage:
     waiting_child = await submit(one, **CHILDREN)
     heard: asyncio.Queue[str] = asyncio.Queue()
     ear = await asyncpg.connect(stage.dsn)
-    await ear.add_listener("flowfabric", lambda *message: heard.put_nowait(message[-1]))
-    await two.sleep_for_work(timedelta(seconds=60))
+    await ear.add_listener(f"flowfabric_{two._instance}", lambda *message: heard.put_nowait(message[-1]))
+    await two.sleep_for_work([CHILDREN["lane_id"]], timedelta(seconds=60))
     await one.begin()
     await one.park(father.handle, ends_of=[waiting_child])
     assert await two.claim(**WORKER, **CHILDREN) is None
@@ -649,10 +631,14 @@ async def test_the_audit_sees_who_would_sleep_for_ever(stage: Stage, parties: li
 # ---- watching
 
 
-async def listen(stage: Stage) -> tuple[asyncpg.Connection[Any], list[str]]:
+async def listen(stage: Stage, parties: list[Party]) -> tuple[asyncpg.Connection[Any], list[str]]:
+    """What is said to all, and what is said to each party, with its name."""
     heard: list[str] = []
     ear = await asyncpg.connect(stage.dsn)
     await ear.add_listener("flowfabric", lambda *message: heard.append(message[-1]))
+    for party in parties:
+        name = party._instance
+        await ear.add_listener(f"flowfabric_{name}", lambda *message, name=name: heard.append(f"{message[-1]} {name}"))
     return ear, heard
 
 
@@ -672,7 +658,7 @@ async def test_the_end_of_a_watched_execution_notifies_each_process_once(
 ) -> None:
     one, two, _ = parties
     _, son = await family(stage, one, end)
-    ear, heard = await listen(stage)
+    ear, heard = await listen(stage, parties)
     for party in (one, two, two):
         await party.watch([son.execution_id], timedelta(seconds=60))
     await end.call(one, son)
@@ -684,7 +670,7 @@ async def test_the_end_of_a_watched_execution_notifies_each_process_once(
 async def test_a_batch_of_ends_is_one_notification(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     sons = [await child(one) for _ in range(10)]
-    ear, heard = await listen(stage)
+    ear, heard = await listen(stage, parties)
     await one.watch([son.execution_id for son in sons], timedelta(seconds=60))
     await one.complete_many([son.handle for son in sons[:8]])
     await hears(stage, heard, f"ended {one._instance}")
@@ -706,7 +692,7 @@ async def test_an_end_does_not_wait_for_a_watcher_nor_a_watcher_forever(
     sons = sorted([await child(one) for _ in range(2)], key=lambda c: (c.handle.partition, c.handle.uuid))
     ids = [son.execution_id for son in sons]
     await two.watch(ids, timedelta(seconds=60))
-    ear, heard = await listen(stage)
+    ear, heard = await listen(stage, parties)
     # The watcher renews its rows while one of the two has just ended and the other does.
     await one.begin()
     await one.complete(sons[1].handle)

@@ -23,7 +23,9 @@ async def test_work_submitted_after_the_snapshot_of_a_claim_is_not_lost_below_th
     async with sql.transaction(isolation=isolation):
         await sql.fetchval("select count(*) from flowfabric.ready")  # a fixed snapshot is fixed here
         urgent = await submit(plain_engine, priority=9000)
-        await sql.execute("select flowfabric.raise_floor($1)", route)
+        await sql.execute(
+            "select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r where r.id = $1", route
+        )
 
     assert await plain_engine.audit() == []
     claimed = [await plain_engine.claim(**WORKER) for _ in range(2)]

@@ -667,8 +667,8 @@ async def test_a_claim_that_came_during_a_useless_signal_is_told_again(
     await point.signal(one, signal_id=signal_id)
     heard: asyncio.Queue[str] = asyncio.Queue()
     ear = await asyncpg.connect(stage.dsn)
-    await ear.add_listener("flowfabric", lambda *message: heard.put_nowait(message[-1]))
-    await two.sleep_for_work(timedelta(seconds=60))
+    await ear.add_listener(f"flowfabric_{two._instance}", lambda *message: heard.put_nowait(message[-1]))
+    await two.sleep_for_work(["default"], timedelta(seconds=60))
     await one.begin()
     await call(one, claimed, point, signal_id)
     assert await two.claim(**WORKER) is None

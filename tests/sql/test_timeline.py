@@ -52,13 +52,13 @@ async def test_the_history_of_one_is_what_the_log_says_of_it(database: str, cloc
         for execution_id in [*chosen, running.execution_id]:
             expected = [event for event in log if event.execution_id == execution_id]
             assert expected
-            assert await engine.list_events(execution_id) == expected
+            assert list((await engine.list_events(execution_id)).items) == expected
 
 
 async def test_an_execution_nothing_happened_to_has_no_events(engine: ff.Engine) -> None:
     execution_id = await submit(engine)
-    assert await engine.list_events(execution_id) == []
-    assert await engine.list_events(id_in((home(execution_id) + 1) % 256, execution_id)) == []
+    assert (await engine.list_events(execution_id)).items == []
+    assert (await engine.list_events(id_in((home(execution_id) + 1) % 256, execution_id))).items == []
 
 
 async def test_events_are_counted_from_where_the_last_count_ended(engine: ff.Engine) -> None:
@@ -105,7 +105,7 @@ async def test_a_worker_role_may_look(database: str, engine: ff.Engine, sql: asy
     async with a_role(sql) as role:
         await migrate_database(database, worker_roles=(role,))
         async with await ff.Engine.connect(as_user(database, role)) as worker:
-            assert len(await worker.list_events(claimed.execution_id)) == 1
+            assert len((await worker.list_events(claimed.execution_id)).items) == 1
             assert (await worker.count_events(EventCursor())).lease == {"acquired": 1}
         await sql.execute("delete from flowfabric.worker_role")
 

@@ -634,7 +634,7 @@ async def test_a_rotation_signs_no_old_waitpoint_again(engine: CheckedEngine, st
     partition = home(at.id)
     assert await engine.read_waitpoint_token(partition, at.waitpoint_id) == at.token
     (listed,) = (await engine.list_pending_waitpoints(at.id)).items
-    assert (listed.token_kid, listed.token_fingerprint) == ("a", at.digest[:16])
+    assert (listed.token_kid, listed.token_fingerprint) == ("a", hashlib.sha256(at.digest.encode()).hexdigest()[:16])
     answer = await engine.suspend(
         at.claimed.handle, waitpoints=[UsePending(at.waitpoint_id)], resume_condition=all_of("k", OperatorOnly())
     )
@@ -1177,7 +1177,7 @@ async def test_a_list_of_waitpoints_shows_kid_and_fingerprint_and_no_more(engine
     await rotate(engine, "a", A)
     at = await spot(engine)
     (listed,) = (await engine.list_pending_waitpoints(at.id)).items
-    assert (listed.token_kid, listed.token_fingerprint) == ("a", at.digest[:16])
+    assert (listed.token_kid, listed.token_fingerprint) == ("a", hashlib.sha256(at.digest.encode()).hexdigest()[:16])
     assert [field.name for field in msgspec.structs.fields(type(listed))] == [
         "waitpoint_id", "waitpoint_key", "state", "required_signal_names", "created_at", "activated_at", "expires_at",
         "execution_id", "token_kid", "token_fingerprint",

@@ -17,7 +17,8 @@ SHARED = {"base", "batch", "checks"}  # no operations of their own
 BESIDE = {
     ("admission", "scan_eligible"),
     ("base", "read_edges"),
-    ("claims", "sleep"),
+    ("claims", "register_service"),
+    ("claims", "sleep_for_work"),
     ("service", "register_lanes"),
     ("steps", "progress"),
     ("watches", "read_outcomes"),

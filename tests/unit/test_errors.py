@@ -21,6 +21,7 @@ from flowfabric.errors import (
     ConnectionFailed,
     Contention,
     Corruption,
+    CursorRefused,
     ExecutionNotActive,
     FlowFabricError,
     FlowFailed,
@@ -55,6 +56,7 @@ FAMILIES = {
     "transport": TransportError,
     "unavailable": Unavailable,
     "timed_out": TimedOut,
+    "cursor": CursorRefused,
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
     "wait": NoSignal,
@@ -155,6 +157,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return Unavailable("list_workers")
         case "timed_out":
             return TimedOut("shutdown_prepare", 15_000)
+        case "cursor":
+            return CursorRefused(row.kind, "why", position=7)
         case "task" if row.kind == "purged":
             return Purged(ID)
         case "task":
@@ -243,7 +247,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 21 + len(beside)
+    assert len(classes) == 22 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

@@ -1,0 +1,325 @@
+"""What must not grow: routes without work, floors, reads of the log, samples of the audit, wake-ups."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+import flowfabric as ff
+from flowfabric._duties import Duties
+from flowfabric._duties.lead import CASCADES, DUTIES
+from flowfabric.errors import CursorRefused, Unavailable
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import NewExecution
+from tests.integration.test_connection import as_user
+from tests.support import WORKER, Clock, claim_one, started, submit
+
+# Floors
+
+
+async def test_a_route_without_work_is_forgotten_and_found_again(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    kinds = [f"kind-{n}" for n in range(30)]
+    await plain_engine.create_many([NewExecution(execution_kind=kind) for kind in kinds])
+    assert await sql.fetchval("select count(*) from flowfabric.ready_floor") == 30
+    await plain_engine.complete_many([one.handle for one in await plain_engine.claim_many(**WORKER, limit=30)])
+    await clock.advance(seconds=10)
+    async with asyncio.timeout(30):
+        while await sql.fetchval("select count(*) from flowfabric.ready_floor"):
+            assert await plain_engine.claim_many(**WORKER, limit=30) == []
+    await submit(plain_engine, execution_kind="kind-7")
+    assert (await claim_one(plain_engine)).execution_kind == "kind-7"
+
+
+async def test_the_best_of_many_kinds_come_first(plain_engine: ff.Engine) -> None:
+    items = [NewExecution(execution_kind=f"kind-{n % 20}", priority=n % 7) for n in range(100)]
+    await plain_engine.create_many(items)
+    found = [one.priority for _ in range(5) for one in await plain_engine.claim_many(**WORKER, limit=20)]
+    assert found == sorted((n % 7 for n in range(100)), reverse=True)
+
+
+async def test_a_place_of_31_bits_is_never_above_its_position(sql: asyncpg.Connection[Any]) -> None:
+    wrong = await sql.fetch(
+        "select r.rank, c.at from generate_series(0, 9000, 300) as r (rank),"
+        " unnest(array[now(), now() - interval '0.05 s', now() - interval '99 days', now() - interval '200 days'])"
+        "     as c (at),"
+        " lateral (select flowfabric.ready_place(r.rank, c.at, now())::bigint as place) p"
+        " where p.place not between 0 and 2147483647 or flowfabric.place_rank(p.place) > r.rank"
+        "    or flowfabric.place_time(p.place, now()) > c.at"
+        "    or (c.at > now() - interval '100 days'"
+        "        and flowfabric.place_time(p.place, now()) < c.at - interval '0.2 s')"
+    )
+    assert wrong == []
+
+
+async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    await submit(plain_engine)
+    route = await sql.fetchval("select id from flowfabric.route")
+    role = f"stranger_{database.rsplit('/', 1)[-1].split('?')[0]}"
+    await sql.execute(f'create role "{role}" login')
+    stranger = await asyncpg.connect(as_user(database, role))
+    try:
+        for key in (-1, 0):
+            await stranger.execute(
+                "select pg_advisory_lock(flowfabric_lock, $1) from (select 1174405120 + $2::int as flowfabric_lock) x",
+                key,
+                route,
+            )
+        await stranger.execute("select pg_advisory_lock((7083::bigint << 48) | 1)")  # as an early writer of the log
+        for _ in range(3):
+            await submit(plain_engine)
+        assert await plain_engine.audit() == []
+        assert len(await plain_engine.claim_many(**WORKER, limit=10)) == 4
+        assert len((await plain_engine.read_events()).items) == 4, "strangers are not waited for"
+    finally:
+        await stranger.close()
+        await sql.execute(f'drop role "{role}"')
+
+
+# Events
+
+
+async def test_renewals_are_events_only_if_the_deployment_asks(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    for asked in (False, True):
+        await sql.execute("update flowfabric.deployment set event_heartbeats = $1", asked)
+        claimed = await started(plain_engine)
+        await plain_engine.renew(claimed.handle)
+        events = (await plain_engine.list_events(claimed.execution_id)).items
+        assert [event.lease_type for event in events] == (["acquired", "renewed"] if asked else ["acquired"])
+
+
+async def test_one_read_looks_at_a_bounded_part_of_the_log(
+    plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.engine.events.MOST_LOOKED_AT", 10)
+    ids = [(await started(plain_engine)).execution_id for _ in range(35)]
+    pages, cursor, seen = 0, EventCursor(), 0
+    while seen < 35:
+        page = await plain_engine.read_events(after=cursor, limit=100)
+        assert len(page.items) <= 10
+        seen += len(page.items)
+        pages += 1
+        assert page.next_cursor is not None
+        cursor = page.next_cursor
+    assert pages == 4
+    empty = await plain_engine.read_events(family="completion", after=EventCursor(), limit=100)
+    assert (empty.items, empty.next_cursor.position > 0) == ([], True)  # type: ignore[union-attr]
+    found, after = [], None
+    while True:
+        part = await plain_engine.list_events(ids[-1], after=after)
+        found += part.items
+        after = part.next_cursor
+        if after is None:
+            break
+    assert [event.execution_id for event in found] == [ids[-1]]
+
+
+async def test_a_cursor_after_which_events_are_missing_is_refused(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    for _ in range(5):
+        await plain_engine.complete((await started(plain_engine)).handle)
+    last = (await plain_engine.read_events()).next_cursor
+    assert last is not None
+    with pytest.raises(CursorRefused) as ahead:
+        await plain_engine.read_events(after=EventCursor(last.position + 1000))
+    assert (ahead.value.kind, ahead.value.position) == ("cursor_ahead", last.position)
+
+    await clock.advance(hours=75)
+    await plain_engine.sweep()
+    floor = await sql.fetchval("select event_floor from flowfabric.deployment")
+    assert floor == last.position
+    with pytest.raises(CursorRefused) as expired:
+        await plain_engine.read_events(after=EventCursor(1))
+    assert (expired.value.kind, expired.value.position) == ("cursor_expired", floor)
+    assert (await plain_engine.read_events(after=EventCursor())).items == [], "the beginning is always allowed"
+    assert (await plain_engine.read_events(after=EventCursor(floor))).items == []
+    await sql.execute("delete from flowfabric.execution; delete from flowfabric.timer")
+
+
+async def test_the_log_cannot_be_read_on_a_standby(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    # A function of the same name in front of the server's, as a standby would answer.
+    await sql.execute("create function flowfabric.pg_is_in_recovery() returns boolean language sql as 'select true'")
+    source = await sql.fetchval("select pg_get_functiondef('flowfabric.log_end'::regproc)")
+    try:
+        await sql.execute(source.replace("pg_is_in_recovery()", "flowfabric.pg_is_in_recovery()"))
+        with pytest.raises(Unavailable, match="standby"):
+            await plain_engine.read_events()
+    finally:
+        await sql.execute(source)
+        await sql.execute("drop function flowfabric.pg_is_in_recovery()")
+
+
+# The audit
+
+
+async def test_a_sample_of_the_audit_finds_a_damage(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    await plain_engine.create_many([NewExecution(execution_kind="test")] * 50)
+    partition = await sql.fetchval("select partition from flowfabric.execution limit 1")
+    assert await plain_engine.audit_sample(partition, limit=100) == []
+    await sql.execute("update flowfabric.execution set completed_at = created_at")
+    found = {violation.rule for _ in range(20) for violation in await plain_engine.audit_sample(partition, limit=100)}
+    assert "completed_at" in found
+    await sql.execute("update flowfabric.execution set completed_at = null")
+
+
+async def test_a_sample_of_the_audit_reads_as_much_however_much_is_stored(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    reads: list[int] = []
+    item = NewExecution(execution_kind="test")
+    for size in (5, 20):
+        for _ in range(size):
+            await plain_engine.create_many([item] * 500)
+        await sql.execute("analyze")
+        partition = await sql.fetchval(
+            "select partition from flowfabric.execution group by 1 order by count(*) desc, 1 limit 1"
+        )
+        await sql.execute("select pg_stat_force_next_flush()")
+        await sql.execute("select * from flowfabric.audit_sample($1, 20)", partition)
+        async with sql.transaction():
+            before = await sql.fetchval(_READ)
+            await sql.fetch("select * from flowfabric.audit_sample($1, 20)", partition)
+            await sql.execute("select pg_stat_clear_snapshot()")
+            reads.append(await sql.fetchval(_READ) - before)
+    assert reads[1] <= reads[0] * 3 + 200, reads
+
+
+_READ = (
+    "select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid)), 0)::bigint"
+    " from pg_class c where c.relnamespace = 'flowfabric'::regnamespace"
+)
+
+
+# Wake-ups
+
+
+async def _asleep(sql: asyncpg.Connection[Any], count: int) -> None:
+    async with asyncio.timeout(30):
+        while (
+            await sql.fetchval("select count(*) from flowfabric.sleeper where lane <> '' and until > clock_timestamp()")
+            < count
+        ):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_submission_wakes_as_many_as_it_has_work_for_and_only_who_serves_it(
+    database: str, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    heard: list[str] = []
+    engines = [await ff.Engine.connect(database, max_size=1) for _ in range(6)]
+    serves = ["a", "a", "a", "b", "b", "b"]
+    try:
+        for engine, kind in zip(engines, serves, strict=True):
+            await sql.add_listener(f"flowfabric_{engine._instance}", lambda *args, kind=kind: heard.append(kind))
+            await engine.sleep_for_work(["default"], timedelta(seconds=30), kinds=[kind], slots=5)
+        await submit(plain_engine, execution_kind="b")
+        await sql.execute("select 1")
+        assert heard == ["b"]
+        await plain_engine.create_many([NewExecution(execution_kind="a")] * 2)
+        await sql.execute("select 1")
+        assert sorted(heard) == ["a", "a", "b"]
+        await submit(plain_engine, execution_kind="a", lane_id="elsewhere")
+        await submit(plain_engine, execution_kind="c")
+        await sql.execute("select 1")
+        assert len(heard) == 3, "nobody serves these"
+    finally:
+        for engine in engines:
+            await engine.close()
+
+
+async def test_who_was_woken_and_leaves_work_behind_wakes_the_next(
+    database: str, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database) as two:
+        claims = [
+            asyncio.ensure_future(engine.claim(**WORKER, max_wait=timedelta(seconds=20))) for engine in (one, two)
+        ]
+        await _asleep(sql, 2)
+        begun = asyncio.get_running_loop().time()
+        async with sql.transaction():  # both at once: each submission alone would choose
+            await sql.execute("set local flowfabric.wake = off")
+            for _ in range(2):
+                await plain_engine.create_execution(execution_kind="test", connection=sql)
+            await sql.execute("set local flowfabric.wake = on")
+            await sql.execute("select flowfabric.wake_route(id, 1) from flowfabric.route")
+        found = await asyncio.gather(*claims)
+        assert all(found)
+        assert asyncio.get_running_loop().time() - begun < 20
+        assert await sql.fetchval("select count(*) from flowfabric.sleeper where until > clock_timestamp()") == 0
+
+
+# The lead
+
+
+async def test_one_process_leads_the_duties_and_another_takes_over(database: str) -> None:
+    async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database) as two:
+        first, second = Duties(one), Duties(two)
+        async with asyncio.timeout(30):
+            await first.__aenter__()
+            while not first.leads:
+                await asyncio.sleep(0.01)
+            async with second:
+                await asyncio.sleep(0.3)
+                assert (first.leads, second.leads) == (True, False)
+                await first.stop()
+                while not second.leads:
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_leader_that_dies_is_replaced_when_its_lease_ends(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    second = timedelta(seconds=1)
+    async with await ff.Engine.connect(database) as other:
+        assert (await plain_engine.take_lead([DUTIES], second))[DUTIES].is_ours
+        answer = await other.take_lead([DUTIES, CASCADES], second)
+        assert (answer[DUTIES].is_ours, answer[CASCADES].is_ours) == (False, True)
+        assert 0 < answer[DUTIES].left <= 1
+        await sql.execute(
+            "update flowfabric.lead set until = clock_timestamp() - interval '1 ms' where name = $1", DUTIES
+        )
+        assert (await other.take_lead([DUTIES], second))[DUTIES].is_ours
+        assert not (await plain_engine.take_lead([DUTIES], second))[DUTIES].is_ours
+        await other.leave_lead()
+        assert (await plain_engine.take_lead([DUTIES], second))[DUTIES].is_ours
+
+
+async def test_a_timer_set_in_the_past_or_by_a_slow_transaction_is_found(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    kinds = dict.fromkeys(_kinds("delay"))
+    await plain_engine.create_execution(execution_kind="test", delay_until=timedelta(seconds=5), connection=None)
+    await clock.advance(seconds=200)
+    found = await plain_engine.look_for_due(kinds, at_most=timedelta(seconds=1))
+    assert "delay" in found.due
+    (low,) = found.low_water.values()
+    due_at = await sql.fetchval("select due_at from flowfabric.timer where kind = 'delay'")
+    assert low is not None
+    assert low < due_at, "a mark is never above a timer that is left"
+    await plain_engine.run_timers("delay")
+    after = await plain_engine.look_for_due(dict.fromkeys(kinds, low), at_most=timedelta(seconds=1))
+    assert "delay" not in after.due
+    # A deadline that has passed long ago is not set before the mark.
+    await submit(
+        plain_engine, delay_until=timedelta(hours=1), execution_deadline_at=await clock.now() - timedelta(days=1)
+    )
+    (mark,) = after.low_water.values()
+    late = await plain_engine.look_for_due(dict.fromkeys(_kinds("deadline"), mark), at_most=timedelta(seconds=1))
+    assert "deadline" in late.due
+    await plain_engine.run_timers("deadline")
+
+
+def _kinds(*names: str) -> list[Any]:
+    from flowfabric.engine.timers import TimerKind
+
+    return [TimerKind(name) for name in names]
