@@ -84,25 +84,6 @@ async def test_members_in_somebodys_hands_keep_no_other_waiting(
     assert await plain_engine.read_cancel_backlog(flow.flow_id) is None
 
 
-async def test_an_end_under_an_old_snapshot_is_left_to_the_dispatcher(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
-    new = NewExecution(execution_kind="k")
-    flow = await plain_engine.submit_flow(
-        [NewNode(name="a", execution=new), NewNode(name="b", execution=new, after=[NewEdge(upstream="a")])]
-    )
-    held = (await plain_engine.claim_many(limit=1, **WORKER))[0].handle
-    async with sql.transaction(isolation="repeatable_read"):
-        await sql.fetch(
-            "select * from flowfabric.complete($1, $2, $3, $4, $5, $6, $7, $8, false)",
-            [held.partition], [held.uuid], [held.lease_id], [held.lease_epoch], [held.attempt_id], [held.attempt_index],
-            [None], [None],
-        )  # fmt: skip
-    assert await states(plain_engine, flow) == {"a": "completed", "b": "waiting_children"}
-    assert (await plain_engine.dispatch_cascades()).resolved == 1
-    assert await states(plain_engine, flow) == {"a": "completed", "b": "waiting"}
-
-
 async def test_flows_that_nothing_was_put_into_are_forgotten(plain_engine: ff.Engine, clock: Clock) -> None:
     empty = await plain_engine.create_flow()
     full = await plain_engine.submit_flow(
