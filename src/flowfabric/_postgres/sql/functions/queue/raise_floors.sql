@@ -10,7 +10,7 @@ declare
     v_bounded integer[]; v_bound_rank integer[]; v_bound_time timestamptz[];
     v_low flowfabric.ready_floor; v_new flowfabric.ready_floor; v_bound flowfabric.ready_floor;
     v_first flowfabric.ready;
-    v_rows bigint;
+    v_seen tid[];
     v_at integer;
 begin
     -- A snapshot older than the look at the announcements would not show what was committed before it.
@@ -34,7 +34,9 @@ begin
                   and flowfabric.may_announce(l.pid)) a
           order by a.route, a.rank, a.at) b;
     foreach v_at in array v_routes loop
-        select f.* into v_low from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at
+        -- Only these are removed: a floor row that is committed after the look at the ready rows belongs to one not seen.
+        select array_agg(f.ctid) into v_seen from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at;
+        select f.* into v_low from flowfabric.ready_floor f where f.ctid = any (v_seen)
         order by f.rank, f.created_at, f.id limit 1;
         continue when not found;
         select r.* into v_first from flowfabric.ready r
@@ -56,15 +58,15 @@ begin
             end if;
         elsif v_first.route is null and v_low.created_at < v_now - interval '5 seconds' then
             -- Empty for a while: no claim visits it until the next row comes.
-            delete from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at;
+            delete from flowfabric.ready_floor f where f.ctid = any (v_seen);
             continue;
         end if;
         if (v_new.rank, v_new.created_at, v_new.id) > (v_low.rank, v_low.created_at, v_low.id)
-           or (select count(*) from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at) > 1 then
+           or cardinality(v_seen) > 1 then
             if (v_new.rank, v_new.created_at, v_new.id) < (v_low.rank, v_low.created_at, v_low.id) then
                 v_new := v_low;
             end if;
-            delete from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at;
+            delete from flowfabric.ready_floor f where f.ctid = any (v_seen);
             insert into flowfabric.ready_floor select v_new.*;
         end if;
     end loop;
