@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
-from tests.support import WORKER, submit
+from tests.support import WORKER, Clock, submit
 
 pytestmark = pytest.mark.both_servers
 
@@ -30,3 +31,37 @@ async def test_work_submitted_after_the_snapshot_of_a_claim_is_not_lost_below_th
     assert await plain_engine.audit() == []
     claimed = [await plain_engine.claim(**WORKER) for _ in range(2)]
     assert [c and c.execution_id for c in claimed] == [urgent, ordinary]
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["empty", "with a row"])
+async def test_a_row_committed_in_the_middle_of_a_raise_keeps_its_floor(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock, before: int
+) -> None:
+    """A raise is stopped after it has looked for ready rows; what is submitted then is not seen by that look."""
+    await submit(plain_engine)
+    assert await plain_engine.claim(**WORKER) is not None
+    await clock.advance(seconds=60)
+    for _ in range(before):
+        await submit(plain_engine)
+    source = await sql.fetchval("select pg_get_functiondef('flowfabric.raise_floors'::regproc)")
+    looked = "        v_new := v_low;\n        if found then\n"
+    stopped = "        v_at := v_at + 0 * length(pg_advisory_xact_lock(4242)::text);\n"  # FOUND stays what it was
+    assert source.count(looked) == 1
+    await sql.execute(source.replace(looked, stopped + looked))
+    raising = await asyncpg.connect(database)
+    try:
+        await sql.execute("select pg_advisory_lock(4242)")
+        task = asyncio.ensure_future(
+            raising.execute("select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r")
+        )
+        async with asyncio.timeout(30):
+            while not await sql.fetchval("select exists (select from pg_locks where not granted and objid = 4242)"):
+                await asyncio.sleep(0.01)
+        await submit(plain_engine, priority=5)
+        await sql.execute("select pg_advisory_unlock(4242)")
+        await task
+    finally:
+        await raising.close()
+        await sql.execute(source)
+    assert await plain_engine.audit() == []
+    assert len(await plain_engine.claim_many(**WORKER, limit=10)) == before + 1
