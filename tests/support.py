@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import shutil
 import subprocess
@@ -122,6 +123,25 @@ class Wipe:
             " values ($1, $2, $3, $4, 'current')",
             *self._key,
         )
+
+
+async def until_blocked(sql: asyncpg.Connection[Any], table: str | None = None) -> int:
+    """Wait until a backend of this database waits for a lock, of a table if one is named; returns its process id.
+
+    The databases of other tests on the same server have the same table numbers, being copies of one template.
+    """
+    async with asyncio.timeout(60):
+        while True:
+            pid: int | None = await sql.fetchval(
+                """select a.pid from pg_stat_activity a
+                where a.datname = current_database() and a.wait_event_type = 'Lock'
+                  and ($1::text is null or exists (select from pg_locks l where l.pid = a.pid and not l.granted
+                                                   and l.relation = ('flowfabric.' || $1)::regclass))""",
+                table,
+            )
+            if pid is not None:
+                return pid
+            await asyncio.sleep(0.002)
 
 
 async def submit(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:

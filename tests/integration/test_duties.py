@@ -46,7 +46,7 @@ from tests.kept import (  # noqa: F401 - fixtures
     kept_state,
     the_keeper,
 )
-from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit
+from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit, until_blocked
 
 DAY = timedelta(days=1)
 PATIENCE = 30.0
@@ -675,9 +675,7 @@ async def test_a_round_is_never_dated_before_what_it_acted_on(
     async with holder.transaction():
         await holder.execute("lock table flowfabric.timer in access exclusive mode")
         passing = asyncio.create_task(ExecutionDeadline(plain_engine).run_once())
-        async with asyncio.timeout(PATIENCE):
-            while not await sql.fetchval("select count(*) from pg_locks where not granted"):
-                await asyncio.sleep(0.01)
+        await until_blocked(sql)
         execution_id = await submit(plain_engine, execution_deadline_at=past, connection=holder)
     assert await passing == 1
     await holder.close()

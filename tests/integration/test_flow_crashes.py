@@ -27,7 +27,7 @@ from flowfabric.values.joins import AnyOf, Quorum
 from tests import sampling
 from tests.flow_rules import check_settled, settle_flows
 from tests.sql.flowing import Flow, fan_in, hold, submitted
-from tests.support import WORKER, Clock
+from tests.support import WORKER, Clock, until_blocked
 
 PATIENCE = 60.0
 # Calls come in as lines, answers go out; it ends when it is killed.
@@ -89,9 +89,7 @@ class Victim:
         try:
             await holder.execute(f"begin; lock table flowfabric.{table} in access exclusive mode")
             await self.begin(call, given)
-            async with asyncio.timeout(PATIENCE):
-                while not (backend := await self._waits_for(table)):
-                    await asyncio.sleep(0.002)
+            backend = await until_blocked(self._sql, table)
             await self.kill()
             if not unheard:
                 assert await self._sql.fetchval("select pg_terminate_backend($1, 60000)", backend)
@@ -100,12 +98,6 @@ class Victim:
         async with asyncio.timeout(PATIENCE):
             while await self._sql.fetchval("select exists (select from pg_stat_activity where pid = $1)", backend):
                 await asyncio.sleep(0.002)
-
-    async def _waits_for(self, table: str) -> int | None:
-        found: int | None = await self._sql.fetchval(
-            "select pid from pg_locks where relation = $1::text::regclass and not granted", f"flowfabric.{table}"
-        )
-        return found
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import flowfabric as ff
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine import claims
 from flowfabric.values.attempt import Claimed
-from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
+from tests.support import OTHER, WORKER, Clock, claim_one, started, submit, until_blocked
 
 LONG = timedelta(minutes=10)
 PATIENCE = 60.0
@@ -258,9 +258,7 @@ async def test_a_claim_is_never_dated_before_the_work_it_took(
     async with holder.transaction():
         await holder.execute("lock table flowfabric.lane in access exclusive mode")
         claim = asyncio.create_task(plain_engine.claim(**WORKER))
-        async with asyncio.timeout(PATIENCE):
-            while not await sql.fetchval("select count(*) from pg_locks where not granted"):
-                await asyncio.sleep(0.01)
+        await until_blocked(sql)
         execution_id = await submit(plain_engine, connection=holder)
     assert await found(claim) == execution_id
     await holder.close()

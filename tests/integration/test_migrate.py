@@ -19,7 +19,7 @@ from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, curren
 from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.errors import ConnectionFailed, TransportError
 from tests.integration.test_connection import a_role, as_user
-from tests.support import in_database, started, submit
+from tests.support import in_database, started, submit, until_blocked
 
 pytestmark = pytest.mark.both_servers
 
@@ -245,9 +245,7 @@ async def test_a_migration_that_waited_sees_the_other_in_every_isolation_level(e
         async with first.transaction(isolation="read_committed"):
             assert (await migrate(first)).applied == ALL_STEPS
             late = asyncio.create_task(migrate(second))
-            async with asyncio.timeout(PATIENCE):
-                while not await sql.fetchval("select count(*) from pg_locks where not granted"):
-                    await asyncio.sleep(0.01)
+            await until_blocked(sql)
         assert (await late).applied == ()
 
 

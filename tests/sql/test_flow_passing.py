@@ -14,7 +14,7 @@ from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.lease import Operator
 from tests.ids import home
-from tests.support import CheckedEngine, Clock
+from tests.support import CheckedEngine, Clock, until_blocked
 
 pytestmark = pytest.mark.both_servers
 
@@ -62,8 +62,7 @@ async def test_an_upstream_that_was_stamped_later_and_counted_earlier_is_passed(
     async with sql.transaction():
         await sql.execute("select pg_advisory_xact_lock(4711)")
         late = asyncio.create_task(engine.complete(held["a2"].handle, result=b"2"))
-        while not await sql.fetchval("select count(*) from pg_locks where locktype = 'advisory' and not granted"):
-            await asyncio.sleep(0.01)
+        await until_blocked(sql)
         await engine.complete(held["a1"].handle, result=b"1")
     await late
     while (await engine.dispatch_cascades()).seen:

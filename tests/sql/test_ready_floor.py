@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from tests.support import WORKER, Clock, submit
+from tests.support import WORKER, Clock, submit, until_blocked
 
 pytestmark = pytest.mark.both_servers
 
@@ -54,9 +54,7 @@ async def test_a_row_committed_in_the_middle_of_a_raise_keeps_its_floor(
         task = asyncio.ensure_future(
             raising.execute("select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r")
         )
-        async with asyncio.timeout(30):
-            while not await sql.fetchval("select exists (select from pg_locks where not granted and objid = 4242)"):
-                await asyncio.sleep(0.01)
+        await until_blocked(sql)
         await submit(plain_engine, priority=5)
         await sql.execute("select pg_advisory_unlock(4242)")
         await task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import gc
 import itertools
 import random
 import sys
@@ -146,11 +147,13 @@ async def test_every_exception_comes_out_of_a_thread() -> None:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Threads take turns all the time; none collects garbage, in whose callbacks an interruption would be lost."""
     before = sys.getswitchinterval()
+    gc.disable()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
+    gc.enable()
 
 
 async def test_an_interruption_reaches_the_call_it_is_meant_for_and_no_other(restless: None) -> None:
