@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
+from tests import sampling
 from tests.support import WORKER, Clock, submit, until_blocked
 
 pytestmark = pytest.mark.both_servers
@@ -63,3 +65,74 @@ async def test_a_row_committed_in_the_middle_of_a_raise_keeps_its_floor(
         await sql.execute(source)
     assert await plain_engine.audit() == []
     assert len(await plain_engine.claim_many(**WORKER, limit=10)) == before + 1
+
+
+async def test_no_row_is_below_a_floor_at_any_moment_while_every_claim_raises_it(
+    database: str, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    """Every claim raises, and routes empty at once; submissions stay open for a while, fail, or have old snapshots."""
+    source = await sql.fetchval("select pg_get_functiondef('flowfabric.claim'::regproc)")
+    for often in (
+        "random() < cardinality(v_ids) / 500.0",
+        "v_created[v_first] < v_now - interval '5 seconds' and random() < 0.2",
+    ):
+        assert source.count(often) == 1
+        source = source.replace(often, "true")
+    await sql.execute(source)
+    raising = await sql.fetchval("select pg_get_functiondef('flowfabric.raise_floors'::regproc)")
+    assert raising.count("interval '5 seconds'") == 1
+    await sql.execute(raising.replace("interval '5 seconds'", "interval '0'"))
+    for kind in "abc":  # two transactions that register the same kind meet, and an old snapshot cannot
+        await submit(plain_engine, execution_kind=kind)
+    assert len(await plain_engine.claim_many(**WORKER, limit=3)) == 3
+    chance = random.Random(11)
+    left = sampling.examples(6_000, of_a_sample=500)
+    submitters = 6
+    submitted: set[ff.ExecutionId] = set()
+    claimed: list[ff.ExecutionId] = []
+    pauses = (0.0, 0.0, 0.0, 0.001, 0.02)
+
+    async def submits() -> None:
+        nonlocal left, submitters
+        async with await ff.Engine.connect(database, notifications=False) as engine:
+            connection = await asyncpg.connect(database)
+            while left > 0:
+                count = chance.choice((1, 1, 1, 5))
+                left -= count
+                isolation = chance.choice(("read_committed", "read_committed", "repeatable_read"))
+                transaction = connection.transaction(isolation=isolation)
+                await transaction.start()
+                ids = []
+                for _ in range(count):
+                    kind, priority = chance.choice("abc"), chance.choice((0, 0, 0, 5, 2000, -2000))
+                    ids.append(await submit(engine, execution_kind=kind, priority=priority, connection=connection))
+                    await asyncio.sleep(chance.choice(pauses))
+                if chance.random() < 0.1:
+                    await transaction.rollback()
+                else:
+                    submitted.update(ids)
+                    await transaction.commit()
+                await asyncio.sleep(chance.choice(pauses))
+            await connection.close()
+        submitters -= 1
+
+    async def claims(number: int) -> None:
+        worker = {"worker_id": "w", "worker_instance_id": f"w-{number}"}
+        async with await ff.Engine.connect(database, notifications=False) as engine:
+            while submitters or len(claimed) < len(submitted):
+                kinds = chance.choice((["a"], ["b", "c"], ["a", "b", "c"]))
+                taken = await engine.claim_many(**worker, kinds=kinds, limit=chance.choice((1, 3, 20)))
+                claimed.extend(one.execution_id for one in taken)
+                if taken and chance.random() < 0.2:  # back in its old position, below everything
+                    claimed.remove(taken[0].execution_id)
+                    await engine.release(taken[0].handle)
+                await asyncio.sleep(chance.choice(pauses))
+
+    async def watches() -> None:
+        while submitters or len(claimed) < len(submitted):
+            assert await sql.fetch("select * from flowfabric.audit_ready_below_floor(0, 255, null, null)") == []
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(submits() for _ in range(submitters)), *(claims(n) for n in range(3)), watches())
+    assert sorted(claimed) == sorted(submitted)

@@ -18,6 +18,7 @@ declare
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
     v_best tid[];
     v_looks integer := 0;
+    v_first integer;
     v_taken flowfabric.taken;
     v_partitions integer[] := '{}';
     v_ids uuid[] := '{}';
@@ -97,13 +98,14 @@ begin
         perform flowfabric.wake_workers(v_routes[1:8]);
     end if;
     -- Occasionally the floor follows the claims; a chance per row makes this independent of the batch size. Without work,
-    -- routes that seem to have some are looked at again, a few at a time.
+    -- routes that seem to have some are looked at again, twenty at a time.
+    v_first := 1 + floor(random() * greatest(1, cardinality(v_routes) - 19))::integer;
     if cardinality(v_ids) > 0 then
         if random() < cardinality(v_ids) / 500.0 then
-            perform flowfabric.raise_floors(p_lane, v_routes[1:20]);
+            perform flowfabric.raise_floors(p_lane, v_routes[v_first:v_first + 19]);
         end if;
-    elsif v_created[1] < v_now - interval '5 seconds' and random() < 0.2 then
-        perform flowfabric.raise_floors(p_lane, v_routes[1:20]);
+    elsif v_created[v_first] < v_now - interval '5 seconds' and random() < 0.2 then
+        perform flowfabric.raise_floors(p_lane, v_routes[v_first:v_first + 19]);
     end if;
 end;
 $$;
