@@ -21,6 +21,7 @@ from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, TaskFailed
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.duties import has_ended, keep_up, run_duties, until_idle
+from flowfabric.testing.engines import Engines
 from flowfabric.testing.errors import CrashChangedResult, NotFinished
 from flowfabric.testing.faults import Crash, Crashed, CrashReport, Faults, Point
 from flowfabric.testing.worker import KitWorker
@@ -44,6 +45,7 @@ class Kit:
         self.clock = Clock(self.engine, lambda: list(self._workers))
         self._faults = Faults()
         self._workers: list[KitWorker] = []
+        self._engines = Engines()
         self._is_at_work = False
         # An app of the kit's own, for its connections.
         self._own = App(dsn, name=f"flowfabric testing kit {id(self)}", notifications=False, connections=2)
@@ -82,13 +84,13 @@ class Kit:
             self._runner = None
 
     def _leave(self) -> list[tuple[asyncio.AbstractEventLoop, Coroutine[Any, Any, None]]]:
-        """Restore the apps; returns the coroutines that close their clients, with their loops."""
+        """Restore the apps; returns the coroutines that close the connections, with their loops."""
         left = [item for app in (self._own, *self._used) for item in app._clients.items()]
         for app, (dsn, clients) in self._used.items():
             app.dsn, app._clients = dsn, clients
         self._used.clear()
         self._own._clients = weakref.WeakKeyDictionary()
-        return [(loop, shared.close()) for loop, shared in left]
+        return [*self._engines.leave(), *((loop, shared.close()) for loop, shared in left)]
 
     def __enter__(self) -> Self:
         return self
@@ -227,7 +229,7 @@ class Kit:
     async def _hired(self, app: App, lanes: frozenset[str]) -> AsyncIterator[KitWorker]:
         wanted = [task.defaults.capabilities for task in app.tasks.values()]
         capabilities = self.capabilities.union(*(each for each in wanted if each is not UNSET))
-        worker = KitWorker(app, self._faults, lanes=lanes, capabilities=capabilities)
+        worker = KitWorker(app, self._faults, self._engines, lanes=lanes, capabilities=capabilities)
         self._workers.append(worker)
         try:
             async with worker:

@@ -14,9 +14,11 @@ from typing import Any
 
 from flowfabric.app.app import App
 from flowfabric.client import current
+from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Reject
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
+from flowfabric.testing.engines import Engines
 from flowfabric.testing.errors import Nondeterministic
 from flowfabric.testing.faults import End, Faults
 from flowfabric.values.attempt import Claimed
@@ -69,18 +71,36 @@ class KitWorker(Worker):
     _claims_class = _KitClaims
     _handlers_class = _KitHandlers
 
-    def __init__(self, app: App, faults: Faults, *, lanes: Collection[str], capabilities: Collection[str]) -> None:
-        super().__init__(app, lanes=sorted(lanes), capabilities=capabilities, poll=_POLL, duties=False)
+    def __init__(
+        self,
+        app: App,
+        faults: Faults,
+        engines: Engines,
+        *,
+        lanes: Collection[str],
+        capabilities: Collection[str],
+    ) -> None:
+        super().__init__(app, lanes=sorted(lanes), capabilities=capabilities, poll=_POLL, duties=False, connections=2)
         self.dead = asyncio.Event()
         self.left_behind: list[Handle] = []  # held when it crashed
         self.begun = 0
         self.asked = 0
         self.found_nothing = 0  # the number of the last claim that did
         self._faults = faults
+        self._engines = engines
         self._rerun_at: dict[Running, set[asyncio.Future[None]]] = {}
         self.step_hook = self
         if faults.replays:
             self.handlers.hooks = [*self.handlers.hooks, _RunTwice(self)]
+
+    async def _open_engine(self) -> Engine:
+        return await self._engines.take(self.app, super()._open_engine)
+
+    async def _close_engine(self) -> None:
+        if self.dead.is_set():
+            await self._engines.close(self.engine)
+        else:
+            self._engines.give(self.app, self.engine)
 
     # Idleness
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
+_AT_ONCE = 0.2  # seconds; handlers that end sooner need no notifications
 _PATIENCE = timedelta(seconds=20)  # timeout of a duty's call; a hanging call would block the next ones of its kind
 _LAST_ROUND = timedelta(seconds=2)  # time for a duty to finish its round when the worker stops
 
@@ -107,24 +108,30 @@ class SecondThread(threading.Thread):
         assert self._stopping is not None
         tick = min(1.0, ttl / 6)
         lost: asyncio.Event | None = None
-        is_listening = False
+        has_leases = is_listening = False
         with contextlib.ExitStack() as listening:
             while not self._stopping.is_set():
                 self._has_leases.clear()
                 renew_all = lost is not None and lost.is_set()
                 if lost is not None:
                     lost.clear()
-                # Notifications about lost leases need a connection of their own: only while there are leases.
-                if not self._worker.handlers.held:
+                had_leases, has_leases = has_leases, bool(self._worker.handlers.held)
+                # Notifications about lost leases need a connection of their own: only while there are leases, and not
+                # for handlers that end at once. What was missed before is found by renewing all.
+                if not has_leases:
                     listening.close()
                     lost, is_listening = None, False
-                elif not is_listening:
+                elif had_leases and not is_listening:
                     lost, is_listening = listening.enter_context(engine.lost_wakeups(self._worker.instance_id)), True
+                    renew_all = lost is not None
                 try:
                     await self._renew(engine, ttl, renew_all=renew_all)
                 except Exception:
                     log.exception("renewing leases failed")
-                await first_of(tick, self._stopping, lost if lost is not None else self._has_leases)
+                if has_leases and not is_listening:
+                    await first_of(_AT_ONCE, self._stopping)
+                else:
+                    await first_of(tick, self._stopping, lost if lost is not None else self._has_leases)
 
     async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
         """Renew three times per lease: after two lost heartbeats there is time for a third."""

@@ -132,14 +132,8 @@ class Worker:
             self.second_thread = SecondThread(self, duties=self._runs_duties)
             life.push_async_callback(self.second_thread.stopped)
             await self.second_thread.started()
-            self.engine = await self.app.open_engine(
-                min_size=1,
-                max_size=self._connections,
-                command_timeout=_PATIENCE,
-                # A handler waits for the database as long as its lease may last.
-                reconnect_for=max(self.lease_ttl, timedelta(seconds=15)),
-            )
-            life.push_async_callback(self.engine.close)
+            self.engine = await self._open_engine()
+            life.push_async_callback(self._close_engine)
             self.client = AsyncClient(self.engine, self.app)
             life.push_async_callback(self.client.outcomes.close)
             self.app.adopt(self.client)
@@ -162,6 +156,18 @@ class Worker:
             ", ".join(sorted(self.tasks)) or "(none)",
             self.engine.target,
         )
+
+    async def _open_engine(self) -> Engine:
+        return await self.app.open_engine(
+            min_size=1,
+            max_size=self._connections,
+            command_timeout=_PATIENCE,
+            # A handler waits for the database as long as its lease may last.
+            reconnect_for=max(self.lease_ttl, timedelta(seconds=15)),
+        )
+
+    async def _close_engine(self) -> None:
+        await self.engine.close()
 
     def stop(self) -> None:
         """Start to stop: claim nothing more. `run` returns once running executions have ended or were given back."""
