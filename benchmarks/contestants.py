@@ -8,7 +8,7 @@ from importlib import metadata
 import flowfabric as ff
 
 _PEERS = {
-    "raw": "asyncpg on a bare table, SKIP LOCKED: claim 100, complete 100, 2 connections; what anybody has to pay",
+    "raw": "asyncpg on a bare table, SKIP LOCKED: claim 100, complete 100, 2 connections; what every queue has to pay",
     "pgqueuer": "AsyncpgDriver, uvloop, batch_size 100, enqueue of 1,000",
     "awa-pg": "queue storage, COPY enqueue, 1,024 workers, claims of 1,024, one completion shard, no deadlines, uvloop",
     "procrastinate": "pool 20, concurrency 10, uvloop, batch_defer of 500",

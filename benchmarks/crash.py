@@ -1,8 +1,8 @@
 """A worker that dies: how many handlers had ended whose results the database does not have. They are run again.
 
 `unreported` is what a worker killed in the middle of a drain had not reported, the largest of several; `typical` is
-their median. `blocked` comes near the most there can be: somebody holds locks on executions that are running, so that
-a call with hundreds of results hangs while the worker goes on until it claims nothing more.
+their median. `blocked` comes near the most there can be: locks are held on running executions, so that a call with
+hundreds of results hangs while the worker continues until it claims nothing more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A transaction that somebody has forgotten: nothing that dies while it is open can be cleared away."""
+"""A forgotten transaction: nothing that dies while it is open can be cleared away."""
 
 from __future__ import annotations
 

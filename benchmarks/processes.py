@@ -3,7 +3,7 @@
 The benchmark starts `python -m PROGRAM DSN BOARD SLOT ...` and waits for the line `ready`: the program is then
 connected and has done everything that needs no job. `go` lets it take jobs, `stop` ends it; its last line is the
 processor time it used in between. What it did meanwhile it writes on the board, a few numbers in memory that
-both sides see, so that nobody has to ask the database while it is being measured.
+both sides see, so that the database is not asked while it is measured.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Starter:
         await asyncio.to_thread(self.wait_go)
 
     def stopped(self) -> asyncio.Future[None]:
-        """Done when the worker shall end. Call it after `go`."""
+        """Done when the worker must end. Call it after `go`."""
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[None] = loop.create_future()
 

@@ -48,7 +48,7 @@ class Server:
             await admin.execute(f'drop database if exists "{name}" with (force)')
 
     async def settle(self) -> None:
-        """Write out what earlier work left dirty, so that nobody pays for somebody else."""
+        """Write out what earlier work left dirty, so that the next measurement does not pay for it."""
         async with self.connect() as admin:
             await admin.execute("checkpoint")
 

@@ -30,7 +30,7 @@ class Leadership:
         self.leads = {DUTIES: asyncio.Event(), CASCADES: asyncio.Event()}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look who leads, and lead if nobody does, until `stopping`."""
+        """Take the lead whenever no other process has it, until `stopping`."""
         while not stopping.is_set():
             pause = _LEASE.total_seconds() / 3
             try:

@@ -96,7 +96,7 @@ class Duties:
         made = [duty(engine, filter=filter) for duty in duties]
         timed = [duty for duty in made if isinstance(duty, WokenDuty)]
         self._engine = engine
-        # A filter is the business of this process alone: nobody leads it for others.
+        # Duties with a filter are not led: other processes have other filters.
         self._leadership = Leadership(engine) if filter is None and made else None
         self._loops: list[tuple[Duty, str]] = [(duty, DUTIES) for duty in made if not isinstance(duty, WokenDuty)]
         if timed:

@@ -1,6 +1,6 @@
 -- take_lead: lead groups of duties, or learn for how long others do
 --
--- A lease in a row: it passes every pooler, ends with a cut network, and nobody without the right to call this can take
+-- A lease in a row: it passes every pooler, ends with a cut network, and no role without the right to call this can take
 -- it. Two leaders at a time do no harm: every duty may be run by any number of processes.
 -- Returns  per group: whether this process leads it, and the milliseconds after which to call again.
 create or replace function flowfabric.take_lead(p_names text[], p_instance uuid, p_ms bigint)

@@ -2,7 +2,7 @@
 --
 -- A claimed ready row leaves a dead index entry that an old snapshot anywhere keeps alive, and a scan from the beginning
 -- of the route reads all of them. Therefore claims start at the lowest floor row, and visit only routes that have one.
--- A floor row that is written together with a ready row is always right: whoever sees one sees the other. Writing one
+-- A floor row that is written together with a ready row is always right: a snapshot that shows one shows the other. Writing one
 -- for each ready row is not necessary, because most are above a floor that exists. Three rules make that safe:
 --   * a call that inserts ready rows announces the lowest of their positions, as an advisory lock held to the end of its
 --     transaction, and then looks whether the floor is being raised (announce_ready);
