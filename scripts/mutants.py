@@ -46,7 +46,7 @@ GROUPS = {
     "leases": (
         "leases/lock_holders leases/refuse_holders leases/renew leases/claim leases/start_attempts leases/revoke_lease"
         " leases/mark_expired leases/offer_lost leases/end_capped leases/hold_one leases/holds_lease leases/progress"
-        " queue/take_ready grants/reclaim"
+        " queue/take_ready queue/cover_ready queue/raise_floors grants/reclaim"
     ),
     "transitions": (
         "executions/complete executions/fail executions/cancel executions/replay executions/schedule_retries"
@@ -69,7 +69,8 @@ TESTS = {
     "duties": "retry suspension_ends defects park transitions erase bounds concurrency model",
     "audit": "execution_audit flow_audit suspension_audit steps grants transitions model",
 }
-TESTS["queue"] = TESTS["grants"] = TESTS["leases"]
+TESTS["grants"] = TESTS["leases"]
+TESTS["queue"] = f"ready_floor {TESTS['leases']}"
 
 STATES = "'waiting' 'delayed' 'active' 'suspended' 'resumable' 'completed' 'failed' 'cancelled' 'expired' 'skipped'"
 FLIPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "=": "<>", "<>": "="}
