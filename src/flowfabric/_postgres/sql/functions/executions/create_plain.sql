@@ -20,17 +20,28 @@ begin
     if not found then
         return false;
     end if;
-    with made as (
+    if cardinality(p_id) = 1 then
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
              priority, transitioned_at, mutated_at)
-        select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker', 'first',
-               0, v_now, v_now
-        from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
-    )
-    insert into flowfabric.ready (route, rank, created_at, id, partition)
-    select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition from unnest(p_partition, p_id) as u (partition, id);
-    v_known := flowfabric.announce_ready(v_route, flowfabric.rank_of(0), v_now);
+        values (p_partition[1], p_id[1], v_route, v_now, '', '', p_payload[1], p_policy, 'waiting', 'waiting_for_worker',
+                'first', 0, v_now, v_now);
+        insert into flowfabric.ready (route, rank, created_at, id, partition)
+        values (v_route, flowfabric.rank_of(0), v_now, p_id[1], p_partition[1]);
+    else
+        with made as (
+            insert into flowfabric.execution
+                (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
+                 priority, transitioned_at, mutated_at)
+            select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker',
+                   'first', 0, v_now, v_now
+            from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
+        )
+        insert into flowfabric.ready (route, rank, created_at, id, partition)
+        select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition
+        from unnest(p_partition, p_id) as u (partition, id);
+    end if;
+    v_known := flowfabric.announce_ready(v_route, flowfabric.rank_of(0), v_now, v_now);
     select exists (select from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_route
                    and (f.rank, f.created_at) < (flowfabric.rank_of(0), v_now)),
            exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > clock_timestamp())

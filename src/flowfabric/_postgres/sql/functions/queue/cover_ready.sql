@@ -17,13 +17,14 @@ create or replace function flowfabric.cover_ready(
 language plpgsql as $$
 declare
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_ids uuid[]; v_known boolean[];
+    v_now timestamptz := flowfabric.now();
 begin
     if cardinality(p_ids) = 1 then
         v_routes := p_routes; v_ranks := p_ranks; v_created := p_created; v_ids := p_ids;
-        v_known := array[flowfabric.announce_ready(p_routes[1], p_ranks[1], p_created[1])];
+        v_known := array[flowfabric.announce_ready(p_routes[1], p_ranks[1], p_created[1], v_now)];
     else
         select array_agg(n.route), array_agg(n.rank), array_agg(n.created_at), array_agg(n.id),
-               array_agg(flowfabric.announce_ready(n.route, n.rank, n.oldest))
+               array_agg(flowfabric.announce_ready(n.route, n.rank, n.oldest, v_now))
         into v_routes, v_ranks, v_created, v_ids, v_known
         from (select distinct on (u.route) u.*, min(u.created_at) over (partition by u.route) as oldest
               from unnest(p_routes, p_ranks, p_created, p_ids) as u (route, rank, created_at, id)
@@ -41,13 +42,14 @@ $$;
 -- announce_ready: announce ready rows at or above a position; returns whether the floor can be relied upon.
 --
 -- Never waits. An older snapshot does not show the floor as it is.
-create or replace function flowfabric.announce_ready(p_route integer, p_rank integer, p_created timestamptz) returns boolean
+create or replace function flowfabric.announce_ready(
+    p_route integer, p_rank integer, p_created timestamptz, p_now timestamptz) returns boolean
 language plpgsql as $$
 begin
     return case
         when current_setting('transaction_isolation') <> 'read committed' then false
         when not pg_try_advisory_xact_lock_shared(
-            flowfabric.ready_lock(p_route), flowfabric.ready_place(p_rank, p_created, flowfabric.now())) then false
+            flowfabric.ready_lock(p_route), flowfabric.ready_place(p_rank, p_created, p_now)) then false
         when not pg_try_advisory_lock_shared(flowfabric.ready_lock(p_route), -1) then false   -- it is being raised
         else pg_advisory_unlock_shared(flowfabric.ready_lock(p_route), -1) end;
 end;
@@ -56,7 +58,7 @@ $$;
 -- ready_place: a position, rounded down to 31 bits: a sixteenth of the ranks, and tenths of a second, which begin anew
 -- after 155 days. Older rows have no time.
 create or replace function flowfabric.ready_place(p_rank integer, p_created timestamptz, p_now timestamptz) returns integer
-language sql immutable as $$
+language sql stable as $$
     select ((p_rank / 600) << 27)
            | case when p_created < p_now - interval '100 days' then 0
                   else 1 + (floor(date_part('epoch', p_created) * 10)::bigint % 134217727)::integer end
@@ -68,7 +70,7 @@ language sql immutable as $$ select ((p_place >> 27) * 600)::integer $$;
 
 -- place_time: the time that such a number stands for.
 create or replace function flowfabric.place_time(p_place bigint, p_now timestamptz) returns timestamptz
-language sql immutable as $$
+language sql stable as $$
     select case when p_place & 134217727 = 0 then timestamptz '-infinity'
                 else to_timestamp((n.tick - (n.tick - ((p_place & 134217727) - 1) + 134217727::bigint * 1000) % 134217727) / 10.0) end
     from (select floor(date_part('epoch', p_now) * 10)::bigint as tick) n
