@@ -118,6 +118,15 @@ def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
             for what in ("kinds", "lanes")
         ),
         Group([scale.IdleWorkers(server, sizes)], 1),
+        Group(
+            [
+                WorkersDrain(
+                    server, f"task.drain_beside{n}", tasks.noops(sizes), sizes.jobs, beside=scale.idle_workers(n)
+                )
+                for n in (0, 200)
+            ],
+            few,
+        ),
         Group([scale.Wake(server, sizes, 1), scale.Wake(server, sizes, 200), scale.Wake(server, sizes, 1, True)], few),
         Group(
             [
@@ -162,6 +171,7 @@ def task_groups(server: Server, sizes: Sizes) -> list[Group]:
         Group(
             [
                 WorkersDrain(server, "task.steps", tasks.five_steps(sizes), sizes.step_runs),
+                WorkersDrain(server, "task.steps2", tasks.five_steps(sizes), sizes.step_runs, 2),
                 WorkersDrain(server, "absurd.steps", AbsurdSteps, sizes.slow_step_runs),
                 WorkersDrain(server, "absurd.steps_threads", lambda dsn: AbsurdSteps(dsn, 4), sizes.slow_step_runs),
                 WorkersDrain(server, "dbos.steps", DbosSteps, sizes.slow_step_runs),

@@ -135,9 +135,14 @@ METRICS = (
         for verb in ("claim", "idle")
     ),
     Metric("scale.wal.per_job", "task.drain1.wal", None, "bytes, fill + drain", _at_most(1900.0)),
-    Metric("scale.wal.stored_per_job", "task.drain1.stored", None, "bytes", _at_most(800.0)),
+    Metric("scale.wal.stored_per_job", "task.drain1.stored_without_events", None, "bytes", _at_most(800.0)),
+    Metric("scale.idle200.of_none", "task.drain_beside200", "task.drain_beside0", "jobs/s", _at_least(0.9)),
+    Metric("scale.suspended.all_duties_of_none", "wait.drain_suspended", "wait.drain_empty", "jobs/s", _at_least(0.9)),
     Metric("scale.drain2.of_drain1", "task.drain2", "task.drain1", "jobs/s", _at_least(1.0)),
-    Metric("scale.cpu2.over_cpu1", "task.drain2.cpu", "task.drain1.cpu", "µs of worker CPU/job", _at_most(1.1)),
+    Metric("scale.cpu2.over_cpu1", "task.drain2.all_cpu", "task.drain1.all_cpu", "µs of CPU/job", _at_most(1.1)),
+    *_beside("scale.cpu2", "task.drain2.all_cpu", "over", "{}.drain2.all_cpu", "µs of CPU/job"),
+    Metric("scale.steps2.of_steps1", "task.steps2", "task.steps", "runs/s", _at_least(1.0)),
+    Metric("scale.steps_cpu2.over_cpu1", "task.steps2.all_cpu", "task.steps.all_cpu", "µs of CPU/run", _at_most(1.1)),
     Metric("scale.sustained.p99_over_p50", "task.sustained.p99", "task.sustained.p50", "ms", _at_most(5.0)),
     *_beside("scale.sustained.p50", "task.sustained.p50", "over", "{}.sustained.p50", "ms"),
     *_beside("scale.sustained.p99", "task.sustained.p99", "over", "{}.sustained.p99", "ms"),
@@ -163,6 +168,8 @@ NOTES = {
     "flow.": "flow.*: the dispatcher that resolves edges commits asynchronously (synchronous_commit off in its own"
     " transactions). A crash of the server can undo the last 0.6 s of it; that is found pending and done again."
     " Completions of nodes commit synchronously.",
+    "scale.cpu2": "scale.cpu2, scale.steps_cpu2: processor time of workers and server together.",
+    "scale.idle200": "scale.idle200: 200 idle workers of another lane in one process, each with its own connections.",
     "scale.sustained": "scale.sustained.*: calls at fixed moments from 4 connections, one worker process each.",
     "held.": "held.*: the same load beside a REPEATABLE READ transaction with an id, open from before the first job.",
 }

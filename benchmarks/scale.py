@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -97,7 +97,7 @@ class ClaimFromEmpty:
 
 @dataclass(frozen=True)
 class ClaimBesideSubmitters:
-    """Eight submitters and a growing backlog: the median claim of 50, in ms, of the last quarter of the time."""
+    """Eight submitters and a backlog: the median claim of 50, in ms, of the last quarter of the time."""
 
     server: Server
     sizes: Sizes
@@ -122,10 +122,12 @@ class ClaimBesideSubmitters:
             async def work() -> None:
                 while (begun := time.perf_counter()) < until:
                     claimed = await engine.claim_many(limit=50, **_WORKER)
-                    if begun >= late:
+                    if begun >= late and len(claimed) == 50:
                         times.append(time.perf_counter() - begun)
                     await _finish(engine, claimed)
 
+            for _ in range(20):
+                await engine.create_many([item] * 500)
             with Stolen() as stolen:
                 await asyncio.gather(work(), *(submit() for _ in range(8)))
         return Sample({self.series[0]: statistics.median(times) * 1000}, stolen.share)
@@ -306,6 +308,20 @@ class IdleWorkers:
         return Sample(dict(zip(self.series, values, strict=True)), stolen.share)
 
 
+def idle_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextManager[None]]:
+    """So many workers of another lane, in this process."""
+
+    @contextlib.asynccontextmanager
+    async def beside(dsn: str) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(count):
+                await stack.enter_async_context(ff.Worker(_app(dsn, "another")[0], concurrency=10))
+            await asyncio.sleep(5 if count else 0)
+            yield
+
+    return beside
+
+
 @dataclass(frozen=True)
 class Wake:
     """One submission beside sleeping workers: claims it causes, and ms from the submission to its handler."""
@@ -331,6 +347,7 @@ class Wake:
             stack.push_async_callback(app.close)
             for _ in range(self.sleepers):
                 await stack.enter_async_context(counted.worker(_app(dsn)[0]))
+            await (await noop.submit()).result()  # the first of a kind registers it
             await asyncio.sleep(12)  # asleep for longer
             if self.held:
                 caller = await asyncpg.connect(dsn)
@@ -350,7 +367,7 @@ class Wake:
 
 
 class _Counted:
-    """Workers whose claims up to the one that finds work are counted."""
+    """Workers whose claims are counted, without those of workers that were not woken."""
 
     def __init__(self) -> None:
         self.claims = 0

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,8 +76,9 @@ class SubmittingContestant(WorkerContestant, Protocol):
 
 @dataclass(frozen=True)
 class WorkersDrain:
-    """Jobs per second, and what a job costs: processor time of the workers, log written, commits, dead rows, bytes.
+    """Jobs per second, and what a job costs: processor time, log written, commits, dead rows, bytes.
 
+    `cpu` is the processor time of the workers, `all_cpu` that of workers and server together.
     The log and the dead rows are those of fill and drain together, the commits those of the drain. The bytes are what
     the tables have grown by when a vacuum has given back what it can.
     """
@@ -85,10 +88,12 @@ class WorkersDrain:
     contestant: Callable[[str], WorkerContestant]
     jobs: int
     processes: int = 1
+    beside: Callable[[str], AbstractAsyncContextManager[None]] | None = None  # what else uses the database
 
     @property
     def series(self) -> Sequence[str]:
-        return (self.name, *(f"{self.name}.{cost}" for cost in ("cpu", "commits", "wal", "dead", "stored")))
+        costs = ("cpu", "all_cpu", "commits", "wal", "dead", "stored", "stored_without_events")
+        return (self.name, *(f"{self.name}.{cost}" for cost in costs))
 
     async def run(self) -> Sample:
         database = f"bench_{self.name.replace('.', '_')}"
@@ -102,6 +107,7 @@ class WorkersDrain:
         contestant = self.contestant(dsn)
         await contestant.prepare()
         async with (
+            contextlib.nullcontext() if self.beside is None else self.beside(dsn),
             Watcher.on(dsn) as watcher,
             running_workers(contestant, dsn, self.processes, self.processes, self.jobs) as (workers, board),
         ):
@@ -115,16 +121,21 @@ class WorkersDrain:
             seconds, stolen = await drained(workers, board, watcher, contestant, self.jobs)
             cpu_seconds = await stop_all(workers)
             check_all_done(await watcher.ask(contestant.count_done), self.jobs)
-            await watcher.alone()
+            if self.beside is None:
+                await watcher.alone()
             after = await watcher.counters()
             await watcher.vacuum()
-            stored = (await watcher.counters()).stored_bytes - empty.stored_bytes
+            end = await watcher.counters()
+            stored = end.stored_bytes - empty.stored_bytes
+            events = end.event_bytes - empty.event_bytes
         costs = (
             cpu_seconds * 1e6,
+            (cpu_seconds + after.processor_seconds - before.processor_seconds) * 1e6,
             after.commits - before.commits,
             after.wal_bytes - empty.wal_bytes,
             after.dead_rows - empty.dead_rows,
             stored,
+            stored - events,
         )
         figures = [self.jobs / seconds, *(cost / self.jobs for cost in costs)]
         return Sample(dict(zip(self.series, figures, strict=True)), stolen)
@@ -287,6 +298,8 @@ class _Counters:
     commits: int
     dead_rows: int
     stored_bytes: int
+    event_bytes: int  # those of our event log among them
+    processor_seconds: float  # of the server; 0 if it is on another machine
 
 
 class Watcher:
@@ -330,13 +343,38 @@ class Watcher:
             "select pg_current_wal_lsn() - '0/0'::pg_lsn as wal_bytes,"
             " (select xact_commit from pg_stat_database where datname = current_database()) as commits,"
             " (select coalesce(sum(n_dead_tup), 0) from pg_stat_user_tables) as dead_rows,"
-            " (select coalesce(sum(pg_total_relation_size(relid)), 0) from pg_stat_user_tables) as stored_bytes"
+            " (select coalesce(sum(pg_total_relation_size(relid)), 0) from pg_stat_user_tables) as stored_bytes,"
+            " (select coalesce(sum(pg_total_relation_size(relid)), 0) from pg_stat_user_tables"
+            "  where schemaname = 'flowfabric' and relname ~ '^event(_|$)') as event_bytes"
         )
         counters = _Counters(
-            int(row["wal_bytes"]), row["commits"] - self._asked, int(row["dead_rows"]), int(row["stored_bytes"])
+            int(row["wal_bytes"]),
+            row["commits"] - self._asked,
+            int(row["dead_rows"]),
+            int(row["stored_bytes"]),
+            int(row["event_bytes"]),
+            server_seconds(self._connection.get_server_pid()),
         )
         self._asked += 1
         return counters
+
+
+def server_seconds(backend: int) -> float:
+    """The processor time that a server has used so far, all its processes together, given the process id of one."""
+    try:
+        parent = _times(backend)[0]
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return sum(_times(parent)[1:]) + sum(sum(_times(int(child))[1:3]) for child in children)
+    except OSError:
+        return 0.0
+
+
+def _times(process: int) -> tuple[int, float, float, float, float]:
+    """The parent of a process and its seconds: user, system, and those of its children that have ended."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, system, user_of_ended, system_of_ended = (int(field) / ticks for field in fields[11:15])
+    return int(fields[1]), user, system, user_of_ended, system_of_ended
 
 
 @contextlib.asynccontextmanager

@@ -1419,7 +1419,8 @@ class Histories(RuleBasedStateMachine):
         await transaction.start()
         try:
             taken = await sql.fetch(
-                "select partition, id from flowfabric.claim($1, $2, $3, 'probe', 'probe', 1000, 1000, null, null)",
+                "select partition, id"
+                " from flowfabric.claim($1, ($2::text[])::text, $3, 'probe', 'probe', 1000, 1000, null, null)",
                 lane,
                 None if worker.kinds is None else list(worker.kinds),
                 list(worker.capabilities),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -130,7 +131,7 @@ class Claims(Operations):
     ) -> list[Claimed]:
         args = (
             *places,
-            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            None if kinds is None else _as_array(check_list(kinds, "kinds")),
             list(worker_capabilities(capabilities)) if capabilities else [],
             check_worker(worker_id),
             check_worker(worker_instance_id, "worker_instance_id"),
@@ -238,3 +239,17 @@ class Claims(Operations):
         )
         until: datetime = row["until"]
         return until
+
+
+def _as_array(kinds: Collection[Any]) -> str:
+    try:
+        return _array_of(tuple(kinds))
+    except TypeError:  # not hashable, so not text
+        return _array_of.__wrapped__(tuple(kinds))
+
+
+@functools.lru_cache(maxsize=64)
+def _array_of(kinds: tuple[Any, ...]) -> str:
+    """Kinds as Postgres writes an array: the driver would encode a list of a thousand anew for every claim."""
+    quoted = (check_text(kind, "kinds").replace("\\", "\\\\").replace('"', '\\"') for kind in kinds)
+    return "{" + ",".join(f'"{kind}"' for kind in quoted) + "}"

@@ -25,7 +25,7 @@ log = logging.getLogger("flowfabric.worker")
 _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
 _FEW = 8
-_FIRST_LOOK = 0.05
+_SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
 
@@ -40,6 +40,7 @@ class Claims:
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
         self._next_look = 0.0
+        self._has_slept = False  # before this round
         self._shares = Shares(worker.lanes)
         self._kinds = sorted(worker.tasks)
         self.idle_since: float | None = None
@@ -104,6 +105,7 @@ class Claims:
                     self._announced_on = -1
                     await first_of(pause, worker.stopping)
                 else:
+                    self._has_slept = pause > 0
                     if pause:
                         await first_of(pause, worker.stopping, woken)
 
@@ -124,28 +126,14 @@ class Claims:
                 worker.second_thread.leases_begin()
             if len(claimed) <= _FEW:
                 await asyncio.sleep(0)  # they start before the next claim
+            if is_told and self._has_slept and len(claimed) < limit and (free := self.free_slots) > 0:
+                await self._announce(free)  # it was woken for these: probably there is nothing more
             return 0.0
         now = time.monotonic()
         pause = worker.poll
         if is_told:
-            listener = worker.engine.listener
-            connection = 0 if listener is None else listener.connections
-            if now >= self._announced_until or connection != self._announced_on:
-                # Announce, poll again, then sleep: a submission after that poll sees the announcement. A server that
-                # crashed has lost it, and the listener has a new connection then. Who sleeps on does so for longer.
-                goes_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
-                span = max(worker.poll, _LONG_SLEEP) if goes_on else worker.poll
-                self._asleep = await worker.engine.sleep_for_work(
-                    list(worker.lanes),
-                    timedelta(seconds=span + _OVERLAP),
-                    slots=limit,
-                    kinds=self._kinds,
-                    capabilities=worker.capabilities,
-                    before=self._asleep,
-                )
-                if not goes_on:
-                    self._next_look = _FIRST_LOOK
-                self._announced_until, self._announced_on = now + span, connection
+            if now >= self._announced_until or self._connection != self._announced_on:
+                await self._announce(limit)
                 return 0.0
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
             # polls at growing intervals find its submission.
@@ -154,6 +142,32 @@ class Claims:
         if self.idle_since is None:
             self.idle_since = now
         return pause
+
+    @property
+    def _connection(self) -> int:
+        listener = self._worker.engine.listener
+        return 0 if listener is None else listener.connections
+
+    async def _announce(self, slots: int) -> None:
+        """Announce a sleep; then comes a poll, and then the sleep: a submission after that poll sees the announcement.
+
+        A server that crashed has lost it, and the listener has a new connection then.
+        """
+        worker = self._worker
+        now, connection = time.monotonic(), self._connection
+        sleeps_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
+        span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
+        self._asleep = await worker.engine.sleep_for_work(
+            list(worker.lanes),
+            timedelta(seconds=span + _OVERLAP),
+            slots=slots,
+            kinds=self._kinds,
+            capabilities=worker.capabilities,
+            before=self._asleep,
+        )
+        if not sleeps_on:
+            self._next_look = _SECOND_LOOK
+        self._announced_until, self._announced_on = now + span, connection
 
 
 class Shares:

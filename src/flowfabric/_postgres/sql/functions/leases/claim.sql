@@ -1,12 +1,13 @@
 -- claim: take up to p_limit executions of a lane, best rank first
 --
 -- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
--- Takes    p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
+-- Takes    p_kinds: an array as text, which is read only if the lane has work; null: every kind.
+--          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 -- Locks    ready rows and their executions, skipping locked rows; it never waits.
 -- Returns  one row per lease, best first; no row without work.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
 create or replace function flowfabric.claim(
-    p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
+    p_lane text, p_kinds text, p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
     p_sleeper uuid, p_asleep timestamptz)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
@@ -14,6 +15,7 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_auto_reclaim boolean;
+    v_kinds text[];
     -- The routes that may have work, and where their rows begin.
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
     v_best tid[];
@@ -27,15 +29,18 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select flowfabric.now(), d.auto_reclaim into v_now, v_auto_reclaim
-    from flowfabric.deployment d, flowfabric.lane l where l.name = p_lane and l.state in ('active', 'draining');
+    from flowfabric.deployment d, flowfabric.lane l
+    where l.name = p_lane and l.state in ('active', 'draining')
+      and exists (select from flowfabric.ready_floor f where f.lane = p_lane);
     if not found then
         return;
     end if;
+    v_kinds := p_kinds::text[];
     select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id)
     into v_routes, v_ranks, v_created, v_floor_ids
     from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
           from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
-          where f.lane = p_lane and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities
+          where f.lane = p_lane and (v_kinds is null or r.kind = any (v_kinds)) and r.capabilities <@ p_capabilities
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
         return;
