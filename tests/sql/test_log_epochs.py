@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.cli import top
 from flowfabric.errors import CursorRefused
 from flowfabric.values.event import EventCursor
 from flowfabric.values.page import ScannerFilter
@@ -207,6 +208,18 @@ async def test_the_events_of_one_execution_have_the_epoch_too(plain_engine: ff.E
     with pytest.raises(CursorRefused) as error:
         await plain_engine.list_events(claimed.execution_id, after=EventCursor(cursor.position + 100))
     assert error.value.kind == "cursor_ahead"
+
+
+async def test_the_live_view_continues_after_a_failover(plain_engine: ff.Engine, sql: SQL) -> None:
+    kept = await write(plain_engine, 3)
+    await write(plain_engine, 3)
+    watch = top._Watch(plain_engine)
+    await watch.begin()
+    await fail_over(sql, losing_after=kept.position)
+    assert (await watch.frame()).claimed_rate == 0
+    await write(plain_engine, 1)
+    assert (await watch.frame()).claimed_rate > 0
+    await sql.execute("delete from flowfabric.execution; delete from flowfabric.timer")
 
 
 async def test_the_leader_of_the_duties_begins_an_epoch(engine: ff.Engine, sql: SQL) -> None:
