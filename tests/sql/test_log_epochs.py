@@ -182,8 +182,11 @@ async def test_a_cursor_is_never_beyond_the_last_event(plain_engine: ff.Engine, 
         assert page.next_cursor == EventCursor(last)
     assert await end(plain_engine) == EventCursor(last)
     assert (await plain_engine.count_events(EventCursor(last))).cursor == EventCursor(last)
-    await fail_over(sql)
+    epoch = await fail_over(sql)
     assert (await plain_engine.read_events(after=EventCursor(last))).items == []
+    await write(plain_engine, 1)
+    # The server before may have used numbers that this one only drew.
+    assert await refused(plain_engine, EventCursor(last + 5)) == EventCursor(last, epoch)
 
 
 async def test_removed_events_belong_to_the_log(plain_engine: ff.Engine, sql: SQL, clock: Clock) -> None:

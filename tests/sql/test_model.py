@@ -1503,7 +1503,7 @@ class Histories(RuleBasedStateMachine):
 
 def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.Record) -> None:
     """Put one stored event into the families it belongs to."""
-    event = rows.event(row)
+    event = rows.event(row, 0)
     at = ms(event.occurred_at)
     log = logs[str(event.execution_id)]
     if event.lease_type is not None:
