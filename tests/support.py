@@ -88,7 +88,7 @@ class Wipe:
     """Makes a database what a fresh copy of the template is, while connections to it stay open."""
 
     # Their rows come with the schema. What a test changes in one of them is put back.
-    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore", "service"})
+    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore", "log_epoch", "service"})
     # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
     _TRUNCATE_EVERY = 50
 
@@ -116,6 +116,8 @@ class Wipe:
             + "update flowfabric.clock set shift = '0';"
             "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions, event_heartbeats)"
             " values (256, true);"
+            "delete from flowfabric.log_epoch; insert into flowfabric.log_epoch (epoch) values (0);"
+            "select flowfabric.begin_epoch();"
             "delete from flowfabric.keystore"
         )
         await self._connection.execute(

@@ -285,15 +285,17 @@ class Unavailable(FlowFabricError):
 
 
 class CursorRefused(FlowFabricError):
-    """A cursor of the event log cannot be continued: events after it were removed, or it is beyond the end of the log.
+    """A cursor of the event log cannot be continued: events after it were removed, or the log does not reach it.
 
-    `position` is the oldest position that can be continued (`cursor_expired`), or the end of the log (`cursor_ahead`).
+    `EventCursor(error.position, error.epoch)` can be continued: the oldest position (`cursor_expired`), the end of the
+    log, or after a restore or failover that lost events the last position that both logs have (`cursor_ahead`).
     """
 
     family = "cursor"
 
-    def __init__(self, kind: str, detail: str = "", *, position: int) -> None:
+    def __init__(self, kind: str, detail: str = "", *, position: int, epoch: int = 0) -> None:
         self.position = position
+        self.epoch = epoch
         super().__init__(kind, detail)
 
 

@@ -755,6 +755,9 @@ CASES = [
                 EventCursor(2**63),
                 EventCursor("0"),
                 EventCursor(None),
+                EventCursor(1, -1),
+                EventCursor(1, 2**32),
+                EventCursor(1, "0"),
             ]  # type: ignore[arg-type]
         ),
         limit=by_field(INTS),
@@ -1206,14 +1209,14 @@ CASES = [
     Case(
         "list_events",
         lambda world: {"execution_id": world.done},
-        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63)]),
+        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63), EventCursor(1, -1)]),
         limit=by_field(INTS),
         **ONE_ID,
     ),
     Case(
         "count_events",
         lambda world: {},
-        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63)]),
+        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63), EventCursor(1, -1)]),
     ),
     Case("shutdown_prepare", lambda world: {}, grace=by_field([None, 5, timedelta(-1), timedelta.max])),
     # flows: graphs

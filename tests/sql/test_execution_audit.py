@@ -335,6 +335,15 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "lease_history": _is_not_in_order("renewed", "reclaimed", "expired", "revoked", "odd"),
         "leased_last_event": [_NO_LEASE_EVENTS, *_is_not_in_order("revoked", "expired")],
         "event_namespace": _set("event", "namespace = 'other'", "namespace = null"),
+        "log_epochs": [
+            "delete from flowfabric.log_epoch",
+            *_set("log_epoch", "epoch = 3", "last_position = 1"),
+            "insert into flowfabric.log_epoch (epoch, last_position) values (7, 1)",
+            "update flowfabric.log_epoch set last_position = 1000000;"
+            " insert into flowfabric.log_epoch (epoch) values (7)",
+            "update flowfabric.log_epoch set last_position = 2;"
+            " insert into flowfabric.log_epoch (epoch, last_position) values (7, 1), (8, null)",
+        ],
         "completed_at": _execution("completed_at = now()"),
     },
     "X": {

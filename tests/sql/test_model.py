@@ -108,7 +108,7 @@ class World:
             row["name"]
             for row in await self.sql.fetch(
                 "select format('%I.%I', schemaname, tablename) as name from pg_tables where schemaname = 'flowfabric'"
-                " and tablename not in ('schema_step', 'worker_role', 'deployment', 'clock', 'keystore')"
+                " and tablename not in ('schema_step', 'worker_role', 'deployment', 'clock', 'keystore', 'log_epoch')"
                 " and tablename not like 'event\\_%'"
             )
         )
@@ -1504,7 +1504,7 @@ class Histories(RuleBasedStateMachine):
 
 def sort_event(logs: dict[str, dict[str, list[tuple[Any, ...]]]], row: asyncpg.Record) -> None:
     """Put one stored event into the families it belongs to."""
-    event = rows.event(row)
+    event = rows.event(row, 0)
     at = ms(event.occurred_at)
     log = logs[str(event.execution_id)]
     if event.lease_type is not None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric import values
-from flowfabric.errors import Corruption
+from flowfabric.errors import Corruption, InvalidInput
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.grant import ClaimGrant, ReclaimGrant, ResumeGrant
@@ -161,8 +161,34 @@ def test_only_the_kind_of_a_new_execution_is_required() -> None:
     assert (item.lane_id, item.namespace, item.input_payload, item.priority) == ("default", "", b"", 0)
 
 
+@given(st.builds(EventCursor, st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)))
+def test_an_event_cursor_survives_as_bytes(cursor: EventCursor) -> None:
+    data = cursor.encode()
+    assert (len(data), data[0]) == (13, 2)
+    assert EventCursor.decode(data) == cursor
+    assert EventCursor.decode(data[:9]) == EventCursor(cursor.position), "without an epoch: of the first one"
+
+
+@given(st.binary(max_size=20))
+def test_other_bytes_are_no_event_cursor(data: bytes) -> None:
+    try:
+        found = EventCursor.decode(data)
+    except InvalidInput as error:
+        assert error.field == "cursor"
+    else:
+        assert found.encode()[: len(data)] == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01" + bytes(8), b"\x02" + b"\xff" * 8, b"\x02" + bytes(9), bytes(13), "x", None]
+)
+def test_bytes_of_something_else_are_refused(data: Any) -> None:
+    with pytest.raises(InvalidInput):
+        EventCursor.decode(data)
+
+
 def test_a_cursor_begins_at_the_beginning_and_a_page_without_one_is_the_last() -> None:
-    assert EventCursor() == EventCursor(0)
+    assert EventCursor() == EventCursor(0, 0)
     assert Page(()).next_cursor is None
 
 

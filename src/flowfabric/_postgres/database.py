@@ -75,6 +75,11 @@ class Database:
         check_dsn(dsn)
         target = describe(dsn)
         address = dsn
+        setup = []
+        if prepared_statements:
+            # A call waits for locked rows and then reads them as they are; a stricter default would refuse them.
+            # Behind a transaction-pooling proxy the setting would stay on another client's connection.
+            setup.append("set default_transaction_isolation = 'read committed'")
 
         async def open_one() -> asyncpg.Connection[Any]:
             nonlocal address
@@ -90,11 +95,9 @@ class Database:
             except TimeoutError:
                 address = next_host_first(address)
                 raise
-            if prepared_statements:
-                # A call waits for locked rows and then reads them as they are; a stricter default would refuse them.
-                # Behind a transaction-pooling proxy the setting would stay on another client's connection.
+            if setup:
                 try:
-                    await connection.execute("set default_transaction_isolation = 'read committed'")
+                    await connection.execute("; ".join(setup))
                 except BaseException:
                     connection.terminate()
                     raise
@@ -112,6 +115,8 @@ class Database:
         try:
             if check_schema:
                 await database._check()
+                # A connection lost in a failover is replaced by one to another server.
+                setup.append(statements.BEGIN_EPOCH)
         except FlowFabricError:
             pool.terminate()
             raise
@@ -151,6 +156,8 @@ class Database:
             )
         if row["functions"] != FUNCTIONS_DIGEST:
             raise ConnectionFailed("schema_older", "its functions belong to another build", target=self.target)
+        async with self.connection() as connection:
+            await connection.execute(statements.BEGIN_EPOCH)
         self.flow_partitions = row["flow_partitions"]
         # Where a session's setting cannot be kept, a stricter default of the database is overridden call by call.
         self._pool.asks_for_isolation = self._is_pooled and row["isolation"] != "read committed"
@@ -238,7 +245,8 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return Corruption(str(error))
         case asyncpg.PostgresError(sqlstate="FF005" | "FF006"):
             kind = "cursor_ahead" if error.sqlstate == "FF005" else "cursor_expired"
-            return CursorRefused(kind, str(error), position=int(error.detail or 0))
+            position, epoch = str(error.detail).split()
+            return CursorRefused(kind, _words(error), position=int(position), epoch=int(epoch))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case asyncpg.PostgresError(sqlstate="53200") if "max_locks_per_transaction" in str(getattr(error, "hint", "")):

@@ -160,6 +160,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
             await connection.execute("delete from flowfabric.build")
             await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
             await connection.execute("select flowfabric.seed_keystore()")
+            await connection.execute("select flowfabric.begin_epoch()")
             for role in worker_roles:
                 if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
                     raise ConnectionFailed("missing_privileges", f'role "{role}" does not exist; create the role first')

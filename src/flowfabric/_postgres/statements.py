@@ -37,7 +37,8 @@ _INFO = (
 )
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
-    " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details"
+    " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details,"
+    " log_epoch"
 )
 _SIGNAL = (
     "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
@@ -319,9 +320,10 @@ SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
 
 # Events
 
-READ_EVENTS = _rows("read_events", 7, _EVENT)
-LIST_EVENTS = _rows("list_events", 5, _EVENT)
-COUNT_EVENTS = _rows("count_events", 1, "seq, lease_type, outcome, operator_type, signal_effect, n")
+READ_EVENTS = _rows("read_events", 8, _EVENT)
+LIST_EVENTS = _rows("list_events", 6, _EVENT)
+COUNT_EVENTS = _rows("count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, n, log_epoch")
+BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 
 # Timers and the audit
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from flowfabric.cli import _output, lanes
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, parse_duration
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import CursorRefused, InvalidInput
 from flowfabric.values.event import EventCounts
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.lane import LaneStats
@@ -106,7 +106,7 @@ class _Watch:
     async def frame(self) -> Frame:
         engine = self._engine
         counts, stats, running, failed = await asyncio.gather(
-            engine.count_events(self._cursor),
+            self._count(),
             engine.lane_stats(),
             engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
             engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
@@ -134,6 +134,12 @@ class _Watch:
                 for one in failed.items
             ],
         )
+
+    async def _count(self) -> EventCounts:
+        try:
+            return await self._engine.count_events(self._cursor)
+        except CursorRefused:  # a restore or failover lost the events up to here
+            return await self._engine.count_events()
 
 
 class _Rates:

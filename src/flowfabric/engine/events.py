@@ -34,7 +34,7 @@ class Events(Operations):
         if family is not None and family not in FAMILIES:
             raise InvalidInput(f"got {family!r}", field="family", allowed=", ".join(FAMILIES))
         start = after if after is not None else EventCursor()
-        position = _position(start)
+        position, epoch = _checked(start)
         size = check_limit(limit, 10_000)
         chosen = check_filter(filter)
         if size == 0:
@@ -43,14 +43,17 @@ class Events(Operations):
             statements.READ_EVENTS,
             family,
             position,
+            epoch,
             size,
             *chosen,
             MOST_LOOKED_AT,
             repeatable=True,
         )
-        items = [rows.event(row) for row in found if row["occurred_at"] is not None]
+        *events, end = found
+        items = [rows.event(row, end["log_epoch"]) for row in events]
         # Events that the filter skipped need not be read again.
-        return Page(items, EventCursor(found[-1]["seq"]) if found else start)
+        read = end["seq"] or (items[-1].cursor.position if items else position)
+        return Page(items, EventCursor(read, end["log_epoch"]))
 
     async def list_events(
         self, execution_id: ExecutionId, *, after: EventCursor | None = None, limit: int = 1000
@@ -58,22 +61,31 @@ class Events(Operations):
         """What happened to one execution, oldest first, as far back as the log is kept; empty for an unknown id.
 
         One call looks at 50,000 events of the log at most; while `next_cursor` is set, there may be more.
+        `CursorRefused` if a restore or failover lost the events up to `after`.
         """
         target = parse_execution_id(execution_id)
-        start = None if after is None else _position(after)
+        start = (None, None) if after is None else _checked(after)
         size = check_limit(limit, 10_000)
         if size == 0:
             return Page((), after)
         found = await self._fetch(
-            statements.LIST_EVENTS, *self._at(target), start, size, MOST_LOOKED_AT, repeatable=True
+            statements.LIST_EVENTS, *self._at(target), *start, size, MOST_LOOKED_AT, repeatable=True
         )
-        items = [rows.event(row) for row in found if row["occurred_at"] is not None]
-        more = len(items) == size or len(items) < len(found)
-        return Page(items, EventCursor(found[-1]["seq"]) if more else None)
+        if not found:
+            return Page([])
+        *events, end = found
+        items = [rows.event(row, end["log_epoch"]) for row in events]
+        if end["seq"] is not None:
+            return Page(items, EventCursor(end["seq"], end["log_epoch"]))
+        return Page(items, items[-1].cursor if len(items) == size else None)
 
     async def count_events(self, after: EventCursor | None = None) -> EventCounts:
-        """Count events of each type after `after`. Without `after`, return only the current end of the log."""
-        found = await self._fetch(statements.COUNT_EVENTS, None if after is None else _position(after), repeatable=True)
+        """Count events of each type after `after`. Without `after`, return only the current end of the log.
+
+        `CursorRefused` if events after `after` are missing.
+        """
+        start = (None, None) if after is None else _checked(after)
+        found = await self._fetch(statements.COUNT_EVENTS, *start, repeatable=True)
         leases: dict[str, int] = {}
         outcomes: dict[str, int] = {}
         operator: dict[str, int] = {}
@@ -84,11 +96,11 @@ class Events(Operations):
             for word, counts in zip(words, (leases, outcomes, operator, signals), strict=True):
                 if word is not None:
                     counts[word] = counts.get(word, 0) + row["n"]
-        end = EventCursor(found[-1]["seq"])
+        end = EventCursor(found[-1]["seq"], found[-1]["log_epoch"])
         return EventCounts(cursor=end, lease=leases, completion=outcomes, operator=operator, signal=signals)
 
 
-def _position(after: EventCursor) -> int:
+def _checked(after: EventCursor) -> tuple[int, int]:
     if not isinstance(after, EventCursor):
         raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="an EventCursor")
-    return check_int(after.position, "after", 0, 2**63 - 1)
+    return check_int(after.position, "after", 0, 2**63 - 1), check_int(after.epoch, "after", 0, 2**32 - 1)

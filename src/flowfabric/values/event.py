@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, field
 
+from flowfabric.errors import InvalidInput
 from flowfabric.values.ids import AttemptId, ExecutionId, FlowId, LeaseId
+
+_MARKER = 2
+_WITH_EPOCH = struct.Struct(">BqI")
+_WITHOUT_EPOCH = struct.Struct(">Bq")
 
 
 class EventCursor(Struct, frozen=True):
-    """A position in the event log; the default is its beginning."""
+    """A position in the event log; the default is its beginning. Store it as the bytes of `encode`.
+
+    `epoch` says which log: after a restore or failover the deployment writes another, which shares the beginning of the
+    one before. The first is 0.
+    """
 
     position: int = 0
+    epoch: int = 0
+
+    def encode(self) -> bytes:
+        """Return the cursor as 13 bytes."""
+        return _WITH_EPOCH.pack(_MARKER, self.position, self.epoch)
+
+    @classmethod
+    def decode(cls, data: bytes) -> EventCursor:
+        """Read a cursor from the bytes of `encode`, or from 9 bytes without an epoch, as of the first one."""
+        epoch = 0
+        try:
+            if len(data) == _WITHOUT_EPOCH.size:
+                marker, position = _WITHOUT_EPOCH.unpack(data)
+            else:
+                marker, position, epoch = _WITH_EPOCH.unpack(data)
+        except (struct.error, TypeError):
+            marker, position = None, -1
+        if marker != _MARKER or position < 0:
+            raise InvalidInput("not a cursor of the event log", field="cursor", allowed="the bytes of encode()")
+        return cls(position, epoch)
 
 
 class Event(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.ids import ExecutionId
 
 
-def event(row: Row) -> Event:
+def event(row: Row, epoch: int) -> Event:
     return Event(
-        cursor=EventCursor(row["seq"]),
+        cursor=EventCursor(row["seq"], epoch),
         occurred_at=row["occurred_at"],
         execution_id=None if row["id"] is None else ExecutionId(row["id"]),
         flow_id=row["flow_id"],

@@ -636,6 +636,19 @@ create table flowfabric.event_6 partition of flowfabric.event for values in (6);
 create table flowfabric.event_7 partition of flowfabric.event for values in (7);
 create index event_order on flowfabric.event (seq);
 
+-- The epochs of the log, each with the server that wrote it and the last number that the next server found. A restore
+-- or a failover may lose the end of the log, and the next server then gives the lost numbers out again.
+create table flowfabric.log_epoch (
+    epoch         bigint primary key    -- 0, or the second at which it began; cursors have four bytes for it
+        constraint log_epoch_fits_a_cursor check (epoch between 0 and 4294967295),
+    last_position bigint,               -- null: the current epoch
+    system        bigint,               -- the system identifier of the server; null: it may not be read
+    timeline      integer,              -- its timeline; null: likewise
+    log           oid                   -- of the table with the events: restored from a dump, it is another
+);
+create unique index log_epoch_one_current on flowfabric.log_epoch ((true)) where last_position is null;
+insert into flowfabric.log_epoch (epoch) values (0);
+
 -- Which processes want a notification when an execution ends. A hint: they also poll.
 create unlogged table flowfabric.watch (
     partition integer not null,

@@ -88,6 +88,7 @@ begin
     if p_events then
         return query
         select * from flowfabric.audit_completion_events(v_low, v_high, v_from, v_to)
+        union all select * from flowfabric.audit_log_epochs(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_last_outcome(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_replayed_events(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_lease_epochs(v_low, v_high, v_from, v_to)

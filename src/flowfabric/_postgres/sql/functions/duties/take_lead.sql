@@ -2,6 +2,7 @@
 --
 -- A lease in a row: it passes every pooler, ends with a cut network, and no role without the right to call this can take
 -- it. Two leaders at a time do no harm: every duty may be run by any number of processes.
+-- A leader also looks whether another server writes the event log now (begin_epoch).
 -- Returns  per group: whether this process leads it, and the milliseconds after which to call again.
 create or replace function flowfabric.take_lead(p_names text[], p_instance uuid, p_ms bigint)
 returns table (name text, is_ours boolean, left_ms double precision)
@@ -10,6 +11,7 @@ language plpgsql security definer as $$
 declare
     v_until timestamptz;
     v_instance uuid;
+    v_leads boolean := false;
 begin
     perform flowfabric.require_read_committed();
     foreach name in array p_names loop
@@ -23,7 +25,11 @@ begin
         end if;
         is_ours := v_instance = p_instance;
         left_ms := greatest(extract(epoch from v_until - clock_timestamp()) * 1000, 0);
+        v_leads := v_leads or is_ours;
         return next;
     end loop;
+    if v_leads then
+        perform flowfabric.begin_epoch();
+    end if;
 end;
 $$;

@@ -2,14 +2,14 @@
 
 -- list_events: the events of one execution in the order of its history, as far back as the log goes
 --
--- One call looks at p_most numbers at most.
--- Returns  the events, then one row with only the number to continue after, unless all were read.
+-- One call looks at p_most numbers at most. A cursor beyond what its log shares with this one is refused (check_epoch).
+-- Returns  the events, then one row with the current epoch, and the number to continue after, unless all were read.
 create or replace function flowfabric.list_events(
-    p_partition integer, p_id uuid, p_after bigint, p_limit integer, p_most integer)
+    p_partition integer, p_id uuid, p_after bigint, p_epoch bigint, p_limit integer, p_most integer)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
                lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
-               revoked_by text, details jsonb)
+               revoked_by text, details jsonb, log_epoch bigint)
 language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
@@ -26,8 +26,11 @@ begin
     if not found then
         return;
     end if;
+    if p_after > 0 then
+        perform flowfabric.check_epoch(p_after, p_epoch);
+    end if;
     v_from := coalesce(p_after, flowfabric.seek_event(v_created_at - v_margin));
-    select n.last_value into v_last from flowfabric.event_number n;
+    v_last := flowfabric.last_position();
     if v_completed_at is not null then
         v_last := least(v_last, flowfabric.seek_event(v_completed_at + v_margin) + 1000);
     end if;
@@ -35,15 +38,16 @@ begin
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
            e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
-           e.worker_instance_id, e.reason, e.revoked_by, e.details
+           e.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
     from flowfabric.event e
     where e.seq > v_from and e.seq <= v_upto and e.partition = p_partition and e.id = p_id
     order by e.seq limit p_limit;
     get diagnostics v_found = row_count;
     if v_found < p_limit and v_upto < v_last then
         seq := v_upto;
-        return next;
     end if;
+    select l.epoch into log_epoch from flowfabric.log_epoch l where l.last_position is null;
+    return next;
 end;
 $$;
 
