@@ -12,8 +12,9 @@ from tests.support import WORKER, submit
 
 # They write, and need not see what was committed after their snapshot: a hint, a row of their own, or a submission.
 _ANY_SNAPSHOT: str = """
-    create_executions create_flow grow_flow register_lanes register_service sleep_for_work look_for_due leave_lead watch
-    unwatch put_schedule delete_schedule set_schedule_paused advance_schedule claim_lanes audit_sample begin_epoch
+    create_executions create_one create_flow grow_flow register_lanes register_service sleep_for_work look_for_due
+    leave_lead watch unwatch put_schedule delete_schedule set_schedule_paused advance_schedule claim_lanes
+    audit_sample begin_epoch
 """
 # They read the present, and only read.
 _READS: str = """

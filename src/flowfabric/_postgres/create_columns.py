@@ -61,10 +61,23 @@ class Columns:
     deadlines_ms: list[int | None] | None = None
 
     @property
+    def one_plain(self) -> tuple[Any, ...] | None:
+        """The arguments of `flowfabric.create_one`, for one execution without any option."""
+        if len(self.ids) != 1 or self.ids_given or any(each is not None for each in _options(self)):
+            return None
+        policy = None if self.policies is None else self.policies[0]
+        (lane,), (kind,), (capabilities,) = self.lanes, self.kinds, self.capabilities
+        return lane, kind, capabilities, self.partitions[0], self.ids[0], self.payloads[0], policy
+
+    @property
     def args(self) -> list[Any]:
         return list(_in_order(self))
 
 
+# Columns that are None when no item sets anything beside lane, kind, payload and policy.
+_options: Callable[[Columns], tuple[Any, ...]] = attrgetter(
+    *(field.name for field in fields(Columns) if field.default is None and field.name not in ("routes", "policies"))
+)
 _in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Columns)))
 
 

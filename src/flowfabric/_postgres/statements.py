@@ -87,6 +87,7 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
 # Executions
 
 CREATE_EXECUTIONS = create_executions()
+CREATE_ONE = _rows("create_one", 7, _CREATED)
 STANDING_EXECUTIONS = standing_executions()
 COMPLETE = _rows("complete", 9, VERDICT)
 FAIL = _rows("fail", 11, VERDICT)

@@ -131,6 +131,9 @@ class Executions(Operations):
     async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
         """Return the rows, and whether the call had to be repeated."""
         try:
+            # One execution without options, and not the first of its kind: the most common call.
+            if (plain := columns.one_plain) and (found := await self._fetch(statements.CREATE_ONE, *plain)):
+                return found, False
             return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args), False
         except TransportError as error:
             if not error.retryable:

@@ -20,8 +20,8 @@ begin
         from (values
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
-                'block cancel change_priority claim_granted complete create_executions create_waitpoint delay deliver_signal
-                 fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps release renew
+                'block cancel change_priority claim_granted complete create_executions create_one create_waitpoint delay
+                 deliver_signal fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps release renew
                  replay revoke_lease settle_wait signal_by_key suspend unblock verify_grant wait_children'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids may_submit read_outcomes read_steps'),
