@@ -89,12 +89,14 @@ async def call(*arguments: object, dsn: str | None = None, answer: str = "", cod
     return said
 
 
-def run_here(*arguments: object, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
-    """As `run`, without a new process: the whole program with streams of this encoding."""
+def run_here(*arguments: object, encoding: str = "utf-8", **environment: str) -> subprocess.CompletedProcess[str]:
+    """As `run`, without a new process: the whole program with streams of this encoding. Not in an event loop."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2))
     given = ["flowfabric", *map(str, arguments)]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", given)
+        for name, value in environment.items():
+            patch.setenv(name, value)
         with pytest.raises(SystemExit) as ended:
             main()
     said, complained = (stream.buffer.getvalue().decode(encoding) for stream in (out, err))  # type: ignore[attr-defined]
@@ -228,7 +230,7 @@ def test_an_embedded_server_that_cannot_start_is_one_line(tmp_path: Path) -> Non
     [(["shw"], "'show'"), (["lanes", "puase"], "'pause'"), (["ls", "--stat", "failed"], "--state")],
 )
 def test_a_mistyped_word_suggests_the_right_one(arguments: list[str], suggestion: str) -> None:
-    done = run(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert suggestion in done.stderr
 
@@ -236,14 +238,15 @@ def test_a_mistyped_word_suggests_the_right_one(arguments: list[str], suggestion
 async def test_a_failure_is_one_line_without_a_password(database: str) -> None:
     address = as_user(database, "nobody_of_that_name", SECRET)
     for arguments in (["ls"], ["show", "x"], ["lanes"], ["top", "--once"], ["cancel", "--state", "waiting", "-y"]):
-        failed(run(*arguments, "--dsn", address))
-        failed(run(*arguments, FLOWFABRIC_DSN=address))
+        failed(await asyncio.to_thread(run_here, *arguments, "--dsn", address))
+        failed(await asyncio.to_thread(run_here, *arguments, FLOWFABRIC_DSN=address))
+    failed(run("ls", FLOWFABRIC_DSN=address))
 
 
 def test_a_wrong_address_is_reported_without_its_secret() -> None:
     for address in (f"mysql://u:{SECRET}@h/d", f"postgresql://u:{SECRET}@[bad/d", f"password={SECRET} host=/nowhere"):
         for arguments in (["ls"], ["db", "url"], ["db", "dump"], ["doctor"]):
-            done = run(*arguments, "--dsn", address)
+            done = run_here(*arguments, "--dsn", address)
             assert done.returncode == 2, done
             assert SECRET not in done.stdout + done.stderr
 

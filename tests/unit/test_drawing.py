@@ -291,14 +291,16 @@ def test_every_member_and_edge_is_drawn_exactly_once(drawn: tuple[FlowGraph, lis
 def test_every_box_tells_state_and_policy_without_colours(drawn: tuple[FlowGraph, list[tuple[int, int]]]) -> None:
     graph, edges = drawn
     into = Counter(below for _, below in edges)
+    mermaid, dot, svg = read_mermaid(to_mermaid(graph))[0], read_dot(to_dot(graph))[0], read_svg(to_svg(graph))
+    text = ALL["text"](graph).split("\n")
     for number, node in enumerate(graph.nodes):
         join = {AnyOf: f"any of {into[number]}", Quorum: f"2 of {into[number]}"}.get(type(node.policy), "")
         join = join if into[number] else ""
         wanted = f"{LOOKS[node.state].sign} {node.name}\n{node.state}" + (f" · {join}" if join else "")
-        assert read_mermaid(to_mermaid(graph))[0][number] == wanted
-        assert read_dot(to_dot(graph))[0][number]["label"] == wanted
-        assert "\n".join(read_svg(to_svg(graph)).boxes[str(node.execution_id)].text) == wanted
-        line = next(line for line in ALL["text"](graph).split("\n") if f" {node.name} " in line)
+        assert mermaid[number] == wanted
+        assert dot[number]["label"] == wanted
+        assert "\n".join(svg.boxes[str(node.execution_id)].text) == wanted
+        line = next(line for line in text if f" {node.name} " in line)
         assert LOOKS[node.state].sign in line
         assert re.search(rf" {node.name} +{node.state}\b", line)
         assert (f"after {join}: " in line) == bool(join)
