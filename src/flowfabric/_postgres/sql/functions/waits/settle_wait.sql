@@ -45,10 +45,10 @@ begin
             e, t.waitpoint_ids, array_fill(null::text, array[cardinality(t.waitpoint_ids)]), v_condition, v_now) c;
         if b.code is null then
             select c.* into v from flowfabric.evaluate(p_partition, t.waitpoint_ids, v_condition) c;
-            if v.closer is not null then
+            if (v.weighed).closer is not null then
                 perform flowfabric.write_suspension(
                     e, p_suspension, t.waitpoint_ids, b.keys, null, b.pending, v_condition, '{}', p_reason, 'worker', null,
-                    null, null, null, v.signals, v.closer, v.places, v_now);
+                    null, null, null, v.signals, v.weighed, v_now);
             end if;
         end if;
         v_detail := case when b.code = 'invalid_input' then b.detail end;
