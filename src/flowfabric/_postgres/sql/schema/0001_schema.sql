@@ -355,6 +355,7 @@ create table flowfabric.waitpoint (
     signal_count          integer not null default 0,
     matched_signal_count  integer not null default 0,
     dropped_signal_count  integer not null default 0,
+    dropped_upto          integer not null default 0,       -- no signal up to this ordinal is left to drop
     counted_by            integer[] not null default '{}',  -- while active: which leaves of the condition have counted it
     last_signal_at        timestamptz,
     satisfied_at          timestamptz,

@@ -6,7 +6,7 @@ language sql stable as $$
     select 'condition_counts', s.partition, s.id, s.suspension_id::text
     from flowfabric.suspension s
     cross join lateral (select flowfabric.recorded_on(s.partition, s.waitpoint_ids, false) as signals offset 0) r
-    cross join lateral (select (flowfabric.satisfiers(s.resume_condition, r.signals)).* offset 0) x
+    cross join lateral flowfabric.satisfiers(s.resume_condition, r.signals) x
     where (s.partition, s.id) between (p_low, p_from) and (p_high, p_to) and s.closed_at is null and not s.keeps_waitpoints
       and (x.counts <> coalesce(s.counts, array_fill(0, array[cardinality(x.counts)]))
            or exists (select from unnest(s.waitpoint_ids) as u (waitpoint_id)

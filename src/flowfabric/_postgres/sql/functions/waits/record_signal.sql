@@ -229,14 +229,23 @@ $$;
 -- drop_signals: the oldest signals of a waitpoint that contribute to nothing; their identity is kept.
 create or replace function flowfabric.drop_signals(p_partition integer, p_waitpoint uuid, p_count bigint) returns void
 language plpgsql as $$
+declare
+    v_after integer := (select w.dropped_upto from flowfabric.waitpoint w
+                        where w.partition = p_partition and w.waitpoint_id = p_waitpoint);
 begin
-    update flowfabric.signal g
-    set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
-    -- By position: a join of two lists of thousands would be nested.
-    where g.ctid = any (array(
-        select x.ctid from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count));
-    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + p_count
+    with dropped as (
+        update flowfabric.signal g
+        set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
+        -- By position: a join of two lists of thousands would be nested.
+        where g.ctid = any (array(
+            select x.ctid from flowfabric.signal x
+            where x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.ordinal > v_after
+              and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count))
+        returning g.ordinal
+    )
+    update flowfabric.waitpoint w
+    set dropped_signal_count = w.dropped_signal_count + p_count,
+        dropped_upto = greatest(w.dropped_upto, (select max(d.ordinal) from dropped d))
     where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
 end;
 $$;

@@ -79,6 +79,7 @@ begin
     select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.outcome, 'open'), t.result,
            array_agg(w.signal_count order by u.place)
     from unnest(t.waitpoint_ids) with ordinality as u (waitpoint_id, place)
-    join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+    cross join lateral (select x.signal_count from flowfabric.waitpoint x
+                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) w;
 end;
 $$;

@@ -83,7 +83,8 @@ language sql stable as $$
            case when s.is_early then 'already_satisfied' else 'suspended' end, s.suspension_id, s.waitpoint_ids, s.waitpoint_keys,
            (select array_agg(coalesce(flowfabric.sign_token(w.token_kid, w.partition, w.id, w.waitpoint_id), '') order by u.place)
             from unnest(s.waitpoint_ids) with ordinality as u (waitpoint_id, place)
-            join flowfabric.waitpoint w on w.partition = s.partition and w.waitpoint_id = u.waitpoint_id),
+            cross join lateral (select x.* from flowfabric.waitpoint x
+                                where x.partition = s.partition and x.waitpoint_id = u.waitpoint_id offset 0) w),
            s.attempt_index, r.lane, e.worker_instance_id, e.lease_ttl_ms
     from flowfabric.route r where r.id = e.route
 $$;

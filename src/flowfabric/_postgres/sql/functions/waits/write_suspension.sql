@@ -62,7 +62,7 @@ begin
         set state = case when w.closer is null then 'active' else 'closed' end, suspension_id = p_suspension,
             activated_at = p_now, expires_at = p_timeout_at,
             required_signal_names = flowfabric.required_names(p_condition, x.waitpoint_key),
-            counted_by = case when w.closer is null then coalesce(
+            dropped_upto = 0, counted_by = case when w.closer is null then coalesce(
                 (select array_agg(u.leaf) from unnest(w.keys, w.key_leaves) as u (key, leaf) where u.key = x.waitpoint_key), '{}')
                 else '{}' end,
             matched_signal_count = (select count(*) from flowfabric.signal g where g.partition = e.partition
@@ -70,7 +70,10 @@ begin
             satisfied_at = case when w.closer is not null then p_now end,
             closed_at = case when w.closer is not null then p_now end,
             close_reason = case when w.closer is not null then 'resumed' end
-        where x.partition = e.partition and x.waitpoint_id = any (p_pending);
+        from unnest(p_pending) as u (waitpoint_id)
+        cross join lateral (select o.ctid as tid from flowfabric.waitpoint o
+                            where o.partition = e.partition and o.waitpoint_id = u.waitpoint_id offset 0) f
+        where x.ctid = f.tid;
     end if;
     if w.closer is not null then
         perform flowfabric.remember_wait(e.partition, e.id, s.waitpoint_ids, 'resumed', s.satisfier_signal_ids);
