@@ -1456,7 +1456,7 @@ class Histories(RuleBasedStateMachine):
         waitpoints: dict[str, dict[UUID, dict[str, Any]]] = {e: {} for e in executions}
         for row in await sql.fetch("select * from flowfabric.waitpoint"):
             waitpoints[owner(row)][row["waitpoint_id"]] = {
-                name: spoken(row[name]) for name in dict(row) if name not in ("partition", "id")
+                name: spoken(row[name]) for name in dict(row) if name not in _NOT_OF_A_WAITPOINT
             }
         same(
             waitpoints,
@@ -1560,6 +1560,8 @@ _SIGNAL = (
     "observed_effect",
     "match_detail",
 )
+# Where it is stored, and what the audit checks: how far it was counted and emptied.
+_NOT_OF_A_WAITPOINT = ("partition", "id", "dropped_upto", "counted_by")
 _SUSPENSION = (
     "suspension_id",
     "attempt_index",

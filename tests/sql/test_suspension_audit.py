@@ -194,6 +194,12 @@ DAMAGES = [
     Damage("condition_held", "resumed", _SUSPENSION + "closer_signal_id = null"),
     Damage("condition_held", "resumed", _SUSPENSION + "satisfier_signal_ids = satisfier_signal_ids[1:2]"),
     Damage("condition_held", "resumed", _SUSPENSION + "satisfier_signal_ids = null"),
+    Damage("signal_count", "pending", _WAITPOINT + "dropped_upto = 1"),
+    Damage("condition_counts", "suspended", _SUSPENSION + "counts = array[1]"),
+    Damage("condition_counts", "suspended", _SUSPENSION + "counts = null"),
+    Damage("condition_counts", "suspended", _WAITPOINT + "counted_by = array[1]"),
+    Damage("condition_counts", "suspended", _SIGNAL + "source_hash = 7 where match_detail = 'advanced'"),
+    Damage("condition_counts", "suspended", _SIGNAL + "match_detail = 'matcher_failed'"),
     Damage(
         "satisfier_unknown", "resumed", _SUSPENSION + "satisfier_signal_ids = satisfier_signal_ids || gen_random_uuid()"
     ),

@@ -5,6 +5,7 @@
 -- keyed    Hot calls that reach their rows by key, through arrays. The planner does not know how long the arrays are
 --          and would hash or scan whole tables; one generic plan saves the planning of every call.
 -- reads    Reads of a few executions by key: the same joins, but planned for the arguments at hand.
+-- pages    Reads of one page in the order of an index: without it everything that follows would be read and sorted.
 -- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
 -- timers   A round joins the due executions by key, for any number of timers.
@@ -21,8 +22,9 @@ begin
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
                 'block cancel change_priority claim_granted complete create_executions create_one create_waitpoint delay
-                 deliver_signal fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps release renew
-                 replay revoke_lease settle_wait signal_by_key suspend unblock verify_grant wait_children'),
+                 deliver_signal fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps
+                 redact_execution release renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch
+                 verify_grant wait_children'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
@@ -35,7 +37,10 @@ begin
             ('claim', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
                 'claim'),
-            ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off'], 'run_timers'),
+            ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
+                            'enable_sort = off', 'jit = off'],
+                'list_partition read_events scan_eligible'),
+            ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
         ) as g (name, settings, functions)

@@ -355,6 +355,8 @@ create table flowfabric.waitpoint (
     signal_count          integer not null default 0,
     matched_signal_count  integer not null default 0,
     dropped_signal_count  integer not null default 0,
+    dropped_upto          integer not null default 0,       -- no signal up to this ordinal is left to drop
+    counted_by            integer[] not null default '{}',  -- while active: which leaves of the condition have counted it
     last_signal_at        timestamptz,
     satisfied_at          timestamptz,
     closed_at             timestamptz,
@@ -380,6 +382,7 @@ create table flowfabric.suspension (
     requested_by      text not null,
     continuation_metadata_pointer text,
     resume_condition  jsonb not null,
+    counts            integer[],                -- while open: how many things each leaf of the condition has counted; null: none
     resume_policy     jsonb not null,
     suspended_at      timestamptz not null,
     timeout_at        timestamptz,
@@ -421,6 +424,7 @@ create table flowfabric.signal (
     accepted_at      timestamptz not null,
     observed_effect  text not null,             -- what it did to the suspension
     match_detail     text not null,             -- what it did for the condition
+    source_hash      bigint,                    -- set if a leaf of the condition counted its source; see source_hash()
     is_dropped       boolean not null default false,   -- only its identity is kept, so that a repetition is recognised
     primary key (partition, id, ordinal)
 );
@@ -428,6 +432,7 @@ create unique index signal_by_id on flowfabric.signal (partition, id, signal_id)
 create index signal_by_waitpoint on flowfabric.signal (partition, waitpoint_id, ordinal);
 create index signal_by_key on flowfabric.signal (partition, waitpoint_id, idempotency_key)
     where idempotency_key is not null;
+create index signal_by_source on flowfabric.signal (source_hash) where source_hash is not null;
 
 -- Flows ---------------------------------------------------------------------------------------------------------------
 
@@ -743,7 +748,13 @@ create type flowfabric.signalled as (
 
 -- Signals as columns, for the evaluation of a condition.
 create type flowfabric.recorded as (
-    ordinals integer[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz
+    tids tid[], keys text[], names text[], ids uuid[], types text[], identities text[], last_at timestamptz
+);
+
+-- The evaluation of a condition: the position of the signal with which it holds, what each leaf counted, and per signal
+-- what it did and whether a leaf counted its source; then the keys that leaves counted, each with the number of the leaf.
+create type flowfabric.weighed as (
+    closer integer, counts integer[], details text[], by_source boolean[], keys text[], key_leaves integer[]
 );
 
 -- A violation that the audit found.

@@ -50,6 +50,7 @@ begin
     union all select * from flowfabric.audit_suspension_waitpoints(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_waitpoint_state(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_condition_held(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_condition_counts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_satisfier_unknown(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_signal_order(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_signal_count(v_low, v_high, v_from, v_to)

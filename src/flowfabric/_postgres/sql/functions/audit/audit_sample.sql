@@ -54,6 +54,7 @@ begin
     union all select * from flowfabric.audit_suspension_waitpoints(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_waitpoint_state(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_condition_held(p_partition, p_partition, v_from, v_to)
+    union all select * from flowfabric.audit_condition_counts(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_satisfier_unknown(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_signal_order(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_signal_count(p_partition, p_partition, v_from, v_to)

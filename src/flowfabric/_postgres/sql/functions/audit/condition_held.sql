@@ -12,10 +12,10 @@ language sql stable as $$
                         where g.suspension_id = s.suspension_id)
                     or s.close_reason = 'resumed' and s.closer_signal_id <> all (coalesce(s.satisfier_signal_ids, '{}'))
                when s.closed_at is null
-               then flowfabric.first_holding(s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false)) is not null
+               then (flowfabric.satisfiers(s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false))).closer is not null
                when s.close_reason = 'resumed'
-               then (flowfabric.recorded_on(s.partition, s.waitpoint_ids, false)).ids[flowfabric.first_holding(
-                        s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false))]
+               then (flowfabric.recorded_on(s.partition, s.waitpoint_ids, false)).ids[(flowfabric.satisfiers(
+                        s.resume_condition, flowfabric.recorded_on(s.partition, s.waitpoint_ids, false))).closer]
                     is distinct from s.closer_signal_id
                     or s.closer_signal_id <> all (coalesce(s.satisfier_signal_ids, '{}')) end
 $$;

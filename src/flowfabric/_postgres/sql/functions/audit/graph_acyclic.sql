@@ -7,13 +7,15 @@ language sql stable as $$
     )
     select 'graph_acyclic', f.partition, f.flow_id, null from f
     cross join lateral (
+        -- The members are numbered by sorting: joins of the members and the edges could be nested.
         with x as materialized (
-            select x.upstream, x.downstream from flowfabric.edge x where x.partition = f.partition and x.flow_id = f.flow_id
-        ), n as materialized (
-            select u.id, row_number() over ()::integer as no
-            from (select x.upstream as id from x union select x.downstream from x) u
+            select x.upstream, x.downstream, row_number() over () as place
+            from flowfabric.edge x where x.partition = f.partition and x.flow_id = f.flow_id
         )
-        select array_agg(a.no) as up, array_agg(b.no) as down, (select count(*)::integer from n) as nodes
-        from x join n a on a.id = x.upstream join n b on b.id = x.downstream) x
+        select array_agg(n.no order by n.place) filter (where n.is_up) as up,
+               array_agg(n.no order by n.place) filter (where not n.is_up) as down, max(n.no) as nodes
+        from (select e.place, e.is_up, dense_rank() over (order by e.id)::integer as no
+              from (select x.place, true as is_up, x.upstream as id from x
+                    union all select x.place, false, x.downstream from x) e) n) x
     where x.nodes > 0 and flowfabric.has_cycle(x.up, x.down, x.nodes)
 $$;

@@ -3,12 +3,13 @@ create or replace function flowfabric.audit_last_outcome(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.* from flowfabric.event x where x.partition between p_low and p_high
+        select x.partition, x.id, (array_agg(x.outcome order by x.seq desc))[1] as outcome
+        from flowfabric.event x where x.partition between p_low and p_high and x.outcome is not null group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
-    select 'last_outcome', e.partition, e.id, e.state from e
+    select 'last_outcome', e.partition, e.id, e.state
+    from e left join v on v.partition = e.partition and v.id = e.id
     where e.completed_at is not null
-      and (select v.outcome from v where v.partition = e.partition and v.id = e.id and v.outcome is not null
-           order by v.seq desc limit 1) is distinct from case e.state when 'completed' then 'success' else e.state end
+      and v.outcome is distinct from case e.state when 'completed' then 'success' else e.state end
 $$;

@@ -3,13 +3,13 @@ create or replace function flowfabric.audit_lease_epochs(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.* from flowfabric.event x where x.partition between p_low and p_high
+        select x.partition, x.id, array_agg(x.lease_epoch + (x.lease_type = 'revoked')::integer order by x.seq) as epochs
+        from flowfabric.event x where x.partition between p_low and p_high
+          and (x.lease_type in ('acquired', 'reclaimed') or (x.lease_type = 'revoked' and x.reason = 'suspend')) group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
-    select 'lease_epochs', e.partition, e.id, e.epoch::text from e
-    where (select coalesce(array_agg(v.lease_epoch + (v.lease_type = 'revoked')::integer order by v.seq), '{}') from v
-           where v.partition = e.partition and v.id = e.id
-             and (v.lease_type in ('acquired', 'reclaimed') or (v.lease_type = 'revoked' and v.reason = 'suspend')))
-          <> (select coalesce(array_agg(i), '{}') from generate_series(1, e.epoch) i)
+    select 'lease_epochs', e.partition, e.id, e.epoch::text
+    from e left join v on v.partition = e.partition and v.id = e.id
+    where coalesce(v.epochs, '{}') <> (select coalesce(array_agg(i), '{}') from generate_series(1, e.epoch) i)
 $$;

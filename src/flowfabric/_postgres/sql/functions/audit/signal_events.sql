@@ -3,11 +3,13 @@ create or replace function flowfabric.audit_signal_events(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.* from flowfabric.event x where x.partition between p_low and p_high
+        select x.partition, x.id, count(*) as n
+        from flowfabric.event x where x.partition between p_low and p_high and x.signal_effect <> 'deduped' group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
-    select 'signal_events', e.partition, e.id, null from e
-    where (select count(*) from v where v.partition = e.partition and v.id = e.id and v.signal_effect <> 'deduped')
-       <> (select count(*) from flowfabric.signal g where g.partition = e.partition and g.id = e.id and g.source_type <> 'system')
+    select 'signal_events', e.partition, e.id, null
+    from e left join v on v.partition = e.partition and v.id = e.id
+    where coalesce(v.n, 0) <> (select count(*) from flowfabric.signal g
+                               where g.partition = e.partition and g.id = e.id and g.source_type <> 'system')
 $$;

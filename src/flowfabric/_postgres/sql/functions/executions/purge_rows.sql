@@ -17,16 +17,19 @@ begin
         delete from flowfabric.waitpoint w using unnest(p_partition, p_id) as u (partition, id)
         where w.partition = u.partition and w.id = u.id;
     end if;
-    delete from flowfabric.tag t
-    using (select e.partition, e.id, e.created_at, flowfabric.tag_digest(k.key, k.value) as digest
-           from unnest(p_partition, p_id) as u (partition, id)
-           join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-           cross join lateral jsonb_each_text(e.tags) as k (key, value)) g
-    where t.digest = g.digest and t.created_at = g.created_at and t.id = g.id and t.partition = g.partition;
-    delete from flowfabric.unsuccessful w
-    using unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
+    delete from flowfabric.tag t where t.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        cross join lateral jsonb_each_text(e.tags) as k (key, value)
+        cross join lateral (select x.ctid as tid from flowfabric.tag x
+                            where x.digest = flowfabric.tag_digest(k.key, k.value) and x.created_at = e.created_at
+                              and x.id = e.id and x.partition = e.partition offset 0) f));
+    delete from flowfabric.unsuccessful w where w.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        cross join lateral (select x.ctid as tid from flowfabric.unsuccessful x
+                            where x.state = e.state and x.created_at = e.created_at and x.id = e.id
+                              and x.partition = e.partition offset 0) f));
     delete from flowfabric.execution e using unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id;
 end;

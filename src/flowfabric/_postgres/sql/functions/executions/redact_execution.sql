@@ -39,12 +39,12 @@ begin
         -- The sender of a signal is removed, but not which signals have the same sender.
         update flowfabric.signal g
         set payload = case when g.payload is null then null else ''::bytea end, payload_encoding = 'redacted',
-            idempotency_key = null,
+            idempotency_key = null, source_hash = null,
             source_identity = case when g.source_identity = '' then '' else '[redacted] ' || f.first end,
             correlation_id = case when g.correlation_id = '' then '' else '[redacted]' end
-        from (select x.ordinal, min(x.ordinal) over (partition by x.source_type, x.source_identity) as first
+        from (select x.ctid as tid, min(x.ordinal) over (partition by x.source_type, x.source_identity) as first
               from flowfabric.signal x where x.partition = p_partition and x.id = p_id) f
-        where g.partition = p_partition and g.id = p_id and g.ordinal = f.ordinal;
+        where g.ctid = f.tid;
         update flowfabric.injected_input i set payload = '', encoding = 'redacted' where i.partition = p_partition and i.id = p_id;
         update flowfabric.edge d set kept_result = case when d.kept_result is null then null else ''::bytea end, kept_encoding = 'redacted'
         where d.partition = p_partition and d.upstream = p_id and d.is_kept;

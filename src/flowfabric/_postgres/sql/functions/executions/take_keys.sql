@@ -18,8 +18,7 @@ begin
         from (select coalesce(k.flow, flowfabric.zero_uuid()) as scope,
                      coalesce(k.namespace, '') as namespace, k.key, k.id, coalesce(k.dedup, 86400000) as dedup, k.ord::integer as ord
               from unnest(p_flow, p_namespace, p_key, p_id, p_dedup_ms)
-                   with ordinality as k (flow, namespace, key, id, dedup, ord)
-              where k.key is not null) u
+                   with ordinality as k (flow, namespace, key, id, dedup, ord)) u
         window w as (partition by u.scope, u.namespace, u.key order by u.ord
                      rows between unbounded preceding and unbounded following)
     ), won as (
@@ -27,23 +26,26 @@ begin
         -- Without a window it has expired for every call, also for one that began earlier and waited.
         select t.scope, t.namespace, t.key, t.id,
                case when t.dedup > 0 then p_now + flowfabric.ms(t.dedup) else '-infinity' end
-        from item t where t.ord = t.first_ord
+        from item t where t.ord = t.first_ord and t.key is not null
         order by t.scope, t.namespace, t.key
         on conflict (scope, namespace, key) do update
             set id = excluded.id, expires_at = excluded.expires_at
             where i.expires_at <= p_now
         returning i.scope, i.namespace, i.key
     )
-    select array_agg(case when t.ord is null then null
-                          when t.first_ord is null then case when i.key is not null then 'duplicate' end
-                          when w.key is null then 'duplicate'
-                          when t.ord > t.first_ord and t.windowed then 'duplicate' end order by o.ord)
+    select array_agg(case when t.key is null then null
+                          when t.first_ord is null then case when i.is_taken then 'duplicate' end
+                          when not t.is_won then 'duplicate'
+                          when t.ord > t.first_ord and t.windowed then 'duplicate' end order by t.ord)
     into code
-    from generate_series(1, cardinality(p_id)) o (ord)
-    left join item t on t.ord = o.ord
-    left join won w on w.scope = t.scope and w.namespace = t.namespace and w.key = t.key
-    left join flowfabric.idempotency i on t.first_ord is null and i.scope = t.scope
-         and i.namespace = t.namespace and i.key = t.key and i.expires_at > p_now;
+    -- Sorted together: a join of two lists of the call could be nested.
+    from (select a.*, bool_or(a.ord is null) over (partition by a.scope, a.namespace, a.key) as is_won
+          from (select t.scope, t.namespace, t.key, t.ord, t.first_ord, t.windowed from item t
+                union all select w.scope, w.namespace, w.key, null, null, null from won w) a) t
+    left join lateral (select true as is_taken from flowfabric.idempotency x
+                       where t.first_ord is null and x.scope = t.scope and x.namespace = t.namespace and x.key = t.key
+                         and x.expires_at > p_now offset 0) i on true
+    where t.ord is not null;
     -- A new statement sees what the winner of the race committed meanwhile.
     if array_position(take_keys.code, 'duplicate') is not null then
         select array_agg(case when take_keys.code[u.ord] is not null then i.id end order by u.ord) into standing

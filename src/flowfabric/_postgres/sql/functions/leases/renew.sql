@@ -13,9 +13,10 @@ declare
     v_slot smallint;
     v_logged boolean;
     v_ok integer[];
+    v_tids tid[];
 begin
     perform flowfabric.require_read_committed();
-    select l.at, l.ok into v_now, v_ok
+    select l.at, l.ok, l.tids into v_now, v_ok, v_tids
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     select d.event_heartbeats into v_logged from flowfabric.deployment d;
     if v_logged then
@@ -29,25 +30,24 @@ begin
     where v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms)) < e.lease_expires_at
     having count(*) > 0;
     -- The lease timer has the earlier expiry; when it is due, it finds the new one and is set again.
-    return query
     with renewed as (
         update flowfabric.execution e
-        set lease_ttl_ms = coalesce(p_ttl_ms[o], e.lease_ttl_ms), lease_renewed_at = v_now,
-            lease_expires_at = v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))
-        from unnest(v_ok) o
-        where e.partition = p_partition[o] and e.id = p_id[o]
-        returning o, e.*
-    ), logged as (
-        insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-             attempt_index, worker_id, worker_instance_id)
-        select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
-               r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
-        from renewed r where v_logged
+        set lease_ttl_ms = coalesce(p_ttl_ms[u.o], e.lease_ttl_ms), lease_renewed_at = v_now,
+            lease_expires_at = v_now + flowfabric.ms(coalesce(p_ttl_ms[u.o], e.lease_ttl_ms))
+        from unnest(v_ok, v_tids) as u (o, tid)
+        where e.ctid = u.tid
+        returning e.*
     )
-    select v.o, 'ok', null::text, 'active', r.epoch, r.attempt_id, r.lease_expires_at
+    insert into flowfabric.event
+        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+         attempt_index, worker_id, worker_instance_id)
+    select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
+           r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
+    from renewed r where v_logged;
+    return query
+    select v.o, 'ok', null::text, 'active', e.epoch, e.attempt_id, e.lease_expires_at
     from unnest(v_ok) as v (o)
-    join renewed r on r.partition = p_partition[v.o] and r.id = p_id[v.o];
+    join flowfabric.execution e on e.partition = p_partition[v.o] and e.id = p_id[v.o];
     if cardinality(v_ok) < cardinality(p_id) then
         return query select * from flowfabric.refuse_holders(
             p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);

@@ -1,14 +1,18 @@
 -- drop_ready: remove the ready rows of executions, if they have one, and their grants.
+--
+-- By position: statistics of a time when the tables were empty would make a scan of them look cheapest.
 create or replace function flowfabric.drop_ready(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin
-    delete from flowfabric.ready r
-    using unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    where r.route = e.route and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
-      and r.partition = e.partition;
-    delete from flowfabric.claim_grant g
-    using unnest(p_partition, p_id) as u (partition, id)
-    where g.partition = u.partition and g.id = u.id;
+    delete from flowfabric.ready r where r.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        cross join lateral (select x.ctid as tid from flowfabric.ready x
+                            where x.route = e.route and x.rank = flowfabric.rank_of(e.priority)
+                              and x.created_at = e.created_at and x.id = e.id and x.partition = e.partition offset 0) f));
+    delete from flowfabric.claim_grant g where g.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.claim_grant x
+                            where x.partition = u.partition and x.id = u.id offset 0) f));
 end;
 $$;

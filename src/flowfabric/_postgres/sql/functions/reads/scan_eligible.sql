@@ -2,10 +2,15 @@
 create or replace function flowfabric.scan_eligible(p_lane text, p_partition integer, p_limit integer)
 returns table (partition integer, id uuid)
 language sql stable security definer as $$
-    select r.partition, r.id
-    from flowfabric.route q join flowfabric.ready r on r.route = q.id
-    join flowfabric.execution e on e.partition = r.partition and e.id = r.id
-    where q.lane = p_lane and (p_partition is null or r.partition = p_partition)
-      and e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker'
-    order by r.rank, r.created_at, r.id limit p_limit
+    select x.partition, x.id
+    from flowfabric.route q
+    cross join lateral (
+        select r.partition, r.id, r.rank, r.created_at from flowfabric.ready r
+        cross join lateral (select from flowfabric.execution e
+                            where e.partition = r.partition and e.id = r.id and e.state in ('waiting', 'resumable')
+                              and e.blocking_reason = 'waiting_for_worker' offset 0) e
+        where r.route = q.id and (p_partition is null or r.partition = p_partition)
+        order by r.rank, r.created_at, r.id limit p_limit) x
+    where q.lane = p_lane
+    order by x.rank, x.created_at, x.id limit p_limit
 $$;

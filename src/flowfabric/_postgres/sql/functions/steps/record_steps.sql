@@ -76,7 +76,8 @@ begin
     select h.o, 'ok', null::text, 'active', null::bigint, null::uuid, s.at
     from unnest(v_ok, v_tids, p_kind, p_name, p_n) as h (o, tid, kind, name, n)
     join flowfabric.execution e on e.ctid = h.tid
-    join flowfabric.step s on s.partition = e.partition and s.id = e.id and s.generation = e.generation
-         and s.kind = coalesce(h.kind, 'step') and s.name = h.name and s.n = h.n;
+    cross join lateral (select x.at from flowfabric.step x
+                        where x.partition = e.partition and x.id = e.id and x.generation = e.generation
+                          and x.kind = coalesce(h.kind, 'step') and x.name = h.name and x.n = h.n offset 0) s;
 end;
 $$;

@@ -18,7 +18,8 @@ begin
                where x.partition = e.partition and x.id = e.id and x.closed_at is null) then
         code := 'already_suspended';
     elsif exists (select from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key)
-               join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = u.waitpoint_id
+               cross join lateral (select from flowfabric.waitpoint x where x.partition = e.partition
+                                   and x.waitpoint_id = u.waitpoint_id offset 0) x
                where u.key is not null) then
         code := 'waitpoint_already_exists';
     end if;

@@ -1,7 +1,7 @@
 -- Resume conditions: a pure function of the signals recorded so far, in the order they were accepted.
 --
--- Signals are given as columns: the key of the waitpoint, the name, the id, and the two parts of the source. `p_upto`
--- is how many of them count. An unknown part of a stored condition is never true.
+-- Signals are given as columns: the key of the waitpoint, the name, the id, and the two parts of the source. An unknown
+-- part of a stored condition is never true. The leaves of a condition are numbered depth first, from 1.
 
 -- passes: whether a matcher lets a signal name through; no matcher lets everything through.
 create or replace function flowfabric.passes(p_matcher jsonb, p_name text) returns boolean
@@ -48,38 +48,58 @@ begin
 end;
 $$;
 
--- satisfiers: the earliest signal of each distinct thing that each leaf counts, as positions in the columns.
+-- satisfiers: which signals satisfy a condition
 --
--- A condition holds when every leaf has as many as it requires: there is no "any" above the leaves.
--- Returns  whether it holds, and the positions, in order.
-create or replace function flowfabric.satisfiers(
-    p_condition jsonb, p_keys text[], p_names text[], p_ids uuid[], p_types text[], p_identities text[], p_upto integer,
-    out holds boolean, out places integer[])
+-- A leaf counts the earliest signal of each distinct thing: each signal, waitpoint or source. A condition holds when every
+-- leaf has as many as it requires: there is no "any" above the leaves. A further signal never makes it false again.
+-- Returns  the position of the first signal with which it holds (null: it does not); how many things each leaf counted; per
+--          signal what it did (advanced: it is counted, up to the first with which the condition holds), and whether a leaf
+--          counted its source; the keys that leaves of waitpoints counted, with the number of the leaf.
+create or replace function flowfabric.satisfiers(p_condition jsonb, p_signals flowfabric.recorded) returns flowfabric.weighed
 language sql immutable as $$
     with leaf as materialized (
-        select l.wants, l.kind, l.keys, l.matcher, row_number() over () as number from flowfabric.leaves(p_condition) l
-    ), firsts as materialized (
-        select f.number, min(s.place)::integer as place
-        from leaf f cross join unnest(p_keys, p_names, p_ids, p_types, p_identities) with ordinality
-             as s (key, name, id, type, identity, place)
-        where f.wants is not null and s.place <= p_upto and s.key = any (f.keys) and flowfabric.passes(f.matcher, s.name)
-        group by f.number, case f.kind when 'DistinctSignals' then s.id end,
-                 case f.kind when 'DistinctWaitpoints' then s.key end,
-                 case f.kind when 'DistinctSources' then s.type end,
-                 case f.kind when 'DistinctSources' then s.identity end
+        select l.wants, l.kind, l.keys, l.matcher, (row_number() over ())::integer as number
+        from flowfabric.leaves(p_condition) l
+    ), seen as materialized (
+        select q.number, q.kind, q.place, q.key, q.is_named, q.passes,
+               q.passes and row_number() over (partition by q.number, q.passes, q.thing order by q.place) = 1 as is_first
+        from (select f.number, f.kind, s.place::integer as place, s.key, s.key = any (f.keys) as is_named,
+                     f.wants is not null and s.key = any (f.keys) and flowfabric.passes(f.matcher, s.name) as passes,
+                     case f.kind when 'DistinctSignals' then array[s.id::text] when 'DistinctWaitpoints' then array[s.key]
+                                 when 'DistinctSources' then array[s.type, s.identity] end as thing
+              from leaf f cross join unnest(p_signals.keys, p_signals.names, p_signals.ids, p_signals.types, p_signals.identities)
+                   with ordinality as s (key, name, id, type, identity, place)) q
+    ), decided as materialized (
+        select case when bool_and(x.places[f.wants] is not null) then max(x.places[f.wants]) end as closer,
+               array_agg(coalesce(cardinality(x.places), 0) order by f.number) as counts
+        from leaf f left join (select s.number, array_agg(s.place order by s.place) as places from seen s where s.is_first
+                               group by s.number) x on x.number = f.number
     )
-    select coalesce(bool_and(f.wants is not null and (select count(*) from firsts x where x.number = f.number) >= f.wants), false),
-           coalesce((select array_agg(distinct x.place order by x.place) from firsts x), '{}')
-    from leaf f
+    select row(d.closer, d.counts, i.details, i.by_source, k.keys, k.leaves)::flowfabric.weighed
+    from decided d
+    cross join lateral (
+        select array_agg(x.detail order by x.place) as details, array_agg(x.by_source order by x.place) as by_source
+        from (select s.place, bool_or(s.is_first and s.kind = 'DistinctSources') as by_source,
+                     flowfabric.match_detail(bool_or(s.is_first) and s.place <= coalesce(d.closer, s.place),
+                                             bool_or(s.passes), bool_or(s.is_named)) as detail
+              from seen s group by s.place) x) i
+    cross join lateral (
+        select array_agg(s.key) as keys, array_agg(s.number) as leaves from seen s
+        where s.is_first and s.kind = 'DistinctWaitpoints') k
 $$;
 
--- match_detail: what one signal did for a condition, given whether it is a satisfier.
-create or replace function flowfabric.match_detail(p_condition jsonb, p_key text, p_name text, p_is_first boolean) returns text
+-- match_detail: what a signal did for a condition, given whether a leaf counts it, lets it through, or names its key.
+create or replace function flowfabric.match_detail(p_is_first boolean, p_passes boolean, p_is_named boolean) returns text
 language sql immutable as $$
-    select case when p_is_first then 'advanced'
-                when bool_or(p_key = any (l.keys) and flowfabric.passes(l.matcher, p_name)) then 'duplicate_satisfier'
-                when bool_or(p_key = any (l.keys)) then 'matcher_failed' else 'not_in_condition' end
-    from flowfabric.leaves(p_condition) l
+    select case when p_is_first then 'advanced' when p_passes then 'duplicate_satisfier'
+                when p_is_named then 'matcher_failed' else 'not_in_condition' end
+$$;
+
+-- source_hash: finds the source of a signal among those that the condition of a suspension counted. Sources with the same
+-- hash are possible: compare them too.
+create or replace function flowfabric.source_hash(p_suspension uuid, p_type text, p_identity text) returns bigint
+language sql immutable as $$
+    select hashtextextended(p_suspension || length(p_type)::text || ':' || p_type || p_identity, 0)
 $$;
 
 -- required_names: the signal names that a condition waits for on a key, for messages to senders.

@@ -36,8 +36,9 @@ begin
                      left join flowfabric.execution e on e.partition = u.partition and e.id = u.id
                      where e.id is null or e.completed_at is not null) then 'ended'
         when exists (select from unnest(p_waitpoints, p_seen) as u (waitpoint_id, seen)
-                     left join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id
-                          and w.id = p_id
+                     left join lateral (select x.id, x.state, x.signal_count from flowfabric.waitpoint x
+                                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id
+                                          and x.id = p_id offset 0) w on true
                      where w.id is null or w.state <> 'pending' or w.signal_count > u.seen) then 'signal'
         -- A suspension that timed out may end the execution.
         when v_until <= flowfabric.now() and (v_state <> 'suspended' or p_behavior = 'auto_resume_with_timeout_signal')
@@ -64,7 +65,8 @@ begin
                    union all
                    select null, null, w.waitpoint_key
                    from unnest(p_waitpoints) as u (waitpoint_id)
-                   join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id) a),
+                   cross join lateral (select x.waitpoint_key from flowfabric.waitpoint x
+                                       where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) w) a),
             'worker_park', v_held.at);
         perform flowfabric.forget_waits(array[p_partition], array[p_id]);
         insert into flowfabric.waiter (partition, id, awaited_partition, awaited_id)
@@ -106,11 +108,14 @@ begin
     set state = 'active', suspension_id = p_suspension, activated_at = p_now,
         required_signal_names = flowfabric.required_names(u.condition::jsonb, w.waitpoint_key)
     from unnest(p_waitpoints, p_conditions) as u (waitpoint_id, condition)
-    where w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+    cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
+                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
+    where w.ctid = f.tid;
     select array_agg(w.waitpoint_key order by u.place), min(w.expires_at) filter (where w.expires_at < flowfabric.far_date())
     into v_keys, v_expires
     from unnest(p_waitpoints) with ordinality as u (waitpoint_id, place)
-    join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+    cross join lateral (select x.waitpoint_key, x.expires_at from flowfabric.waitpoint x
+                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) w;
     if v_timeout is null and (e.policy -> 'suspension_policy' ->> 'default_timeout_ms') is not null then
         v_timeout := p_now + flowfabric.ms((e.policy -> 'suspension_policy' ->> 'default_timeout_ms')::bigint);
         v_behavior := coalesce(e.policy -> 'suspension_policy' ->> 'timeout_behavior', 'fail');

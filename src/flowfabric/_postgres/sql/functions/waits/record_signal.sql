@@ -18,14 +18,16 @@ declare
     v_delay bigint;
     v_existing uuid;
     v_holds boolean := false;
+    v_weight record;        -- what the signal does for the condition
     v_is_first boolean := false;
+    v_source bigint;        -- set if a leaf of the condition counts the source
     v_satisfiers uuid[];
     v_idle bigint;          -- signals of the waitpoint that contribute to nothing
 begin
     signal_id := p_signal;
     -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock.
     select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
-           x.outlives_attempt,
+           x.outlives_attempt, x.counted_by,
            (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
             where g.partition = e.partition and g.id = e.id) as ordinal,
            (select g.signal_id from flowfabric.signal g
@@ -43,7 +45,7 @@ begin
         select g.signal_id into v_existing from flowfabric.signal g
         where g.partition = e.partition and g.waitpoint_id = p_waitpoint and g.idempotency_key = p_idempotency_key
           and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms)
-        order by g.ordinal desc limit 1;
+        order by g.ordinal + 0 desc limit 1;   -- not in the order of an index: that would read all signals
     end if;
     if v_existing is not null then
         code := 'duplicate'; signal_id := v_existing; effect := 'deduped';
@@ -53,9 +55,9 @@ begin
     end if;
 
     if w.state = 'active' then
-        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition, x.keeps_waitpoints,
+        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition, x.counts, x.keeps_waitpoints,
                (x.resume_policy ->> 'resume_delay_ms')::bigint
-        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, s.keeps_waitpoints, v_delay
+        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, s.counts, s.keeps_waitpoints, v_delay
         from flowfabric.suspension x where x.partition = e.partition and x.id = e.id and x.closed_at is null;
     end if;
     if e.completed_at is not null then
@@ -90,27 +92,36 @@ begin
         -- The most common condition; no other signal can have satisfied it.
         v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
     else
-        select x.holds, x.match_detail, x.is_first, x.satisfiers into v_holds, match_detail, v_is_first, v_satisfiers
-        from flowfabric.weigh_signal(e.partition, s.resume_condition, s.waitpoint_ids, w.waitpoint_key, p_name, p_signal,
-                                     p_source_type, p_source_identity) x;
+        select x.* into v_weight
+        from flowfabric.weigh_signal(e.partition, s.suspension_id, s.resume_condition, s.counts, w.counted_by, w.waitpoint_key,
+                                     p_name, p_source_type, p_source_identity) x;
+        v_holds := v_weight.holds; match_detail := v_weight.detail; v_is_first := match_detail = 'advanced';
+        v_source := v_weight.source_hash; w.counted_by := v_weight.counted_by;
+        if v_holds then
+            v_satisfiers := array[p_signal];
+            if 0 < any (s.counts) then
+                v_satisfiers := (flowfabric.recorded_on(e.partition, s.waitpoint_ids, true)).ids || v_satisfiers;
+            end if;
+        end if;
+        s.counts := v_weight.counts;
     end if;
     effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
     insert into flowfabric.signal
         (partition, id, ordinal, signal_id, waitpoint_id, waitpoint_key, suspension_id, signal_name, signal_category,
          source_type, source_identity, correlation_id, payload, payload_encoding, idempotency_key, target_scope,
-         created_at, accepted_at, observed_effect, match_detail)
+         created_at, accepted_at, observed_effect, match_detail, source_hash)
     values
         (e.partition, e.id, w.ordinal, p_signal, p_waitpoint, w.waitpoint_key, w.suspension_id, p_name, p_category,
          p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
-         p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail);
+         p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail, v_source);
     if v_holds then
         perform flowfabric.close_suspension(e.partition, e.id, s.number, s.waitpoint_ids, 'resumed', 'signal',
                                             p_waitpoint, p_signal, v_satisfiers, w.outlives_attempt, v_now);
         perform flowfabric.resume(e.partition, e.id, coalesce(p_delay_ms, v_delay, 0), v_now);
     else
-        v_idle := flowfabric.count_signal(e.partition, p_waitpoint, v_is_first, v_now);
+        v_idle := flowfabric.count_signal(e.partition, p_waitpoint, v_is_first, w.counted_by, v_now);
         if w.state = 'active' then
-            update flowfabric.suspension x set last_signal_at = v_now
+            update flowfabric.suspension x set last_signal_at = v_now, counts = s.counts
             where x.partition = e.partition and x.id = e.id and x.number = s.number;
             if v_idle > p_maxlen then
                 perform flowfabric.drop_signals(e.partition, p_waitpoint, v_idle - p_maxlen);
@@ -129,41 +140,73 @@ $$;
 
 -- weigh_signal: what a new signal does for the condition of an open suspension
 --
--- Returns  whether the condition holds with it, what the signal did, whether it counts for the condition, and then all
---          signals that count.
+-- Reads no other signal: the suspension has what each leaf counted so far, a waitpoint which leaves counted it, and an index
+-- finds a source that was counted.
+-- Takes    p_counts, p_counted_by: of the suspension and the waitpoint, before the signal.
+-- Returns  whether the condition holds with it, what the signal did, the same two after it, and the hash of its source if a
+--          leaf counts that.
 create or replace function flowfabric.weigh_signal(
-    p_partition integer, p_condition jsonb, p_waitpoints uuid[], p_key text, p_name text, p_signal uuid, p_source_type text,
-    p_source_identity text, out holds boolean, out match_detail text, out is_first boolean, out satisfiers uuid[])
+    p_partition integer, p_suspension uuid, p_condition jsonb, p_counts integer[], p_counted_by integer[], p_key text,
+    p_name text, p_source_type text, p_source_identity text,
+    out holds boolean, out detail text, out counts integer[], out counted_by integer[], out source_hash bigint)
 language plpgsql as $$
 declare
-    v_signals flowfabric.recorded;
-    v_places integer[];
+    l record;
+    v_number integer := 0;
+    v_hash bigint;
+    v_is_new boolean;
+    v_is_first boolean := false;
+    v_passes boolean := false;
+    v_is_named boolean := false;
 begin
-    -- For a condition on one signal only the new one matters; other conditions read all recorded signals.
-    if not p_condition ? 'Single' then
-        v_signals := flowfabric.recorded_on(p_partition, p_waitpoints, true);
-    end if;
-    select f.holds, f.places into holds, v_places
-    from flowfabric.satisfiers(
-        p_condition, v_signals.keys || p_key, v_signals.names || p_name, v_signals.ids || p_signal,
-        v_signals.types || p_source_type, v_signals.identities || p_source_identity,
-        coalesce(cardinality(v_signals.ids), 0) + 1) f;
-    is_first := coalesce(cardinality(v_signals.ids), 0) + 1 = any (v_places);
-    match_detail := flowfabric.match_detail(p_condition, p_key, p_name, is_first);
-    if holds then
-        select array_agg((v_signals.ids || p_signal)[p] order by p) into satisfiers from unnest(v_places) p;
-    end if;
+    holds := true; counts := '{}'; counted_by := p_counted_by;
+    for l in select x.keys, x.matcher, x.kind, x.wants from flowfabric.leaves(p_condition) x loop
+        v_number := v_number + 1;
+        v_is_new := false;
+        if p_key = any (l.keys) then
+            v_is_named := true;
+            if l.wants is not null and flowfabric.passes(l.matcher, p_name) then
+                v_passes := true;
+                if l.kind = 'DistinctSignals' then
+                    v_is_new := true;
+                elsif l.kind = 'Single' then
+                    v_is_new := coalesce(p_counts[v_number], 0) = 0;
+                elsif l.kind = 'DistinctWaitpoints' then
+                    v_is_new := v_number <> all (p_counted_by);
+                    if v_is_new then
+                        counted_by := counted_by || v_number;
+                    end if;
+                else
+                    v_hash := flowfabric.source_hash(p_suspension, p_source_type, p_source_identity);
+                    v_is_new := not exists (
+                        select from flowfabric.signal g where g.source_hash = v_hash
+                        -- As a row: no other index is of use.
+                        and (g.partition, g.suspension_id, g.source_type, g.source_identity)
+                            is not distinct from (p_partition, p_suspension, p_source_type, p_source_identity)
+                        and g.waitpoint_key = any (l.keys) and flowfabric.passes(l.matcher, g.signal_name));
+                    if v_is_new then
+                        source_hash := v_hash;
+                    end if;
+                end if;
+            end if;
+        end if;
+        v_is_first := v_is_first or v_is_new;
+        counts := counts || coalesce(p_counts[v_number], 0) + v_is_new::integer;
+        holds := holds and coalesce(counts[v_number] >= l.wants, false);
+    end loop;
+    holds := holds and v_number > 0;
+    detail := flowfabric.match_detail(v_is_first, v_passes, v_is_named);
 end;
 $$;
 
 -- count_signal: count a signal that does not resume the execution. Returns how many signals of the waitpoint are idle:
 -- neither dropped nor counted for a condition.
 create or replace function flowfabric.count_signal(
-    p_partition integer, p_waitpoint uuid, p_matched boolean, p_now timestamptz) returns bigint
+    p_partition integer, p_waitpoint uuid, p_matched boolean, p_counted_by integer[], p_now timestamptz) returns bigint
 language sql volatile as $$
     update flowfabric.waitpoint x
     set signal_count = x.signal_count + 1, last_signal_at = p_now,
-        matched_signal_count = x.matched_signal_count + p_matched::integer
+        matched_signal_count = x.matched_signal_count + p_matched::integer, counted_by = p_counted_by
     where x.partition = p_partition and x.waitpoint_id = p_waitpoint
     returning x.signal_count - x.matched_signal_count - x.dropped_signal_count
 $$;
@@ -186,14 +229,23 @@ $$;
 -- drop_signals: the oldest signals of a waitpoint that contribute to nothing; their identity is kept.
 create or replace function flowfabric.drop_signals(p_partition integer, p_waitpoint uuid, p_count bigint) returns void
 language plpgsql as $$
+declare
+    v_after integer := (select w.dropped_upto from flowfabric.waitpoint w
+                        where w.partition = p_partition and w.waitpoint_id = p_waitpoint);
 begin
-    update flowfabric.signal g
-    set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
-    -- By position: a join of two lists of thousands would be nested.
-    where g.ctid = any (array(
-        select x.ctid from flowfabric.signal x where x.partition = p_partition and x.waitpoint_id = p_waitpoint
-        and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count));
-    update flowfabric.waitpoint w set dropped_signal_count = w.dropped_signal_count + p_count
+    with dropped as (
+        update flowfabric.signal g
+        set is_dropped = true, payload = null, signal_name = '', source_identity = '', correlation_id = ''
+        -- By position: a join of two lists of thousands would be nested.
+        where g.ctid = any (array(
+            select x.ctid from flowfabric.signal x
+            where x.partition = p_partition and x.waitpoint_id = p_waitpoint and x.ordinal > v_after
+              and not x.is_dropped and x.match_detail <> 'advanced' order by x.ordinal limit p_count))
+        returning g.ordinal
+    )
+    update flowfabric.waitpoint w
+    set dropped_signal_count = w.dropped_signal_count + p_count,
+        dropped_upto = greatest(w.dropped_upto, (select max(d.ordinal) from dropped d))
     where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
 end;
 $$;

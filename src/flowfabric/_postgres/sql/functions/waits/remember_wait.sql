@@ -18,7 +18,8 @@ begin
                    order by g.ordinal)::text, 'UTF8')
         into v_result
         from unnest(p_satisfiers) as u (signal_id)
-        join flowfabric.signal g on g.partition = p_partition and g.id = p_id and g.signal_id = u.signal_id;
+        cross join lateral (select x.* from flowfabric.signal x
+                            where x.partition = p_partition and x.id = p_id and x.signal_id = u.signal_id offset 0) g;
     end if;
     update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now()
     from flowfabric.execution e

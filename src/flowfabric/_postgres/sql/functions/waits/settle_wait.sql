@@ -45,10 +45,10 @@ begin
             e, t.waitpoint_ids, array_fill(null::text, array[cardinality(t.waitpoint_ids)]), v_condition, v_now) c;
         if b.code is null then
             select c.* into v from flowfabric.evaluate(p_partition, t.waitpoint_ids, v_condition) c;
-            if v.closer is not null then
+            if (v.weighed).closer is not null then
                 perform flowfabric.write_suspension(
                     e, p_suspension, t.waitpoint_ids, b.keys, null, b.pending, v_condition, '{}', p_reason, 'worker', null,
-                    null, null, null, v.signals, v.closer, v.places, v_now);
+                    null, null, null, v.signals, v.weighed, v_now);
             end if;
         end if;
         v_detail := case when b.code = 'invalid_input' then b.detail end;
@@ -79,6 +79,7 @@ begin
     select 1, 'ok', null::text, 'active', null::bigint, null::uuid, t.at, coalesce(t.outcome, 'open'), t.result,
            array_agg(w.signal_count order by u.place)
     from unnest(t.waitpoint_ids) with ordinality as u (waitpoint_id, place)
-    join flowfabric.waitpoint w on w.partition = p_partition and w.waitpoint_id = u.waitpoint_id;
+    cross join lateral (select x.signal_count from flowfabric.waitpoint x
+                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) w;
 end;
 $$;

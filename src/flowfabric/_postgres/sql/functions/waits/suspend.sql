@@ -55,19 +55,19 @@ begin
         return;
     end if;
     select c.* into v from flowfabric.evaluate(p_partition, b.pending, v_condition) c;
-    if v_timeout is null and v.closer is null and (e.policy -> 'suspension_policy' ->> 'default_timeout_ms') is not null then
+    if v_timeout is null and (v.weighed).closer is null and (e.policy -> 'suspension_policy' ->> 'default_timeout_ms') is not null then
         v_timeout := v_now + flowfabric.ms((e.policy -> 'suspension_policy' ->> 'default_timeout_ms')::bigint);
         v_behavior := coalesce(e.policy -> 'suspension_policy' ->> 'timeout_behavior', 'fail');
     end if;
     s := flowfabric.write_suspension(
         e, p_suspension, p_waitpoints, b.keys, b.kid, b.pending, v_condition, p_policy::jsonb, p_reason, p_requested_by,
-        v_timeout, v_behavior, p_pointer, p_idempotency_key, v.signals, v.closer, v.places, v_now);
+        v_timeout, v_behavior, p_pointer, p_idempotency_key, v.signals, v.weighed, v_now);
     if s.id is null then
         -- Another execution of this partition was quicker with an id of the caller's making.
         return query select * from flowfabric.not_suspended('waitpoint_already_exists', null, e);
         return;
     end if;
-    if v.closer is null then
+    if not s.is_early then
         perform flowfabric.give_up_lease(s, v_now);
         select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
     end if;
@@ -83,7 +83,8 @@ language sql stable as $$
            case when s.is_early then 'already_satisfied' else 'suspended' end, s.suspension_id, s.waitpoint_ids, s.waitpoint_keys,
            (select array_agg(coalesce(flowfabric.sign_token(w.token_kid, w.partition, w.id, w.waitpoint_id), '') order by u.place)
             from unnest(s.waitpoint_ids) with ordinality as u (waitpoint_id, place)
-            join flowfabric.waitpoint w on w.partition = s.partition and w.waitpoint_id = u.waitpoint_id),
+            cross join lateral (select x.* from flowfabric.waitpoint x
+                                where x.partition = s.partition and x.waitpoint_id = u.waitpoint_id offset 0) w),
            s.attempt_index, r.lane, e.worker_instance_id, e.lease_ttl_ms
     from flowfabric.route r where r.id = e.route
 $$;

@@ -1,0 +1,123 @@
+"""Helpers for tests of plans: an engine that counts the rows its calls handle, and statistics that are wrong.
+
+The rows of a call are those of all plans of all statements that its functions run, as `auto_explain` reports them:
+rows that a node returns or removes by a filter or a join condition, and how often it is started. That includes joins of
+arrays, which the counters of tables do not see. The pages show the entries that an index scan passes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric._postgres.known_types import Connection
+
+_EXPLAIN = """
+load 'auto_explain';
+set auto_explain.log_min_duration = 0;
+set auto_explain.log_analyze = on;
+set auto_explain.log_buffers = on;
+set auto_explain.log_timing = off;
+set auto_explain.log_nested_statements = on;
+set auto_explain.log_format = json;
+set auto_explain.log_level = notice;
+"""
+_OURS = "select c.oid from pg_class c where c.relnamespace = 'flowfabric'::regnamespace"
+_FORGET = f"delete from pg_statistic where starelid in ({_OURS});"
+# Tables that are emptied again and again: a vacuum then leaves their pages and counts no row on them.
+_QUEUES = (
+    "ready", "ready_floor", "timer", "claim_grant", "waiter", "watch", "sleeper", "blocked", "pending_cascade",
+    "sibling_cancel", "cancel_backlog", "cancel_member", "flow_touched",
+)  # fmt: skip
+# What the planner believes. It reads the number of pages from the file, and takes the rows per page from here; for a
+# table that had no page it guesses them from the width of a row.
+STATISTICS = {
+    "none": _FORGET + f"update pg_class set reltuples = -1, relpages = 0 where oid in ({_OURS})",
+    "of empty tables": _FORGET
+    + "update pg_class set reltuples = 0, relpages = case when relname = any ('{"
+    + ",".join(_QUEUES)
+    + f"}}') then 1 else 0 end where oid in ({_OURS})",
+    "of a million rows": (
+        "analyze; update pg_class set reltuples = 1000000,"
+        f" relpages = greatest(pg_relation_size(oid) / 8192, 1) where relkind in ('r', 'i') and oid in ({_OURS})"
+    ),
+}
+
+
+class CountingEngine(ff.Engine):
+    """An engine on one connection. While it counts, it adds up the rows that each function handled."""
+
+    def __init__(self, engine: ff.Engine, connection: asyncpg.Connection[Any]) -> None:
+        super().__init__(engine._database, engine._listener)
+        self.connection = connection
+        self.is_counting = False
+        self.called: set[str] = set()
+        self.handled = 0
+        self.pages = 0
+        self.worst: list[tuple[int, str]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, dsn: str) -> AsyncIterator[CountingEngine]:
+        async with await ff.Engine.connect(dsn) as engine:
+            connection = await asyncpg.connect(dsn, connection_class=Connection)
+            counting = cls(engine, connection)
+            await connection.execute(_EXPLAIN)
+            await connection.execute("set client_min_messages = error")
+            connection.add_log_listener(counting._note)
+            try:
+                yield counting
+            finally:
+                connection.terminate()
+
+    async def _fetch(self, statement: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
+        found: list[asyncpg.Record] = await self.connection.fetch(statement, *args)
+        if self.is_counting:
+            self.called.add(statement.partition("flowfabric.")[2].partition("(")[0])
+            await asyncio.sleep(0)  # the listener is called by the loop
+        return found
+
+    async def _row(self, statement: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
+        return (await self._fetch(statement, *args, repeatable=repeatable))[0]
+
+    def _note(self, connection: Any, message: Any) -> None:
+        head, found, plan = message.message.partition("plan:\n")
+        if not found or not head.startswith("duration"):
+            return
+        read = json.loads(plan)
+        rows = handled(read["Plan"])
+        self.pages = max(self.pages, read["Plan"]["Shared Hit Blocks"] + read["Plan"]["Shared Read Blocks"])
+        self.handled += rows
+        self.worst = sorted([*self.worst, (rows, plan)], reverse=True, key=lambda one: one[0])[:3]
+
+    @asynccontextmanager
+    async def undone(self) -> AsyncIterator[None]:
+        """Roll back what the calls in it do."""
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            yield
+        finally:
+            self.is_counting = False
+            await transaction.rollback()
+            await self.connection.execute("set client_min_messages = error")
+
+    async def count(self) -> None:
+        """Count from here on."""
+        self.called, self.handled, self.pages, self.worst = set(), 0, 0, []
+        await self.connection.execute("set client_min_messages = notice")
+        await asyncio.sleep(0)
+        self.called, self.handled, self.pages, self.worst = set(), 0, 0, []
+        self.is_counting = True
+
+
+def handled(node: dict[str, Any]) -> int:
+    """The rows that a node of a plan and those below it handled, and how often they were started."""
+    each = 1 + node["Actual Rows"] + sum(count for name, count in node.items() if name.startswith("Rows Removed by"))
+    return int(node["Actual Loops"] * each) + sum(handled(below) for below in node.get("Plans", ()))

@@ -1,0 +1,651 @@
+"""Every function, with many rows, while the statistics are wrong: the rows it handles grow with its input only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric._duties.lead import CASCADES, DUTIES
+from flowfabric._postgres import statements
+from flowfabric.engine.timers import TimerKind
+from flowfabric.errors import FlowFabricError
+from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
+from flowfabric.values.event import EventCursor
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.flow import Edge
+from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.joins import AnyOf, OnSatisfied
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh
+from tests.conftest import fresh_database
+from tests.ids import home
+from tests.sql.plans import STATISTICS, CountingEngine
+from tests.support import WORKER, new_id
+
+N = 500  # of a batch: quadratic work is far above the bound, linear work far below
+LONG = timedelta(days=30)
+HOUR = timedelta(hours=1)
+SLOW = all_of(count_signals(10 * N, "k"), from_sources(10 * N, "k", "l"), any_of("k", "l", n=2))
+ENDLESS = ff.RetryPolicy(max_retries=100, backoff=ff.Fixed(HOUR))
+
+
+def node(name: str, *after: str, **fields: Any) -> NewNode:
+    edges = [NewEdge(upstream=up, passes_result=True, edge_id=mint_uuid()) for up in after]
+    return NewNode(name=name, execution=NewExecution(execution_kind=f"node {name[:1]}"), after=edges, **fields)
+
+
+class Ground:
+    """A database with thousands of rows in every table that can have them."""
+
+    def __init__(self, engine: CountingEngine, dsn: str) -> None:
+        self.engine = engine
+        self.sql = engine.connection
+        self.dsn = dsn
+        self.held: list[Claimed] = []
+
+    # Ways into it
+
+    async def some(self, kind: str, count: int = N, **fields: Any) -> list[ExecutionId]:
+        items = [
+            NewExecution(execution_kind=kind, **{k: v(n) if callable(v) else v for k, v in fields.items()})
+            for n in range(count)
+        ]
+        made = await self.engine.create_many(items)
+        assert not [one for one in made if isinstance(one, FlowFabricError)], made[0]
+        return [one.execution_id for one in made]  # type: ignore[union-attr]
+
+    async def claimed(self, kind: str, count: int = N, lease_ttl: timedelta = LONG) -> list[Claimed]:
+        found = await self.engine.claim_many(limit=count, kinds=[kind], lease_ttl=lease_ttl, **WORKER)
+        assert len(found) == count
+        return found
+
+    async def one(self, kind: str, **fields: Any) -> Claimed:
+        await self.some(kind, 1, **fields)
+        return (await self.claimed(kind, 1))[0]
+
+    async def pending(self, kind: str, signals: int, *keys: str, outlives: bool = False) -> tuple[Claimed, list[UUID]]:
+        """A leased execution with pending waitpoints, and that many signals recorded on the first."""
+        held = await self.one(kind)
+        made = [await self.engine.create_waitpoint(held.handle, key, LONG, outlives_attempt=outlives) for key in keys]
+        self.tokens.update({one.waitpoint_id: one.token for one in made})
+        await self.signals(held, made[0].waitpoint_id, keys[0], signals)
+        return held, [one.waitpoint_id for one in made]
+
+    tokens: dict[UUID, Any]
+
+    async def signals(self, held: Claimed, waitpoint: UUID, key: str, count: int) -> None:
+        """Record signals, each of another sender, as many calls would."""
+        await self.sql.execute(
+            "insert into flowfabric.signal (partition, id, ordinal, signal_id, waitpoint_id, waitpoint_key,"
+            " signal_name, signal_category, source_type, source_identity, correlation_id, payload, payload_encoding,"
+            " idempotency_key, target_scope, created_at, accepted_at, observed_effect, match_detail)"
+            " select $1, $2, n, gen_random_uuid(), $3, $4, 'go', 'external', 'webhook', 'sender ' || n, '', '\\x',"
+            " 'json', 'key ' || n, 'waitpoint', flowfabric.now(), flowfabric.now(), 'buffered_for_pending_waitpoint',"
+            " 'not_evaluated' from generate_series(1, $5) n",
+            home(held.execution_id), held.execution_id, waitpoint, key, count,
+        )  # fmt: skip
+        await self.sql.execute(
+            "update flowfabric.waitpoint set signal_count = $3, last_signal_at = flowfabric.now()"
+            " where partition = $1 and waitpoint_id = $2",
+            home(held.execution_id), waitpoint, count,
+        )  # fmt: skip
+
+    async def send(self, held: Claimed, waitpoint: UUID, **fields: Any) -> Any:
+        given = {"signal_name": "go", "source_type": "webhook", "source_identity": "one more", **fields}
+        return await self.engine.deliver_signal(held.execution_id, waitpoint, self.tokens[waitpoint], **given)
+
+    async def later(self, **parts: float) -> None:
+        await self.sql.execute("update flowfabric.clock set shift = shift + $1", timedelta(**parts))
+
+    async def in_an_hour(self) -> Any:
+        return await self.sql.fetchval("select flowfabric.now() + interval '1 hour'")
+
+    # What is in it
+
+    async def fill(self) -> None:
+        engine = self.engine
+        self.tokens = {}
+        policy = ExecutionPolicy(retry_policy=ENDLESS)
+        self.waiting = await self.some(
+            "waiting", N, tags={"a.b": "c"}, idempotency_key=lambda n: f"key {n}", namespace="space"
+        )
+        await self.some("waiting", N)
+        await self.some("held", policy=policy)
+        self.held = await self.claimed("held")
+        await self.some("short")
+        self.short = await self.claimed("short", lease_ttl=timedelta(seconds=5))
+        self.delayed = await self.some("delayed", delay_until=timedelta(minutes=1))
+        await self.some("done")
+        self.done = await self.claimed("done")
+        await engine.complete_many([one.handle for one in self.done])
+        self.cancelled = await self.some("cancelled")
+        await engine.cancel_many(self.cancelled, "enough")
+        await self._waits()
+        await self._steps()
+        await self._flows()
+        await self._others()
+
+    async def _waits(self) -> None:
+        engine = self.engine
+        self.buffered, self.buffer = await self.pending("buffered", 3 * N, "k", "l")
+        self.lone, self.lone_points = await self.pending("lone", 0, "k")
+        self.crowd, self.crowd_points = await self.pending("crowd", 1, *(f"k{n}" for n in range(200)))
+        self.counting, self.count_points = await self.pending("counting", 3 * N, "k", "l")
+        await engine.suspend_on(self.counting.handle, self.count_points, SLOW, timeout_at=await self.in_an_hour())
+        self.task = await self.one("task")
+        wait = await engine.open_wait(self.task.handle, "wait", 0, ["k"], None)
+        self.task_points = [one.waitpoint_id for one in wait.waitpoints]
+        self.tokens.update({one.waitpoint_id: one.waitpoint_token for one in wait.waitpoints})
+        await self.signals(self.task, self.task_points[0], "k", 3 * N)
+        await self.some("sleeping")
+        self.sleeping = await self.claimed("sleeping")
+        for held in self.sleeping[:100]:
+            await engine.suspend(
+                held.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"),
+                timeout_at=await self.in_an_hour(),
+            )  # fmt: skip
+
+    async def _steps(self) -> None:
+        self.stepped = await self.one("stepped")
+        for part in range(3):
+            await self.engine.record_steps([(self.stepped.handle, NewStep(name=f"step {part} {n}")) for n in range(N)])
+        self.parent = await self.one("parent")
+        self.children = await self.some("child")
+
+    async def _flows(self) -> None:
+        engine = self.engine
+        self.wide = await self.flow()
+        self.chain = await engine.submit_flow([node("c0"), *(node(f"c{n}", f"c{n - 1}") for n in range(1, N))])
+        ups = [f"u{n}" for n in range(N - 1)]
+        any_one = AnyOf(OnSatisfied.CANCEL_REMAINING)
+        self.choice = await engine.submit_flow([*(node(u) for u in ups), node("y", *ups, policy=any_one)])
+        self.loose = await engine.create_flow(flow_kind="loose")
+        self.members = await self.some("member", flow_id=self.loose.flow_id)
+        await engine.add_executions_to_flow(self.loose.flow_id, self.members)
+        self.strangers = await self.some("member", flow_id=self.loose.flow_id)
+        await self.sql.execute(
+            "insert into flowfabric.flow (partition, flow_id, flow_kind, namespace, created_at, last_mutation_at)"
+            " select flowfabric.partition_of(f.id, 256), f.id, 'empty', 'space', flowfabric.now(), flowfabric.now()"
+            " from (select gen_random_uuid() as id from generate_series(1, $1)) f",
+            3 * N,
+        )
+
+    async def flow(self) -> FlowSubmitted:
+        """One member, many after it, one after all of these."""
+        middle = [f"m{n}" for n in range(N - 2)]
+        return await self.engine.submit_flow([node("a"), *(node(m, "a") for m in middle), node("z", *middle)])
+
+    async def fire(self, items: list[NewExecution]) -> Any:
+        at = await self.sql.fetchval("select next_at from flowfabric.schedule where name = 's7'")
+        return await self.engine.fire_schedule("s7", at, next_at=None, fired_at=at, items=items)
+
+    async def _others(self) -> None:
+        await self.sql.execute(
+            "insert into flowfabric.watch select n % 256, gen_random_uuid(), gen_random_uuid(), 'infinity'"
+            " from generate_series(1, 1500) n;"
+            "insert into flowfabric.schedule (name, kind, timing, catch_up, payload, options, next_at, created_at,"
+            " updated_at) select 's' || n, 'k', '{}', 'skip', '', '{}', flowfabric.now(), flowfabric.now(),"
+            " flowfabric.now() from generate_series(1, 1500) n;"
+            "insert into flowfabric.lead select 'lead ' || n, gen_random_uuid(), flowfabric.now()"
+            " from generate_series(1, 100) n;"
+        )
+
+    async def complete(self, kind: str, count: int) -> None:
+        await self.engine.complete_many([one.handle for one in await self.claimed(kind, count)])
+
+
+Step = Callable[[Ground], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, how many items a call hands it, the call, and what must have happened before."""
+
+    function: str
+    items: int
+    call: Step
+    before: Step | None = None
+
+
+async def flow_ended(g: Ground) -> None:
+    """All members of the wide flow are completed."""
+    await g.complete("node a", 1)
+    await g.engine.dispatch_cascades(edges=10 * N)
+    await g.complete("node m", N - 2)
+    await g.engine.dispatch_cascades(limit=10 * N, edges=10 * N)
+    await g.complete("node z", 1)
+
+
+async def first_ended(g: Ground) -> None:
+    await g.complete("node a", 1)
+
+
+async def one_chosen(g: Ground) -> None:
+    """The join of the choice is decided; the others are to be cancelled."""
+    await g.complete("node u", 1)
+    await g.engine.dispatch_cascades()
+
+
+async def flow_cancelled(g: Ground) -> None:
+    await g.engine.cancel_flow(g.wide.flow_id, reason="enough", grace=timedelta(0))
+    await g.later(seconds=1)
+
+
+async def middle_ended(g: Ground) -> None:
+    await first_ended(g)
+    await g.engine.dispatch_cascades(edges=10 * N)
+    await g.complete("node m", N - 2)
+
+
+async def days_later(g: Ground) -> None:
+    await g.later(days=40)
+
+
+async def an_hour_later(g: Ground) -> None:
+    await g.later(hours=2)
+
+
+def timers(kind: TimerKind) -> Step:
+    return lambda g: g.engine.run_timers(kind)
+
+
+def ids(held: list[Claimed]) -> list[ExecutionId]:
+    return [one.execution_id for one in held]
+
+
+async def claim_grant(g: Ground) -> None:
+    await g.engine.issue_claim_grant(g.waiting[0], **WORKER)
+
+
+async def lost(g: Ground) -> None:
+    """A thousand leases have expired."""
+    await g.later(minutes=10)
+    await g.engine.run_timers(TimerKind.LEASE)
+
+
+async def reclaim_grant(g: Ground) -> None:
+    await lost(g)
+    await g.engine.issue_reclaim_grant(g.short[0].execution_id, **WORKER)
+
+
+async def join_released(g: Ground) -> None:
+    """All upstreams of the join have completed."""
+    await first_ended(g)
+    await g.engine.dispatch_cascades(edges=10 * N)
+    await g.complete("node m", N - 2)
+    await g.engine.dispatch_cascades(limit=10 * N, edges=10 * N)
+
+
+async def claim_join(g: Ground) -> None:
+    await join_released(g)
+    await g.engine.issue_claim_grant(g.wide.nodes["z"], **WORKER)
+
+
+async def buffered_ended(g: Ground) -> None:
+    await g.engine.complete(g.buffered.handle)
+
+
+async def stepped_ended(g: Ground) -> None:
+    await g.engine.complete(g.stepped.handle)
+
+
+async def parked(g: Ground) -> None:
+    """Executions are parked until another one ends."""
+    for held in g.held[:50]:
+        await g.engine.park(held.handle, ends_of=[g.parent.execution_id])
+
+
+async def edges_staged(g: Ground) -> None:
+    first, *others = g.members
+    await g.engine.stage_and_apply_edges(
+        g.loose.flow_id, [Edge(edge_id=mint_uuid(), upstream=one, downstream=first) for one in others],
+        expected_graph_revision=N,
+    )  # fmt: skip
+
+
+async def one_edge_staged(g: Ground) -> None:
+    await edges_staged(g)
+    await g.engine.stage_dependency_edge(
+        g.loose.flow_id, edge_id=EDGE, upstream_execution_id=g.members[1], downstream_execution_id=g.members[2],
+        expected_graph_revision=2 * N - 1,
+    )  # fmt: skip
+
+
+EDGE = mint_uuid()
+
+
+async def resolve(g: Ground) -> Any:
+    return await g.engine.resolve_dependency(
+        g.wide.flow_id, edge_id=g.edge.edge_id, upstream_execution_id=g.edge.upstream_execution_id,
+        downstream_execution_id=g.edge.downstream_execution_id, outcome="success",
+    )  # fmt: skip
+
+
+async def found_edge(g: Ground) -> None:
+    (g.edge,) = await g.engine.list_edges(g.wide.flow_id, incoming=g.wide.nodes["m7"])
+    await first_ended(g)
+
+
+async def touched(g: Ground) -> None:
+    await g.complete("node u", N - 1)
+
+
+async def summed(g: Ground) -> None:
+    await g.engine.project_flow_summary(g.wide.flow_id)
+
+
+def later_items(count: int) -> list[NewExecution]:
+    return [NewExecution(execution_kind="fired") for _ in range(count)]
+
+
+async def more(g: Ground) -> Any:
+    nodes = [
+        NewNode(name=f"n{n}", execution=NewExecution(execution_kind="n"), after=[NewEdge(upstream=g.wide.nodes["z"])])
+        for n in range(N)
+    ]
+    return await g.engine.extend_flow(g.wide.flow_id, nodes)
+
+
+async def suspend_on_buffer(g: Ground) -> Any:
+    return await g.engine.suspend_on(g.buffered.handle, g.buffer, SLOW)
+
+
+async def suspend_satisfied(g: Ground) -> Any:
+    return await g.engine.suspend_on(g.buffered.handle, g.buffer, from_sources(2 * N, "k", "l"),
+    )  # fmt: skip
+
+
+async def task_suspended(g: Ground) -> None:
+    await g.engine.settle_wait(g.task.handle, "wait", 0, count_signals(10 * N, "k"))
+
+
+T = TimerKind
+BAD: Any = {"retry_policy": "nonsense"}
+CALLS = [
+    # executions
+    Call("create_executions", N, lambda g: g.some("new")),
+    Call("create_executions", N, lambda g: g.some(
+        "new", idempotency_key=lambda n: f"key {n + N // 2}", tags={"a.b": "c"}, delay_until=HOUR, namespace="space",
+        lane_id=lambda n: f"lane {n % 10}")),
+    Call("create_executions", N, lambda g: g.some("new", execution_id=lambda n: g.waiting[n])),
+    Call("create_one", 1, lambda g: g.some("waiting", 1)),
+    Call("standing_executions", N, lambda g: g.engine.create_many([
+        NewExecution(execution_kind="new", idempotency_key=f"key {n}", policy=BAD) for n in range(N)])),
+    Call("complete", N, lambda g: g.engine.complete_many([one.handle for one in g.held])),
+    Call("complete", 50, lambda g: g.engine.complete(g.parent.handle), parked),
+    Call("complete", 1, lambda g: g.engine.complete(g.buffered.handle)),
+    Call("fail", N, lambda g: g.engine.fail_many([Failure(authority=one.handle, reason="no") for one in g.held])),
+    Call("fail", N, lambda g: g.engine.fail_many([Failure(authority=one.handle, reason="no") for one in g.sleeping])),
+    Call("cancel", N, lambda g: g.engine.cancel_many(g.waiting, "enough")),
+    Call("cancel", N, lambda g: g.engine.cancel_many(ids(g.sleeping), "enough")),
+    Call("cancel", N, lambda g: g.engine.cancel_many(list(g.choice.nodes.values()), "enough")),
+    Call("replay", N, lambda g: g.engine.replay_many(ids(g.done))),
+    Call("replay", N, lambda g: g.engine.replay_many([one for name, one in g.wide.nodes.items() if name[0] == "m"]),
+         flow_ended),
+    Call("delete_execution", 3 * N, lambda g: g.engine.delete_execution(g.buffered.execution_id), buffered_ended),
+    Call("delete_execution", 3 * N, lambda g: g.engine.delete_execution(g.stepped.execution_id), stepped_ended),
+    Call("redact_execution", 3 * N, lambda g: g.engine.redact_execution(g.buffered.execution_id), buffered_ended),
+    Call("redact_execution", 3 * N, lambda g: g.engine.redact_execution(g.stepped.execution_id), stepped_ended),
+    Call("change_priority", 1, lambda g: g.engine.change_priority(g.waiting[3], 5)),
+    Call("block", 1, lambda g: g.engine.block_execution_for_admission(g.waiting[3], "waiting_for_budget")),
+    Call("unblock", 1, lambda g: g.engine.unblock_execution(g.waiting[3]),
+         lambda g: g.engine.block_execution_for_admission(g.waiting[3], "waiting_for_budget")),
+    Call("free_key", 1, lambda g: g.engine.free_key(g.waiting[3], "key 3", namespace="space")),
+    Call("set_tag", 1, lambda g: g.engine.set_execution_tag(g.waiting[3], "a.c", "d")),
+    # claims and leases
+    Call("claim", N, lambda g: g.engine.claim_many(limit=N, **WORKER)),
+    Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds=["waiting"], **WORKER)),
+    Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds=["short"], **WORKER), lost),
+    Call("claim", N, lambda g: g.engine.claim_many(limit=1, kinds=["node z"], **WORKER), join_released),
+    Call("claim_lanes", N, lambda g: g.engine.claim_lanes({"default": 3, "other": 1}, limit=N, **WORKER)),
+    Call("sleep_for_work", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=["waiting"])),
+    Call("register_service", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=[f"kind {new_id()}"])),
+    Call("renew", N, lambda g: g.engine.renew_many([one.handle for one in g.held])),
+    Call("progress", 1, lambda g: g.engine.progress(g.held[3].handle, percent=3)),
+    Call("delay", 1, lambda g: g.engine.delay(g.held[3].handle, HOUR)),
+    Call("release", 1, lambda g: g.engine.release(g.held[3].handle)),
+    Call("release", 1, lambda g: g.engine.release(g.buffered.handle)),
+    Call("wait_children", 1, lambda g: g.engine.wait_children(g.held[3].handle)),
+    Call("revoke_lease", 1, lambda g: g.engine.revoke_lease(g.held[3].execution_id)),
+    Call("list_expired_leases", N, lambda g: g.engine.list_expired_leases(), an_hour_later),
+    # grants
+    Call("issue_claim_grant", 1, lambda g: g.engine.issue_claim_grant(g.waiting[3], **WORKER)),
+    Call("issue_reclaim_grant", 1, lambda g: g.engine.issue_reclaim_grant(g.short[3].execution_id, **WORKER), lost),
+    Call("verify_grant", 1, lambda g: g.engine.verify_grant(g.waiting[0], "k1:nonsense"), claim_grant),
+    Call("claim_granted", 1, lambda g: g.engine.claim_execution(
+        g.waiting[0], lease_id=new_id(), attempt_id=new_id(), **WORKER), claim_grant),
+    Call("claim_granted", N, lambda g: g.engine.claim_execution(
+        g.wide.nodes["z"], lease_id=new_id(), attempt_id=new_id(), **WORKER), claim_join),
+    Call("reclaim", 1, lambda g: g.engine.reclaim_execution(
+        g.short[0].execution_id, lease_id=new_id(), attempt_id=new_id(), **WORKER), reclaim_grant),
+    Call("scan_eligible", N, lambda g: g.engine.scan_eligible_executions("default", limit=N)),
+    # steps
+    Call("record_steps", N, lambda g: g.engine.record_steps(
+        [(g.stepped.handle, NewStep(name=f"new {n}")) for n in range(N)])),
+    Call("record_steps", N, lambda g: g.engine.record_steps([(one.handle, NewStep(name="new")) for one in g.held])),
+    Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
+    Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
+    Call("submit_child", 1, lambda g: g.engine.submit_child(
+        g.stepped.handle, "child", 0, NewExecution(execution_kind="child"))),
+    # outcomes
+    Call("watch", N, lambda g: g.engine.watch(g.waiting, HOUR)),
+    Call("unwatch", N, lambda g: g.engine.unwatch(g.waiting), lambda g: g.engine.watch(g.waiting, HOUR)),
+    Call("read_outcomes", N, lambda g: g.engine.read_outcomes(ids(g.done))),
+    # waits
+    Call("create_waitpoint", 200, lambda g: g.engine.create_waitpoint(g.crowd.handle, "new", HOUR)),
+    Call("close_waitpoint", 1, lambda g: g.engine.close_waitpoint(g.buffered.handle, g.buffer[0])),
+    Call("expire_waitpoint", 1, lambda g: g.engine.expire_waitpoint(g.buffered.execution_id, g.buffer[0])),
+    Call("list_pending_waitpoints", 200, lambda g: g.engine.list_pending_waitpoints(g.crowd.execution_id)),
+    Call("read_waitpoint_token", 1, lambda g: g.engine.read_waitpoint_token(g.buffered.execution_id, g.buffer[0])),
+    Call("probe_waitpoint", 1, lambda g: g.engine.probe_waitpoint(
+        g.buffered.execution_id, g.buffer[0], g.tokens[g.buffer[0]])),
+    Call("suspend", 3 * N, suspend_on_buffer),
+    Call("suspend", 3 * N, suspend_satisfied),
+    Call("suspend", 2 * 200, lambda g: g.engine.suspend_on(
+        g.crowd.handle, g.crowd_points, any_of(*(f"k{n}" for n in range(200)), n=100))),
+    Call("resume_execution", 1, lambda g: g.engine.resume_execution(g.counting.execution_id)),
+    Call("expire_suspension", 1, lambda g: g.engine.expire_suspension(g.counting.execution_id), an_hour_later),
+    Call("read_suspension", 1, lambda g: g.engine.read_suspension(g.counting.execution_id)),
+    Call("list_suspended", 100, lambda g: g.engine.list_suspended(home(g.counting.execution_id))),
+    Call("deliver_signal", 1, lambda g: g.send(g.buffered, g.buffer[0])),
+    Call("deliver_signal", 1, lambda g: g.send(g.buffered, g.buffer[0], idempotency_key="new")),
+    Call("deliver_signal", 1, lambda g: g.send(g.buffered, g.buffer[0], idempotency_key="key 7")),
+    Call("deliver_signal", 1, lambda g: g.send(g.counting, g.count_points[0])),
+    Call("deliver_signal", 1, lambda g: g.send(g.counting, g.count_points[0], source_identity="sender 7")),
+    Call("deliver_signal", 1, lambda g: g.send(g.counting, g.count_points[1], source_identity="sender 7")),
+    Call("deliver_signal", 3 * N, lambda g: g.send(g.task, g.task_points[0]), task_suspended),
+    Call("signal_by_key", 1, lambda g: g.engine.signal_execution(
+        g.buffered.execution_id, "k", signal_name="go", source_type="webhook")),
+    Call("signal_by_key", 200, lambda g: g.engine.signal_execution(
+        g.crowd.execution_id, "k7", signal_name="go", source_type="webhook")),
+    Call("observe_signals", 3 * N, lambda g: g.engine.observe_signals(g.buffered.handle), suspend_satisfied),
+    Call("read_signals", 100, lambda g: g.engine.read_signals(g.buffered.execution_id, after=N)),
+    Call("park", N, lambda g: g.engine.park(g.parent.handle, ends_of=g.children)),
+    Call("park", 200, lambda g: g.engine.park(g.crowd.handle, signals_on=dict.fromkeys(g.crowd_points[1:], 0))),
+    Call("open_wait", 200, lambda g: g.engine.open_wait(g.crowd.handle, "wait", 0, ["a", "b"], HOUR)),
+    Call("settle_wait", 3 * N, task_suspended),
+    Call("settle_wait", 3 * N, lambda g: g.engine.settle_wait(g.task.handle, "wait", 0, from_sources(2 * N, "k"))),
+    Call("list_waits", 1000, lambda g: g.engine.list_waits(limit=1000)),
+    # keys
+    Call("seed_secret", 1, lambda g: g.engine.seed_waitpoint_hmac_secret("k1", "00" * 32)),
+    Call("rotate_secret", 1, lambda g: g.engine.rotate_waitpoint_hmac_secret_all("k2", "00" * 32)),
+    Call("list_kids", 1, lambda g: g.engine.list_waitpoint_hmac_kids()),
+    # flows
+    Call("grow_flow", N, lambda g: more(g)),
+    Call("grow_flow", 2 * N, lambda g: g.flow()),
+    Call("create_flow", 1, lambda g: g.engine.create_flow()),
+    Call("add_to_flow", N, lambda g: g.engine.add_executions_to_flow(g.loose.flow_id, g.strangers)),
+    Call("delete_flow", 2 * N, lambda g: g.engine.delete_flow(g.wide.flow_id), flow_ended),
+    Call("describe_flow", 2 * N, lambda g: g.engine.describe_flow(g.wide.flow_id)),
+    Call("read_members", N, lambda g: g.engine.list_flow_members(g.wide.flow_id)),
+    Call("flow_progress", N, lambda g: g.engine.flow_progress(g.wide.flow_id)),
+    Call("list_flows", 100, lambda g: g.engine.list_flows(home(g.wide.flow_id))),
+    Call("list_flows", 100, lambda g: g.engine.find_flows(namespace="space")),
+    Call("list_flows", 3 * N, lambda g: g.engine.find_flows(flow_kind="nothing")),
+    Call("set_flow_tags", 1, lambda g: g.engine.set_flow_tags(g.wide.flow_id, {"a.b": "c"})),
+    Call("read_flow_tags", 1, lambda g: g.engine.get_flow_tag(g.wide.flow_id, "a.b")),
+    Call("project_flows", N, lambda g: g.engine.project_flow_summary(g.wide.flow_id)),
+    Call("project_touched", 4 * N, lambda g: g.engine.project_flow_summaries(), touched),
+    Call("read_summary", 1, lambda g: g.engine.read_flow_summary(g.wide.flow_id), summed),
+    Call("flow_eligibility", 1, lambda g: g.engine.evaluate_flow_eligibility(g.wide.nodes["z"])),
+    # edges
+    Call("stage_edges", N, edges_staged),
+    Call("stage_edges", N, lambda g: g.engine.stage_dependency_edge(
+        g.chain.flow_id, edge_id=mint_uuid(), upstream_execution_id=g.chain.nodes["c0"],
+        downstream_execution_id=g.chain.nodes[f"c{N - 1}"], expected_graph_revision=2 * N - 1)),
+    Call("apply_edge", N, lambda g: g.engine.apply_dependency_to_child(
+        g.loose.flow_id, edge_id=EDGE, upstream_execution_id=g.members[1], downstream_execution_id=g.members[2]),
+        one_edge_staged),
+    Call("set_group_policy", 1, lambda g: g.engine.set_edge_group_policy(g.loose.flow_id, g.members[0], AnyOf())),
+    Call("read_edges", N, lambda g: g.engine.list_edges(g.wide.flow_id, incoming=g.wide.nodes["z"])),
+    Call("read_edges", N, lambda g: g.engine.list_edges(g.wide.flow_id, outgoing=g.wide.nodes["a"])),
+    Call("read_edges", 1, lambda g: g.engine.describe_edge(g.wide.flow_id, EDGE)),
+    Call("resolve_dependency", N, resolve, found_edge),
+    Call("promote_blocked", 1, lambda g: g.engine._fetch(statements.PROMOTE_BLOCKED, *g.engine._at(g.wide.nodes["z"]))),
+    Call("reconcile_edges", 2 * N, lambda g: g.engine.reconcile_edges(), first_ended),
+    # cascades, sibling cancels, cancelled flows
+    Call("dispatch_cascades", N, lambda g: g.engine.dispatch_cascades(edges=N), first_ended),
+    Call("dispatch_cascades", N, lambda g: g.engine.dispatch_cascades(limit=N, edges=N), middle_ended),
+    Call("cascade_pending", 1, lambda g: g.engine._fetch(statements.CASCADE_PENDING, 1), middle_ended),
+    Call("cancel_siblings", N, lambda g: g.engine.cancel_siblings(limit=N), one_chosen),
+    Call("drain_siblings", N, lambda g: g.engine.drain_sibling_cancel_group(g.choice.flow_id, g.choice.nodes["y"]),
+         one_chosen),
+    Call("reconcile_siblings", N, lambda g: g.engine.reconcile_sibling_cancel_group(
+        g.choice.flow_id, g.choice.nodes["y"]), one_chosen),
+    Call("queued_siblings", N, lambda g: g.engine.list_sibling_cancels(), one_chosen),
+    Call("cancel_flow_header", N, lambda g: g.engine.cancel_flow_header(g.wide.flow_id)),
+    Call("cancel_members", N, lambda g: g.engine.reconcile_cancellations(members=N), flow_cancelled),
+    Call("ack_cancel_member", 1, lambda g: g.engine.ack_cancel_member(g.wide.flow_id, g.wide.nodes["m7"]),
+         flow_cancelled),
+    Call("read_cancel_backlog", N, lambda g: g.engine.read_cancel_backlog(g.wide.flow_id), flow_cancelled),
+    Call("due_cancellations", 1, lambda g: g.engine._fetch(statements.DUE_CANCELLATIONS, 10), flow_cancelled),
+    # reads
+    Call("read_execution", 1, lambda g: g.engine.read_execution(g.buffered.execution_id)),
+    Call("read_result", 1, lambda g: g.engine.read_result(g.done[3].execution_id)),
+    Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
+    Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
+    Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
+    Call("find", 50, lambda g: g.engine.find_executions()),
+    Call("find", 50, lambda g: g.engine.find_executions(kinds=["done"])),
+    Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
+    Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
+    Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"])),
+    Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
+    Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
+    Call("find_ids", 256, lambda g: g.engine.find_id(str(g.done[3].execution_id))),
+    # lanes
+    Call("register_lanes", 1, lambda g: g.engine.prepare()),
+    Call("list_lanes", 100, lambda g: g.engine.list_lanes()),
+    Call("set_lane_state", 1, lambda g: g.engine.set_lane_state("other", "paused")),
+    Call("lane_stats", 12 * N, lambda g: g.engine.lane_stats()),
+    # schedules
+    Call("put_schedule", 1, lambda g: g.engine.put_schedule("new", kind="k", timing={}, next_at=None)),
+    Call("list_schedules", 100, lambda g: g.engine.list_schedules()),
+    Call("set_schedule_paused", 1, lambda g: g.engine.pause_schedule("s7")),
+    Call("delete_schedule", 1, lambda g: g.engine.delete_schedule("s7")),
+    Call("due_schedules", 100, lambda g: g.engine.due_schedules()),
+    Call("next_schedule", 1, lambda g: g.engine.until_next_schedule()),
+    Call("fire_schedule", N, lambda g: g.fire(later_items(N))),
+    Call("advance_schedule", 1, lambda g: g.fire([])),
+    # events
+    Call("read_events", 256, lambda g: g.engine.read_events(after=EventCursor(2000))),
+    Call("list_events", 10 * N, lambda g: g.engine.list_events(g.done[3].execution_id)),
+    Call("count_events", 10 * N, lambda g: g.engine.count_events(EventCursor(2000))),
+    # timers and the audit
+    Call("run_one", 1, lambda g: g.engine.mark_lease_expired_if_due(g.short[3].execution_id), an_hour_later),
+    Call("run_one", 1, lambda g: g.engine.promote_delayed(g.delayed[3]), an_hour_later),
+    *(Call("run_timers", N, timers(kind), days_later if kind == T.RETENTION else an_hour_later) for kind in T),
+    Call("sweep", N, lambda g: g.engine.sweep(), days_later),
+    Call("next_due", 1, lambda g: g.engine.next_due()),
+    Call("look_for_due", 1, lambda g: g.engine.look_for_due(dict.fromkeys(T), at_most=HOUR), an_hour_later),
+    Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
+    Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
+    Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
+    Call("audit", 40 * N, lambda g: g.engine.audit(events=True)),
+    Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
+    # the deployment
+    Call("deployment_info", 1, lambda g: g.engine._fetch(statements.DEPLOYMENT_INFO)),
+    Call("server_time_ms", 1, lambda g: g.engine.server_time_ms()),
+    Call("server_now", 1, lambda g: g.engine._fetch("select flowfabric.server_now()")),
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def ground(server: str) -> AsyncIterator[Ground]:
+    async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine:
+        made = Ground(engine, dsn)
+        await made.fill()
+        await made.sql.execute("select setseed(0.5)")
+        yield made
+
+
+async def test_what_fills_the_database_is_sound(ground: Ground) -> None:
+    assert await ground.engine.audit(events=False) == []
+
+
+async def test_every_function_is_called(ground: Ground) -> None:
+    found = await ground.sql.fetch(
+        "select distinct proname::text as name from pg_proc"
+        " where pronamespace = 'flowfabric'::regnamespace and prosecdef"
+    )
+    assert {row["name"] for row in found} == {call.function for call in CALLS}
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+async def test_a_call_handles_rows_in_proportion_to_its_input(ground: Ground, statistics: str) -> None:
+    engine = ground.engine
+    await ground.sql.execute(STATISTICS[statistics])
+    too_many = []
+    for call in CALLS:
+        async with engine.undone():
+            if call.before is not None:
+                await call.before(ground)
+            await engine.count()
+            await call.call(ground)
+        assert call.function in engine.called
+        allowed = 150 * call.items + 500
+        for what, found, most in (("rows", engine.handled, allowed), ("pages", engine.pages, 3 * allowed)):
+            if found > most:
+                too_many.append(f"{call.function}: {found} {what} for {call.items} items")
+    assert not too_many, "\n".join(too_many)
+
+
+MANY = 1_000_000
+COUNTS = {
+    "signals": count_signals(MANY, "k", "l"),
+    "sources": from_sources(MANY, "k", "l"),
+    "waitpoints": any_of("k", "l", n=2),
+    "all of them": all_of(on("k"), count_signals(MANY, "k", name="go"), from_sources(MANY, "k"), any_of("k", "l", n=2)),
+}
+
+
+@pytest.mark.parametrize("counted", COUNTS)
+async def test_a_signal_to_an_open_count_reads_as_much_after_a_hundred_as_after_thousands(
+    ground: Ground, counted: str
+) -> None:
+    engine = ground.engine
+    read: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    async with engine.undone():
+        for recorded in (100, 2000):
+            held, points = await ground.pending(f"{counted} {recorded}", recorded, "k", "l")
+            await engine.suspend_on(held.handle, points, COUNTS[counted])
+            await ground.send(held, points[0], signal_name="first")  # drops what is too much
+            for sender in ("new", "sender 7"):
+                for name in ("go", "other"):
+                    await engine.count()
+                    answer = await ground.send(held, points[0], source_identity=sender, signal_name=name)
+                    assert answer.effect == "appended_to_waitpoint"
+                    read.setdefault((sender, name), []).append((engine.handled, engine.pages))
+    for (few, few_pages), (many, many_pages) in read.values():
+        assert many <= few + 30, read  # one more signal is dropped
+        assert many_pages <= few_pages + 50, read
