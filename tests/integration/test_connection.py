@@ -24,7 +24,7 @@ from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.errors import ConnectionFailed, RetriesExhausted, TransportError
 from tests.conftest import FAST
-from tests.support import Clock, claim_one, in_database, started, submit
+from tests.support import Clock, claim_one, in_database, started, submit, until_blocked
 
 PATIENCE = 60.0
 SECRET = "s3cr3t-Pw"
@@ -355,6 +355,22 @@ async def held(database: str, execution_id: ff.ExecutionId) -> AsyncIterator[Non
         async with holder.transaction():
             await holder.execute("select from flowfabric.execution where id = $1 for update", execution_id)
             yield
+    finally:
+        await holder.close()
+
+
+async def test_a_session_that_ends_while_an_engine_connects_is_replaced(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    holder = await asyncpg.connect(database)
+    try:
+        await holder.execute("begin; lock table flowfabric.deployment in access exclusive mode")
+        connecting = asyncio.create_task(ff.Engine.connect(database))
+        await terminate(sql, waiting=True)
+        await until_blocked(sql, "deployment")  # the second one
+        await holder.execute("rollback")
+        async with await connecting as engine:
+            assert await engine.audit() == []
     finally:
         await holder.close()
 

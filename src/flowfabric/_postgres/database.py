@@ -43,6 +43,14 @@ _LOST = (
     asyncpg.TooManyConnectionsError,
     asyncpg.ReadOnlySQLTransactionError,  # the server became a standby: the next connection reaches the new primary
 )
+# The connection was made and lost.
+_CUT = (
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.AdminShutdownError,
+)
+_CONNECT_TRIES = 3
 # Transient SQLSTATE classes: a retry may succeed.
 _BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
@@ -73,6 +81,28 @@ class Database:
     ) -> Database:
         """Open the pool and check server and schema. `ConnectionFailed` names the problem."""
         check_dsn(dsn)
+        tries = _CONNECT_TRIES
+        while True:
+            tries -= 1
+            try:
+                return await cls._open(
+                    dsn, min_size, max_size, command_timeout, reconnect_for, prepared_statements, check_schema
+                )
+            except ConnectionFailed as error:
+                if tries == 0 or not isinstance(error.__cause__, _CUT):
+                    raise
+
+    @classmethod
+    async def _open(
+        cls,
+        dsn: str,
+        min_size: int,
+        max_size: int,
+        command_timeout: float,
+        reconnect_for: float,
+        prepared_statements: bool,
+        check_schema: bool,
+    ) -> Database:
         target = describe(dsn)
         address = dsn
         setup = []
