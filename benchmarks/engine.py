@@ -33,13 +33,11 @@ with route as (select id from flowfabric.route limit 1),
      made as (
     insert into flowfabric.execution
         (partition, id, route, created_at, namespace, creator, payload, state, priority, attempts, epoch,
-         attempt_index, attempt_id, attempt_type, attempt_lifecycle, attempt_started_at, attempt_ended_at, disposition,
-         lease_id, worker_id, worker_instance_id, lease_ttl_ms, lease_acquired_at, lease_expires_at, lease_renewed_at,
-         started_at, completed_at, transitioned_at, mutated_at)
+         attempt_index, attempt_id, attempt_started_at, disposition, lease_id, worker_id, worker_instance_id,
+         lease_expires_at, completed_at, transitioned_at)
     select flowfabric.partition_of(n.id, 256), n.id, route.id, now() - interval '1 hour', '', 'stored', $2, 'completed',
            0, 1, 1,
-           0, gen_random_uuid(), 'initial', 'ended_success', now(), now(), 'completed',
-           gen_random_uuid(), 'bench', 'bench-0', 30000, now(), now(), now(), now(), now(), now(), now()
+           0, gen_random_uuid(), now(), 'completed', gen_random_uuid(), 'bench', 'bench-0', now(), now(), now()
     from route, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
     returning partition, id, lease_id, attempt_id
 ), logged as (

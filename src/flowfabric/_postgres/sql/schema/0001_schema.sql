@@ -108,12 +108,8 @@ create table flowfabric.execution (
     pending_replay_reason       text, -- for the attempt that a replay starts
     pending_replay_requested_by text,
     -- the latest attempt, and its latest lease
-    started_at           timestamptz, -- the first attempt
     attempt_started_at   timestamptz,
-    lease_acquired_at    timestamptz,
-    lease_renewed_at     timestamptz,
     lease_expires_at     timestamptz,
-    lease_ttl_ms         bigint,
     epoch                bigint not null default 0,    -- counts leases: part of the fence
     attempts             integer not null default 0,
     attempt_index        integer,
@@ -121,10 +117,12 @@ create table flowfabric.execution (
     lease_id             uuid,
     worker_id            text,
     worker_instance_id   text,
-    attempt_type         text,        -- initial, retry, reclaim, replay
+    attempt_type         text,        -- retry, reclaim, replay; null: initial
     attempt_policy       jsonb,
+    lease_renewed_at     timestamptz, -- null: not since it was acquired
     attempt_resumed_at   timestamptz,
     attempt_suspended_at timestamptz,
+    started_at           timestamptz, -- the first attempt; null: the latest attempt is the first
     previous_attempt_index integer,
     retry_reason         text,
     reclaim_reason       text,
@@ -136,9 +134,9 @@ create table flowfabric.execution (
     progress_updated_at  timestamptz,
     -- state: one word and the few facts it does not imply
     transitioned_at  timestamptz not null,   -- the state changed
-    mutated_at       timestamptz not null,   -- anything changed
+    mutated_at       timestamptz,     -- something else changed since; null: nothing
     completed_at     timestamptz,     -- set exactly in the five final states
-    attempt_ended_at timestamptz,
+    attempt_ended_at timestamptz,     -- null: not yet, or with the execution
     -- times at which something is due
     delay_until           timestamptz,
     attempt_timeout_at    timestamptz,
@@ -154,8 +152,8 @@ create table flowfabric.execution (
     held_back        text,            -- while it waits for dependencies: the blocking reason it had before
     lease_lost       text,            -- while active: expired, revoked
     lease_revoke_reason  text,
-    attempt_lifecycle    text,        -- started, suspended, ended_success, ended_failure, ended_cancelled
-    disposition          text,        -- how the attempt ended, for a repeated report
+    disposition          text,        -- how the attempt ended: completed, terminal_failed, retry_scheduled, expired,
+                                      -- cancelled, skipped; null: it has not
     attempt_failure_reason   text,
     attempt_failure_category text,
     -- outcome
@@ -744,12 +742,17 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
-       e.attempt_type, e.lease_id, e.worker_id, e.worker_instance_id, e.lease_ttl_ms, e.lease_acquired_at,
-       e.lease_expires_at, e.lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
+       coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, e.worker_id,
+       e.worker_instance_id,
+       (extract(epoch from e.lease_expires_at - coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at))
+        * 1000)::bigint as lease_ttl_ms,
+       coalesce(e.attempt_resumed_at, e.attempt_started_at) as lease_acquired_at, e.lease_expires_at,
+       coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at) as lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
        e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
-       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at, e.started_at,
+       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
+       coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
-       greatest(e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
+       greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
        r.lane, r.kind, r.capabilities, e.generation,
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s

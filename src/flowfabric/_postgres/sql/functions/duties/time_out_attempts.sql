@@ -15,7 +15,7 @@ begin
         array_agg(u.delay), 'expired:attempt_timeout', 'reconciler', p_now)
     from unnest(p_partition, p_id, v_delay) as u (partition, id, delay) where u.delay is not null having count(*) > 0;
     perform flowfabric.end_executions(
-        array_agg(u.partition), array_agg(u.id), null, 'expired', 'ended_failure', 'expired', null, null,
+        array_agg(u.partition), array_agg(u.id), null, 'expired', 'expired', null, null,
         array_agg('attempt_timeout'::text), array_agg('timeout'::text), null, null,
         'expired:attempt_timeout', 'reconciler', false, p_now)
     from unnest(p_partition, p_id, v_delay) as u (partition, id, delay) where u.delay is null having count(*) > 0;

@@ -23,9 +23,9 @@ begin
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
-             priority, transitioned_at, mutated_at)
+             priority, transitioned_at)
         select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker', 'first',
-               0, v_now, v_now
+               0, v_now
         from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
     )
     insert into flowfabric.ready (route, rank, created_at, id, partition)

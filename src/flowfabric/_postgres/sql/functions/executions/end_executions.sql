@@ -6,7 +6,7 @@
 --          p_lease_event: emit the lease part of the event even if the lease was lost before.
 -- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
 create or replace function flowfabric.end_executions(
-    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_lifecycle text, p_disposition text,
+    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_disposition text,
     p_result bytea[], p_result_encoding text[], p_failure_reason text[], p_failure_category text[],
     p_cancel_reason text, p_cancelled_by text, p_lease_reason text, p_revoked_by text, p_lease_event boolean,
     p_now timestamptz)
@@ -36,8 +36,6 @@ begin
     with ended as (
         update flowfabric.execution e
         set state = p_state,
-            attempt_lifecycle = case when e.state = 'active' or e.pending = 'interrupted' then p_lifecycle else e.attempt_lifecycle end,
-            attempt_ended_at = case when e.state = 'active' or e.pending = 'interrupted' then p_now else e.attempt_ended_at end,
             disposition = case when e.state = 'active' or e.pending = 'interrupted' then p_disposition else e.disposition end,
             attempt_failure_reason = case when e.state = 'active' or e.pending = 'interrupted'
                 then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason,
@@ -50,7 +48,7 @@ begin
             failure_reason = coalesce(u.failure_reason, e.failure_reason),
             failure_category = coalesce(u.failure_category, e.failure_category),
             cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
-            completed_at = p_now, transitioned_at = p_now, mutated_at = p_now
+            completed_at = p_now, transitioned_at = p_now, mutated_at = null
         from unnest(v_tids, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
              as u (tid, result, result_encoding, failure_reason, failure_category, leased)
         where e.ctid = u.tid

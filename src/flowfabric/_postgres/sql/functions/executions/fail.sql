@@ -37,7 +37,7 @@ begin
         array_agg(d), 'failed_retry_scheduled', 'backend', v_now)
     from unnest(v_ok, v_delay) as u (o, d) where d is not null having count(*) > 0;
     perform flowfabric.end_executions(
-        array_agg(p_partition[o]), array_agg(p_id[o]), array_agg(t), 'failed', 'ended_failure', 'terminal_failed',
+        array_agg(p_partition[o]), array_agg(p_id[o]), array_agg(t), 'failed', 'terminal_failed',
         null, null, array_agg(p_reason[o]), array_agg(p_category[o]),
         null, null, 'failed_terminal', 'backend', true, v_now)
     from unnest(v_ok, v_delay, v_tids) as u (o, d, t) where d is null having count(*) > 0;

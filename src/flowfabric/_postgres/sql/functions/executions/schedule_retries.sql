@@ -24,11 +24,11 @@ begin
                 || ' after ' || u.category || ': ' || left(u.reason, 200),
             retries = e.retries + 1, delay_until = p_now + flowfabric.ms(u.delay),
             failure_reason = u.reason, failure_category = u.category,
-            attempt_lifecycle = 'ended_failure', attempt_ended_at = p_now, disposition = 'retry_scheduled',
+            attempt_ended_at = p_now, disposition = 'retry_scheduled',
             retry_at = p_now + flowfabric.ms(u.delay),
             attempt_failure_reason = u.reason, attempt_failure_category = u.category,
             attempt_timeout_at = null, attempt_timeout_left = null, lease_lost = null,
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id, p_reason, p_category, p_delay_ms, v_leased)
              as u (partition, id, reason, category, delay, leased)
         where e.partition = u.partition and e.id = u.id

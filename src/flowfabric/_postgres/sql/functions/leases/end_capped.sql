@@ -3,7 +3,7 @@ create or replace function flowfabric.end_capped(p_partition integer[], p_id uui
 language plpgsql as $$
 begin
     perform flowfabric.end_executions(
-        p_partition, p_id, null, 'failed', 'ended_failure', 'terminal_failed', null, null,
+        p_partition, p_id, null, 'failed', 'terminal_failed', null, null,
         array_fill('max_reclaims_exceeded'::text, array[cardinality(p_id)]),
         array_fill('infra_crash'::text, array[cardinality(p_id)]),
         null, null, 'max_reclaims_exceeded', 'reconciler', true, p_now);

@@ -19,10 +19,10 @@ begin
         set state = p_state, pending = 'interrupted', delay_until = p_until, is_parked = p_is_parked,
             blocking_reason = case p_state when 'delayed' then 'waiting_for_delay'
                 when 'waiting_children' then 'waiting_for_children' else 'waiting_for_worker' end,
-            blocking_detail = p_detail, attempt_lifecycle = 'suspended', attempt_suspended_at = p_now,
+            blocking_detail = p_detail, attempt_suspended_at = p_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - p_now, interval '1 millisecond') end,
-            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = p_now
+            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = p_partition and e.id = p_id
         returning e.*
     )

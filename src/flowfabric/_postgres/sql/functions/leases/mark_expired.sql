@@ -11,7 +11,7 @@ begin
         update flowfabric.execution e
         set lease_lost = 'expired', lease_lost_at = p_now, blocking_reason = 'waiting_for_worker',
             blocking_detail = 'lease expired, awaiting reclaim', pending = 'interrupted',
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id) as u (partition, id)
         where e.partition = u.partition and e.id = u.id
         returning e.*

@@ -33,7 +33,7 @@ begin
     update flowfabric.execution x
     set lease_lost = 'revoked', lease_lost_at = v_now, lease_revoke_reason = p_reason, pending = 'interrupted',
         blocking_reason = 'waiting_for_worker', blocking_detail = 'lease revoked: ' || p_reason,
-        transitioned_at = v_now, mutated_at = v_now
+        transitioned_at = v_now, mutated_at = null
     where x.partition = p_partition and x.id = p_id;
     v_slot := flowfabric.open_log(v_now);
     insert into flowfabric.event

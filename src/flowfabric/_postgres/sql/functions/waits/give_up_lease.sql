@@ -10,10 +10,10 @@ begin
             suspension_timeout_at = s.timeout_at, blocking_reason = flowfabric.suspension_blocks(s.reason_code),
             blocking_detail = case when s.keeps_waitpoints then flowfabric.waits_for('{}', '{}', s.waitpoint_keys, null)
                                    else 'waitpoint ' || s.waitpoint_ids[1] || ': ' || s.reason_code end,
-            attempt_lifecycle = 'suspended', attempt_suspended_at = p_now,
+            attempt_suspended_at = p_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - p_now, interval '1 millisecond') end,
-            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = p_now
+            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = s.partition and e.id = s.id
         returning e.*
     )
