@@ -321,9 +321,8 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         **_no_timer("lease"),
         "state_facts": _execution(
             "blocking_reason = 'waiting_for_worker'", "blocking_detail = 'x'", "pending = 'interrupted'",
-            "delay_until = now()", "resume_pending = true", "lease_id = null", "worker_id = null",
-            "worker_instance_id = null", "attempt_started_at = null", "lease_expires_at = null",
-            "attempt_id = null", "lease_lost = 'expired'",
+            "delay_until = now()", "resume_pending = true", "lease_id = null", "worker = null",
+            "attempt_started_at = null", "lease_expires_at = null", "attempt_id = null", "lease_lost = 'expired'",
         ),
         "facts_known": _execution("lease_lost = 'stolen'"),
         "ready_row": [_READY],
@@ -335,6 +334,8 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "lease_history": _is_not_in_order("renewed", "reclaimed", "expired", "revoked", "odd"),
         "leased_last_event": [_NO_LEASE_EVENTS, *_is_not_in_order("revoked", "expired")],
         "event_namespace": _set("event", "namespace = 'other'", "namespace = null"),
+        "worker_known": ["delete from flowfabric.worker"],
+        "event_worker": _set("event", "worker = 0"),
         "completed_at": _execution("completed_at = now()"),
     },
     "X": {

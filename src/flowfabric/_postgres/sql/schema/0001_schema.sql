@@ -115,8 +115,7 @@ create table flowfabric.execution (
     attempt_index        integer,
     attempt_id           uuid,
     lease_id             uuid,
-    worker_id            text,
-    worker_instance_id   text,
+    worker               integer,     -- its number
     attempt_type         text,        -- retry, reclaim, replay; null: initial
     attempt_policy       jsonb,
     lease_renewed_at     timestamptz, -- null: not since it was acquired
@@ -164,13 +163,25 @@ create table flowfabric.execution (
     cancellation_reason  text,
     cancelled_by         text,
     primary key (partition, id)
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 -- Half-empty pages leave room for the claimed and the finished version of every row beside it (HOT).
 
 -- Lists: newest first within a route, a namespace or a flow. None of these columns changes in the hot path.
 create index execution_by_route on flowfabric.execution (route, created_at, id);
 create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
 create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
+
+-- The workers that claimed, as small numbers: executions and events have the number instead of two long names. A worker
+-- gets a new one every day, so that old numbers fall out of use; see leases/number_worker.sql.
+create table flowfabric.worker (
+    id                 integer generated always as identity (cycle) primary key,
+    worker_id          text not null,
+    worker_instance_id text not null,
+    numbered_at        timestamptz not null,
+    unused_since       timestamptz        -- no execution has this number; events may
+);
+create index worker_by_name on flowfabric.worker (worker_instance_id, worker_id, numbered_at);
+create index worker_by_time on flowfabric.worker (numbered_at);
 
 -- Attempts that a later one replaced. The columns mean what they mean in the execution.
 create table flowfabric.attempt (
@@ -602,23 +613,22 @@ select setval('flowfabric.event_number', 1);
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
 -- so that the end of a leased execution is one row in two families.
 create table flowfabric.event (
-    slot               smallint not null,      -- the segment of the ring
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
+    lease_epoch        bigint,
     partition          integer not null,
+    attempt_index      integer,
+    worker             integer,                -- its number
+    slot               smallint not null,      -- the segment of the ring
     id                 uuid,
+    attempt_id         uuid,
+    lease_id           uuid,
     flow_id            uuid,
     namespace          text,
     tags               jsonb,
     lease_type         text,                   -- lease family: acquired, renewed, expired, reclaimed, revoked
     outcome            text,                   -- completion family: the final state
     operator_type      text,                   -- operator family: what was done
-    lease_id           uuid,
-    lease_epoch        bigint,
-    attempt_id         uuid,
-    attempt_index      integer,
-    worker_id          text,
-    worker_instance_id text,
     reason             text,
     revoked_by         text,
     details            jsonb,
@@ -742,8 +752,8 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
-       coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, e.worker_id,
-       e.worker_instance_id,
+       coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, w.worker_id,
+       w.worker_instance_id,
        (extract(epoch from e.lease_expires_at - coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at))
         * 1000)::bigint as lease_ttl_ms,
        coalesce(e.attempt_resumed_at, e.attempt_started_at) as lease_acquired_at, e.lease_expires_at,
@@ -757,4 +767,4 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
-from flowfabric.execution e join flowfabric.route r on r.id = e.route;
+from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker;

@@ -36,9 +36,9 @@ begin
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+         attempt_index, worker, reason, revoked_by)
     select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
-           d.attempt_id, d.attempt_index, d.worker_id, d.worker_instance_id, p_lease_reason, p_revoked_by
+           d.attempt_id, d.attempt_index, d.worker, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
     perform flowfabric.end_waits(array_agg(e.partition), array_agg(e.id), array_agg(null::text), p_now)
     from unnest(p_partition, p_id) as u (partition, id)

@@ -28,9 +28,9 @@ begin
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+         attempt_index, worker, reason, revoked_by)
     select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
-           p.attempt_id, p.attempt_index, p.worker_id, p.worker_instance_id, p_event, 'backend'
+           p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
     from paused p;
     if p_state = 'waiting' then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);

@@ -18,9 +18,9 @@ begin
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason)
+         attempt_index, worker, reason)
     select v_slot, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
-           l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker_id, l.worker_instance_id, 'lease_expired'
+           l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker, 'lease_expired'
     from lost l;
     perform flowfabric.offer_lost(p_partition, p_id);
 end;

@@ -40,9 +40,9 @@ begin
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-             attempt_index, worker_id, worker_instance_id)
+             attempt_index, worker)
         select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
-               r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
+               r.attempt_id, r.attempt_index, r.worker
         from renewed r where v_logged
     )
     select v.o, 'ok', null::text, 'active', r.epoch, r.attempt_id, r.lease_expires_at

@@ -14,6 +14,7 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_slot smallint := flowfabric.open_log(p_now);
+    v_worker integer := flowfabric.number_worker(p_worker, p_instance, p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
     -- Unique, but not secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a
     -- device.)
@@ -26,7 +27,7 @@ begin
             update flowfabric.execution e
             set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, delay_until = null,
                 epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
-                worker_id = p_worker, worker_instance_id = p_instance, lease_expires_at = v_expires,
+                worker = v_worker, lease_expires_at = v_expires,
                 attempts = 1, attempt_index = 0,
                 attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid),
                 attempt_started_at = p_now,
@@ -42,9 +43,9 @@ begin
         ), logged as (
             insert into flowfabric.event
                 (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
-                 attempt_id, attempt_index, worker_id, worker_instance_id, reason)
+                 attempt_id, attempt_index, worker, reason)
             select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
-                   s.attempt_id, 0, p_worker, p_instance, p_reason
+                   s.attempt_id, 0, v_worker, p_reason
             from started s
         ), watched as (
             insert into flowfabric.timer (kind, due_at, partitions, ids)
@@ -67,7 +68,7 @@ begin
         join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
     else
         return query select * from flowfabric.start_later_attempts(
-            p_tids, p_lease, p_attempt, p_worker, p_instance, p_ttl_ms, p_timeout_ms, p_deadline_at, p_policy, p_reason,
+            p_tids, p_lease, p_attempt, v_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
             p_again, v_slot, v_seed, v_expires, p_now);
     end if;
 end;
@@ -75,8 +76,7 @@ $$;
 
 -- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
-    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
     p_again boolean, p_slot smallint, p_seed text, p_expires timestamptz, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
@@ -98,7 +98,7 @@ begin
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
             lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
             epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (p_seed || (100000000 + 2 * u.ord))::uuid),
-            worker_id = p_worker, worker_instance_id = p_instance, lease_renewed_at = null, lease_expires_at = p_expires,
+            worker = p_worker, lease_renewed_at = null, lease_expires_at = p_expires,
             started_at = coalesce(e.started_at, e.attempt_started_at),
             deadline_at = coalesce(p_deadline_at, e.deadline_at),
             attempt_suspended_at = null, attempt_ended_at = null,
@@ -141,10 +141,10 @@ begin
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-             attempt_index, worker_id, worker_instance_id, reason, details)
+             attempt_index, worker, reason, details)
         select p_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
                case s.handle_kind when 'reclaimed' then 'reclaimed' else 'acquired' end,
-               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, p_worker, p_instance,
+               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, p_worker,
                case s.handle_kind when 'resumed' then 'claim_resumed' else p_reason end,
                case s.handle_kind when 'reclaimed' then jsonb_build_object('previous_lease_epoch', s.epoch - 1) end
         from started s
@@ -180,17 +180,19 @@ create or replace function flowfabric.keep_attempts(p_tids tid[], p_now timestam
 language plpgsql as $$
 begin
     insert into flowfabric.attempt
-    select (flowfabric.latest_attempt(e)).*
+    select (flowfabric.latest_attempt(e, w)).*
     from unnest(p_tids) as u (tid)
     join flowfabric.execution e on e.ctid = u.tid
+    left join flowfabric.worker w on w.id = e.worker
     where e.attempts > 0 and e.pending <> 'interrupted';
     insert into flowfabric.attempt
     select (flowfabric.latest_attempt(jsonb_populate_record(e, jsonb_build_object(
                 'attempt_ended_at', p_now, 'disposition', 'reclaimed',
                 'reclaim_reason', coalesce(e.reclaim_reason, case e.lease_lost when 'expired'
-                    then 'lease_expired_reclaimable' else 'lease_revoked' end))))).*
+                    then 'lease_expired_reclaimable' else 'lease_revoked' end))), w)).*
     from unnest(p_tids) as u (tid)
     join flowfabric.execution e on e.ctid = u.tid
+    left join flowfabric.worker w on w.id = e.worker
     where e.lease_lost is not null;
 end;
 $$;

@@ -84,9 +84,9 @@ language sql stable as $$
            (select array_agg(coalesce(flowfabric.sign_token(w.token_kid, w.partition, w.id, w.waitpoint_id), '') order by u.place)
             from unnest(s.waitpoint_ids) with ordinality as u (waitpoint_id, place)
             join flowfabric.waitpoint w on w.partition = s.partition and w.waitpoint_id = u.waitpoint_id),
-           s.attempt_index, r.lane, e.worker_instance_id,
+           s.attempt_index, r.lane, w.worker_instance_id,
            (extract(epoch from flowfabric.lease_ttl(e)) * 1000)::bigint
-    from flowfabric.route r where r.id = e.route
+    from flowfabric.route r left join flowfabric.worker w on w.id = e.worker where r.id = e.route
 $$;
 
 -- not_suspended: the row of a refusal.
