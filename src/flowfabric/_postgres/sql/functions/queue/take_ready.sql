@@ -1,4 +1,4 @@
--- take_ready: lock and remove ready rows, with their executions locked: the first of a route from its floor on, or given
+-- take_ready: remove ready rows and lock their executions: the first of a route from its floor on, or given
 -- ones.
 --
 -- Takes    p_tids: rows that were read without locks; null: the first p_limit rows of p_route.
@@ -10,12 +10,14 @@ returns flowfabric.taken
 language plpgsql as $$
 declare
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
-    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
-    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean;
+    v_partitions integer[]; v_ids uuid[]; v_places tid[];
+    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean; v_missed boolean;
     v_capped integer[];
 begin
     loop
-        -- Skip rows whose execution is locked; the scan continues after them.
+        -- Skip rows whose execution is locked; the scan continues after them. Every call that changes a ready row holds its
+        -- execution's lock, so ready rows need none. One that was removed or changed just before this lock was granted is
+        -- missed: its execution is no longer claimable, or the next round finds the row where it is now.
         if p_tids is null then
             with locked as (
                 select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
@@ -27,15 +29,17 @@ begin
                   and (r.granted_until is null or r.granted_until <= p_now)
                   and (r.deadline_at is null or r.deadline_at > p_now)
                   and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+                  and (e.state in ('waiting', 'resumable') or e.lease_lost is not null)
                 order by r.rank, r.created_at, r.id
                 limit p_limit - cardinality(v_taken.ids)
-                for update of r skip locked
                 for no key update of e skip locked
+            ), gone as (
+                delete from flowfabric.ready r using locked l where r.ctid = l.tid returning l.*
             )
-            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
-                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
-            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
-            from locked l;
+            select array_agg(g.place), array_agg(g.partition), array_agg(g.id), bool_or(g.again), bool_or(g.lost),
+                   bool_or(g.held), bool_or(g.granted), count(*) < (select count(*) from locked)
+            into v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted, v_missed
+            from gone g;
         else
             with locked as (
                 select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
@@ -45,16 +49,18 @@ begin
                 join flowfabric.ready r on r.ctid = u.tid
                 join flowfabric.execution e on e.partition = r.partition and e.id = r.id
                 where (r.granted_until is null or r.granted_until <= p_now)
-                for update of r skip locked
+                  and (e.state in ('waiting', 'resumable') or e.lease_lost is not null)
                 for no key update of e skip locked
+            ), gone as (
+                delete from flowfabric.ready r using locked l where r.ctid = l.tid returning l.*
             )
-            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
-                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
-            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
-            from locked l;
+            select array_agg(g.place), array_agg(g.partition), array_agg(g.id), bool_or(g.again), bool_or(g.lost),
+                   bool_or(g.held), bool_or(g.granted), count(*) < (select count(*) from locked)
+            into v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted, v_missed
+            from gone g;
         end if;
-        exit when v_tids is null;
-        delete from flowfabric.ready r where r.ctid = any (v_tids);
+        continue when v_ids is null and v_missed and p_tids is null;
+        exit when v_ids is null;
         if v_granted then
             -- Grants that expired unused.
             delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
@@ -84,7 +90,7 @@ begin
         v_taken.ids := v_taken.ids || v_ids;
         v_taken.tids := v_taken.tids || v_places;
         v_taken.again := v_taken.again or v_again;
-        exit when v_capped is null or p_tids is not null;
+        exit when (v_capped is null and not v_missed) or p_tids is not null;
     end loop;
     return v_taken;
 end;
