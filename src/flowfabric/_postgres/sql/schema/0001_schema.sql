@@ -81,7 +81,6 @@ create table flowfabric.execution (
     route            integer not null,
     id               uuid not null,
     created_at       timestamptz not null,
-    priority         integer not null,
     retries          integer not null default 0,       -- counters only grow
     replays          integer not null default 0,
     reclaims         integer not null default 0,
@@ -98,7 +97,7 @@ create table flowfabric.execution (
     flow_id          uuid,
     node             text,            -- its name in the flow, if it was submitted with one
     idempotency_key  text,
-    policy           jsonb,
+    policy           json,            -- shorter than jsonb
     budget_ids       uuid[],
     quota_policy_id  uuid,
     tags             jsonb,
@@ -112,10 +111,11 @@ create table flowfabric.execution (
     lease_expires_at     timestamptz,
     epoch                bigint not null default 0,    -- counts leases: part of the fence
     attempts             integer not null default 0,
+    priority             integer not null,   -- here, where it fills a gap
     attempt_index        integer,
+    worker               integer,     -- its number
     attempt_id           uuid,
     lease_id             uuid,
-    worker               integer,     -- its number
     attempt_type         text,        -- retry, reclaim, replay; null: initial
     attempt_policy       jsonb,
     lease_renewed_at     timestamptz, -- null: not since it was acquired
@@ -261,7 +261,7 @@ create table flowfabric.ready (
     deadline_at   timestamptz,
     available_at  timestamptz         -- of a lost lease: it may be reclaimed from then on
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
-create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
+create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
 
 -- The floors of routes: below the lowest of its positions, and without one, a route has no ready row. A hint that keeps

@@ -5,7 +5,7 @@ language plpgsql as $$
 declare
     v_delay bigint[];
 begin
-    select array_agg(flowfabric.retry_delay_ms(e.policy -> 'retry_policy', e.retries, 'timeout', 'timeout') order by u.ord)
+    select array_agg(flowfabric.retry_delay_ms((e.policy ->> 'retry_policy')::jsonb, e.retries, 'timeout', 'timeout') order by u.ord)
     into v_delay
     from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;

@@ -3,7 +3,7 @@
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
 -- Returns  whether they were made: false when the route is new or closed.
 create or replace function flowfabric.create_plain(
-    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
+    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy json)
 returns boolean
 language plpgsql as $$
 declare

@@ -26,7 +26,7 @@ begin
     from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
 
     select array_agg(flowfabric.retry_delay_ms(
-                         coalesce(p_retry_policy[o]::jsonb, e.policy -> 'retry_policy'), e.retries, p_class[o],
+                         coalesce(p_retry_policy[o], e.policy ->> 'retry_policy')::jsonb, e.retries, p_class[o],
                          p_category[o]) order by i)
     into v_delay
     from unnest(v_ok) with ordinality as u (o, i)

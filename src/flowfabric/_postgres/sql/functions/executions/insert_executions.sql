@@ -11,7 +11,7 @@ returns integer
 language plpgsql as $$
 declare
     v_ready integer;
-    v_policy jsonb := case when cardinality(p_policy) = 1 then p_policy[1]::jsonb end;
+    v_policy json := case when cardinality(p_policy) = 1 then p_policy[1]::json end;
 begin
     with made as (
         insert into flowfabric.execution
@@ -20,7 +20,7 @@ begin
              delay_until, deadline_at, transitioned_at, node)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
-               coalesce(v_policy, p_policy[u.ord]::jsonb), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
+               coalesce(v_policy, p_policy[u.ord]::json), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
                case when p_deps[u.ord] > 0 then 'waiting_children' when d.until is null then 'waiting' else 'delayed' end,
                case when p_deps[u.ord] > 0 then 'waiting_for_children'
                     when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,

@@ -11,7 +11,7 @@ end;
 $$;
 
 -- reclaim_cap: how many reclaims an execution may have: its policy's, else the caller's, else 1000.
-create or replace function flowfabric.reclaim_cap(p_policy jsonb, p_default bigint) returns bigint
+create or replace function flowfabric.reclaim_cap(p_policy json, p_default bigint) returns bigint
 language sql immutable as $$
     select case when p_policy is not null then coalesce((p_policy ->> 'max_reclaim_count')::bigint, 100)
                 else coalesce(p_default, 1000) end
