@@ -1,8 +1,8 @@
 -- forget_workers: remove the numbers of workers that nothing refers to any more; returns how many
 --
--- A number is given to claims for one day. If every execution was created later, none has it, and none will: from then on
--- (unused_since) only events have it, until the log begins later than that. The day of margin is for events whose order is
--- not that of their times.
+-- A number is given to claims for one day. If every execution was created later than two days after it, none has it, and
+-- none will: from then on (unused_since) only events have it, until the log begins a day later than that. The second day
+-- is for a claim that lasts, the third for events whose order is not that of their times.
 create or replace function flowfabric.forget_workers(p_now timestamptz, p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -19,7 +19,7 @@ begin
     cross join lateral (select e.created_at from flowfabric.execution e where e.route = r.id
                         order by e.created_at limit 1) f;
     update flowfabric.worker w set unused_since = p_now
-    where w.unused_since is null and w.numbered_at < least(v_created_at, p_now) - v_day;
+    where w.unused_since is null and w.numbered_at < least(v_created_at, p_now) - 2 * v_day;
     select e.occurred_at into v_occurred_at from flowfabric.event e order by e.seq limit 1;
     delete from flowfabric.worker w using (
         select x.ctid as tid from flowfabric.worker x

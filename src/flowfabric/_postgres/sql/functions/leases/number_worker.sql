@@ -1,5 +1,6 @@
 -- number_worker: the number that a worker's claims are stored with
 --
+-- Called by claims with a grant; claim looks the number up by itself and calls this if there is none.
 -- Never waits: two claims that meet may give a worker two numbers. A number is given to claims for a day, so that it can
 -- be removed some time after its last claim, although no index tells which executions have it (forget_workers).
 create or replace function flowfabric.number_worker(p_worker text, p_instance text, p_now timestamptz) returns integer

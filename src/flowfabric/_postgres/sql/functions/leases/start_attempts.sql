@@ -2,19 +2,17 @@
 --
 -- Called by every kind of claim, under its locks; the ready rows are already deleted. A pending attempt is created, an
 -- interrupted one continues, a lost lease is replaced by a new attempt.
--- Takes    p_tids: the positions of the locked rows. p_lease, p_attempt: ids that the caller minted; a null array lets the
---          database mint them. p_again: some of the executions are not at their first attempt.
+-- Takes    p_tids: the positions of the locked rows. p_worker: its number. p_lease, p_attempt: ids that the caller minted; a
+--          null array lets the database mint them. p_again: some of the executions are not at their first attempt.
 -- Returns  one row per lease, in the order of p_tids.
 create or replace function flowfabric.start_attempts(
-    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
-    p_again boolean, p_now timestamptz)
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_ttl_ms bigint, p_timeout_ms bigint,
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
 declare
     v_slot smallint := flowfabric.open_log(p_now);
-    v_worker integer := flowfabric.number_worker(p_worker, p_instance, p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
     -- Unique, but not secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a
     -- device.)
@@ -27,7 +25,7 @@ begin
             update flowfabric.execution e
             set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, delay_until = null,
                 epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
-                worker = v_worker, lease_expires_at = v_expires,
+                worker = p_worker, lease_expires_at = v_expires,
                 attempts = 1, attempt_index = 0,
                 attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid),
                 attempt_started_at = p_now,
@@ -45,7 +43,7 @@ begin
                 (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
                  attempt_id, attempt_index, worker, reason)
             select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
-                   s.attempt_id, 0, v_worker, p_reason
+                   s.attempt_id, 0, p_worker, p_reason
             from started s
         ), watched as (
             insert into flowfabric.timer (kind, due_at, partitions, ids)
@@ -68,7 +66,7 @@ begin
         join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
     else
         return query select * from flowfabric.start_later_attempts(
-            p_tids, p_lease, p_attempt, v_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
+            p_tids, p_lease, p_attempt, p_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
             p_again, v_slot, v_seed, v_expires, p_now);
     end if;
 end;
@@ -76,8 +74,9 @@ $$;
 
 -- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
-    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
-    p_again boolean, p_slot smallint, p_seed text, p_expires timestamptz, p_now timestamptz)
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint,
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_slot smallint, p_seed text,
+    p_expires timestamptz, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column

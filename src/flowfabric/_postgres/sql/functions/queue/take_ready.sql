@@ -10,14 +10,14 @@ returns flowfabric.taken
 language plpgsql as $$
 declare
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
-    v_partitions integer[]; v_ids uuid[]; v_places tid[];
+    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[]; v_gone uuid[];
     v_again boolean; v_lost boolean; v_held boolean; v_granted boolean; v_missed boolean;
     v_capped integer[];
 begin
     loop
-        -- Skip rows whose execution is locked; the scan continues after them. Every call that changes a ready row holds its
-        -- execution's lock, so ready rows need none. One that was removed or changed just before this lock was granted is
-        -- missed: its execution is no longer claimable, or the next round finds the row where it is now.
+        -- Skip rows whose execution is locked, or was claimed or ended since; the scan continues after them. Every call that
+        -- changes a ready row holds its execution's lock, so ready rows need none. One that was removed or changed just
+        -- before the lock was granted is missed: the next round finds it where it is now, if it may still be claimed.
         if p_tids is null then
             with locked as (
                 select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
@@ -29,17 +29,15 @@ begin
                   and (r.granted_until is null or r.granted_until <= p_now)
                   and (r.deadline_at is null or r.deadline_at > p_now)
                   and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
-                  and (e.state in ('waiting', 'resumable') or e.lease_lost is not null)
+                  and e.pending is not null
                 order by r.rank, r.created_at, r.id
                 limit p_limit - cardinality(v_taken.ids)
                 for no key update of e skip locked
-            ), gone as (
-                delete from flowfabric.ready r using locked l where r.ctid = l.tid returning l.*
             )
-            select array_agg(g.place), array_agg(g.partition), array_agg(g.id), bool_or(g.again), bool_or(g.lost),
-                   bool_or(g.held), bool_or(g.granted), count(*) < (select count(*) from locked)
-            into v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted, v_missed
-            from gone g;
+            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
+                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
+            from locked l;
         else
             with locked as (
                 select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
@@ -49,18 +47,35 @@ begin
                 join flowfabric.ready r on r.ctid = u.tid
                 join flowfabric.execution e on e.partition = r.partition and e.id = r.id
                 where (r.granted_until is null or r.granted_until <= p_now)
-                  and (e.state in ('waiting', 'resumable') or e.lease_lost is not null)
+                  and e.pending is not null
                 for no key update of e skip locked
-            ), gone as (
-                delete from flowfabric.ready r using locked l where r.ctid = l.tid returning l.*
             )
-            select array_agg(g.place), array_agg(g.partition), array_agg(g.id), bool_or(g.again), bool_or(g.lost),
-                   bool_or(g.held), bool_or(g.granted), count(*) < (select count(*) from locked)
-            into v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted, v_missed
-            from gone g;
+            select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
+                   bool_or(l.lost), bool_or(l.held), bool_or(l.granted)
+            into v_tids, v_places, v_partitions, v_ids, v_again, v_lost, v_held, v_granted
+            from locked l;
         end if;
-        continue when v_ids is null and v_missed and p_tids is null;
-        exit when v_ids is null;
+        exit when v_tids is null;
+        -- By id too: the slot of a removed row may have a new one.
+        if cardinality(v_ids) = 1 then
+            delete from flowfabric.ready r where r.ctid = v_tids[1] and r.id = v_ids[1];
+            v_missed := not found;
+            v_gone := null;
+        else
+            with gone as (
+                delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id
+            )
+            select array_agg(g.id) into v_gone from gone g;
+            v_missed := cardinality(v_gone) is distinct from cardinality(v_ids);
+        end if;
+        if v_missed then
+            select array_agg(u.partition order by o), array_agg(u.id order by o), array_agg(u.place order by o)
+            into v_partitions, v_ids, v_places
+            from unnest(v_partitions, v_ids, v_places) with ordinality as u (partition, id, place, o)
+            where u.id = any (v_gone);
+            continue when v_ids is null and p_tids is null;
+            exit when v_ids is null;
+        end if;
         if v_granted then
             -- Grants that expired unused.
             delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
