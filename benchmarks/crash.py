@@ -26,7 +26,7 @@ _DONE = "select count(*) from flowfabric.execution where state = 'completed'"
 _LOCK_ONE = "select id from flowfabric.execution where state = 'active' limit 1 for update skip locked"
 _LOCK_LATEST = """
     select id from flowfabric.execution where state = 'active'
-    order by lease_acquired_at desc limit 200 for update skip locked
+    order by attempt_started_at desc limit 200 for update skip locked
 """
 _STILL_SECONDS = 1.0
 _ENOUGH = 10_000  # so that the worker is in the middle of them

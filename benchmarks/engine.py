@@ -30,23 +30,22 @@ _COUNT_DONE = "select count(*) from flowfabric.execution where state = 'complete
 # A finished execution as the engine leaves it: one attempt, two events, a retention timer for every hundred.
 STORED = """
 with route as (select id from flowfabric.route limit 1),
+     worker as (select flowfabric.number_worker('bench', 'bench-0', now()) as id),
      made as (
     insert into flowfabric.execution
         (partition, id, route, created_at, namespace, creator, payload, state, priority, attempts, epoch,
-         attempt_index, attempt_id, attempt_type, attempt_lifecycle, attempt_started_at, attempt_ended_at, disposition,
-         lease_id, worker_id, worker_instance_id, lease_ttl_ms, lease_acquired_at, lease_expires_at, lease_renewed_at,
-         started_at, completed_at, transitioned_at, mutated_at)
+         attempt_index, attempt_id, attempt_started_at, disposition, lease_id, worker, lease_expires_at, completed_at,
+         transitioned_at)
     select flowfabric.partition_of(n.id, 256), n.id, route.id, now() - interval '1 hour', '', 'stored', $2, 'completed',
            0, 1, 1,
-           0, gen_random_uuid(), 'initial', 'ended_success', now(), now(), 'completed',
-           gen_random_uuid(), 'bench', 'bench-0', 30000, now(), now(), now(), now(), now(), now(), now()
-    from route, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
-    returning partition, id, lease_id, attempt_id
+           0, gen_random_uuid(), now(), 'completed', gen_random_uuid(), worker.id, now(), now(), now()
+    from route, worker, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
+    returning partition, id, lease_id, attempt_id, worker
 ), logged as (
     insert into flowfabric.event
         (slot, occurred_at, partition, id, namespace, outcome, lease_type, lease_id, lease_epoch,
-         attempt_id, attempt_index, worker_id, worker_instance_id, reason)
-    select 0, now(), m.partition, m.id, '', k.outcome, k.type, m.lease_id, 1, m.attempt_id, 0, 'bench', 'bench-0', null
+         attempt_id, attempt_index, worker, reason)
+    select 0, now(), m.partition, m.id, '', k.outcome, k.type, m.lease_id, 1, m.attempt_id, 0, m.worker, null
     from made m cross join (values (null, 'acquired'), ('success', 'revoked')) k (outcome, type)
 )
 insert into flowfabric.timer (kind, due_at, partitions, ids)

@@ -38,19 +38,17 @@ _COMMIT = "insert into raw_row (payload) values ($1)"
 # A suspended execution as the engine leaves it, with a timeout that is to come: one timer for every hundred.
 _SUSPENDED = """
 with route as (select id from flowfabric.route limit 1),
+     worker as (select flowfabric.number_worker('bench', 'bench-0', now()) as id),
      made as (
     insert into flowfabric.execution
         (partition, id, route, created_at, namespace, creator, payload, state, blocking_reason, blocking_detail,
-         pending, priority, attempts, epoch, attempt_index, attempt_id, attempt_type, attempt_lifecycle,
-         attempt_started_at, attempt_suspended_at, lease_id, worker_id, worker_instance_id, lease_ttl_ms,
-         lease_acquired_at, lease_expires_at, lease_renewed_at, started_at, has_waitpoints, suspension_timeout_at,
-         transitioned_at,
-         mutated_at)
+         pending, priority, attempts, epoch, attempt_index, attempt_id, attempt_started_at, attempt_suspended_at,
+         lease_id, worker, lease_expires_at, has_waitpoints, suspension_timeout_at,
+         transitioned_at)
     select flowfabric.partition_of(n.id, 256), n.id, route.id, now() - interval '1 hour', '', 'stored', $2, 'suspended',
-           'waiting_for_approval', 'waitpoint', 'interrupted', 0, 1, 2, 0, gen_random_uuid(), 'initial', 'suspended',
-           now(), now(), gen_random_uuid(), 'bench', 'bench-0', 30000, now(), now(), now(), now(), true,
-           now() + interval '1 day', now(), now()
-    from route, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
+           'waiting_for_approval', 'waitpoint', 'interrupted', 0, 1, 2, 0, gen_random_uuid(), now(), now(),
+           gen_random_uuid(), worker.id, now(), true, now() + interval '1 day', now()
+    from route, worker, (select gen_random_uuid() as id from generate_series(1, $1::int)) n
     returning partition, id, attempt_id, lease_id
 ), bound as (
     select m.*, gen_random_uuid() as waitpoint_id, gen_random_uuid() as suspension_id from made m

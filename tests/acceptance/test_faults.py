@@ -71,7 +71,7 @@ class Fleet:
             name, victim = random.choice(list(self.workers.items()))
             victim.send_signal(signal.SIGSTOP)
             if await admin.fetchval(
-                "select exists (select from flowfabric.execution"
+                "select exists (select from flowfabric.execution_view"
                 " where state = 'active' and lease_lost is null and worker_instance_id = $1)",
                 name,
             ):

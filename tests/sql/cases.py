@@ -37,10 +37,14 @@ _TABLES = (
     "execution", "attempt", "ready", "claim_grant", "blocked", "unsuccessful", "tag", "step", "waiter", "waitpoint",
     "suspension", "signal", "event",
 )  # fmt: skip
+_WORKER = (
+    "to_jsonb(t) || coalesce((select to_jsonb(w) - array['id', 'numbered_at', 'unused_since']"
+    " from flowfabric.worker w where w.id = t.worker), '{}')"
+)
 _PICTURE = (
     "select q.source, q.row from ("
     + " union all ".join(
-        f"select '{table}', to_jsonb(t), {'t.seq' if table == 'event' else '0'}"
+        f"select '{table}', {_WORKER if table == 'event' else 'to_jsonb(t)'}, {'t.seq' if table == 'event' else '0'}"
         f" from flowfabric.{table} t where t.partition = $1 and t.id = $2"
         for table in _TABLES
     )

@@ -204,7 +204,7 @@ _ENDED = {
     ],
     "completion_events": [_NO_END],
     "last_outcome": [_NO_END, *_set("event", "outcome = 'success' where outcome is not null")],
-    "attempt_open": _execution("attempt_lifecycle = 'started'", "attempt_lifecycle = 'suspended'"),
+    "attempt_open": _execution("disposition = null", "disposition = 'reclaimed'"),
     "completed_at": _execution("completed_at = null", "state = 'waiting'"),
     "timer_retention": ["delete from flowfabric.timer where kind = 'retention'"],
 }
@@ -237,7 +237,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "completed_at": _execution("completed_at = now()"),
         "pending_agrees_with_attempts": _execution("attempts = 1", "pending = 'retry'", "pending = 'interrupted'"),
         "times_ordered": _execution(
-            "transitioned_at = mutated_at + '1 s'::interval", "created_at = transitioned_at + '1 s'::interval"
+            "mutated_at = transitioned_at - '1 s'::interval", "created_at = transitioned_at + '1 s'::interval"
         ),
         "lane_registered": _execution("route = 0"),
         "ready_row": [
@@ -269,7 +269,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "grant_hides": _set("ready", "granted_until = now() + '1 h'::interval"),
     },
     "W.i": {
-        "attempt_open": _execution("attempt_lifecycle = 'started'", "attempt_lifecycle = 'ended_failure'"),
+        "attempt_open": _execution("disposition = 'terminal_failed'"),
         "pending_agrees_with_attempts": _execution("pending = 'first'", "attempts = 0"),
         "leased_last_event": [_NO_REVOCATION],
         "ready_row": ["delete from flowfabric.ready"],
@@ -299,7 +299,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
     "D.r": {
         **_no_timer("delay"),
         "retries_counted": _execution("retries = 0"),
-        "attempt_open": _execution("attempt_lifecycle = 'started'", "attempt_lifecycle = 'suspended'"),
+        "attempt_open": _execution("disposition = null", "disposition = 'reclaimed'"),
         "leased_last_event": [_NO_REVOCATION],
         "state_facts": _execution(
             "pending = 'first'", "pending = 'interrupted'", "blocking_reason = 'waiting_for_delay'"
@@ -321,14 +321,13 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         **_no_timer("lease"),
         "state_facts": _execution(
             "blocking_reason = 'waiting_for_worker'", "blocking_detail = 'x'", "pending = 'interrupted'",
-            "delay_until = now()", "resume_pending = true", "lease_id = null", "worker_id = null",
-            "worker_instance_id = null", "lease_ttl_ms = null", "lease_acquired_at = null", "lease_expires_at = null",
-            "lease_renewed_at = null", "attempt_id = null", "lease_lost = 'expired'",
+            "delay_until = now()", "resume_pending = true", "lease_id = null", "worker = null",
+            "attempt_started_at = null", "lease_expires_at = null", "attempt_id = null", "lease_lost = 'expired'",
         ),
         "facts_known": _execution("lease_lost = 'stolen'"),
         "ready_row": [_READY],
         "attempt_history": _execution("attempt_index = 1", "attempt_index = null", "attempt_id = null", "attempts = 0"),
-        "attempt_open": _execution("attempt_lifecycle = 'suspended'", "attempt_lifecycle = 'ended_success'"),
+        "attempt_open": _execution("disposition = 'completed'", "disposition = 'reclaimed'"),
         "reclaims_counted": _execution("attempt_type = 'reclaim'"),
         "retries_counted": _execution("disposition = 'retry_scheduled'"),
         "lease_epochs": [_NO_LEASE_EVENTS, *_set("event", "lease_epoch = 2")],
@@ -344,6 +343,8 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
             "update flowfabric.log_epoch set last_position = 2;"
             " insert into flowfabric.log_epoch (epoch, last_position) values (7, 1), (8, null)",
         ],
+        "worker_known": ["delete from flowfabric.worker"],
+        "event_worker": _set("event", "worker = 0"),
         "completed_at": _execution("completed_at = now()"),
     },
     "X": {
@@ -352,12 +353,12 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
             "resume_pending = true", "lease_lost_at = null", "lease_id = null",
         ),
         "ready_row": ["delete from flowfabric.ready", *_set("ready", "available_at = null")],
-        "attempt_open": _execution("attempt_lifecycle = 'suspended'"),
+        "attempt_open": _execution("disposition = 'reclaimed'"),
         "lease_history": _set("event", "lease_epoch = lease_epoch + 1 where lease_type = 'expired'"),
         "leased_last_event": ["delete from flowfabric.event where lease_type = 'expired'"],
     },
     "V": {"leased_last_event": [_NO_REVOCATION], "ready_row": ["delete from flowfabric.ready"]},
-    "S": {"blocked_row": [_BLOCKED], "attempt_open": _execution("attempt_lifecycle = 'started'")},
+    "S": {"blocked_row": [_BLOCKED], "attempt_open": _execution("disposition = 'completed'")},
     "T:completed": {
         "state_facts": _execution(
             "blocking_reason = 'waiting_for_worker'", "blocking_detail = 'x'", "pending = 'retry'",
@@ -368,7 +369,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "last_outcome": [_NO_END, *_set("event", "outcome = 'failed' where outcome is not null")],
         "completion_events": [_NO_END, *_execution("completed_at = null")],
         "unsuccessful_row": [_LISTED.format("unsuccessful", "'failed'")],
-        "attempt_open": _execution("attempt_lifecycle = 'started'"),
+        "attempt_open": _execution("disposition = null"),
         "timer_retention": ["delete from flowfabric.timer where kind = 'retention'"],
     },
     "T:failed": _ENDED,

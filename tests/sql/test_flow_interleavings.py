@@ -712,7 +712,7 @@ _PICTURE = """
 select jsonb_build_object(
     'executions', (select jsonb_agg(jsonb_build_array(
         e.id, coalesce(e.node, r.kind), e.flow_id is not null, e.state, e.blocking_reason, e.pending, e.resume_pending,
-        e.lease_lost, e.replays, e.attempts, e.retries, e.attempt_lifecycle, e.cancellation_reason, e.failure_reason,
+        e.lease_lost, e.replays, e.attempts, e.retries, e.disposition, e.cancellation_reason, e.failure_reason,
         e.delay_until is not null, e.has_inputs,
         (select count(*) from flowfabric.ready x where x.partition = e.partition and x.id = e.id),
         (select convert_from(i.payload, 'utf8') from flowfabric.injected_input i

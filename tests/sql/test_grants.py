@@ -682,7 +682,7 @@ async def test_the_cap_is_the_policys_then_the_callers_then_a_thousand(
     world: World, policy: Any, argument: int | None, cap: int
 ) -> None:
     text = None if policy is None else "{}"
-    assert await world.sql.fetchval("select flowfabric.reclaim_cap($1::jsonb, $2)", text, argument) == cap
+    assert await world.sql.fetchval("select flowfabric.reclaim_cap($1::json, $2)", text, argument) == cap
 
 
 async def test_the_search_continues_after_executions_at_their_cap(world: World) -> None:

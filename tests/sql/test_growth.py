@@ -1,4 +1,4 @@
-"""What must not grow: routes without work, floors, reads of the log, samples of the audit, wake-ups."""
+"""What must not grow: routes without work, floors, workers, reads of the log, samples of the audit, wake-ups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowfabric.errors import CursorRefused, Unavailable
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
 from tests.integration.test_connection import as_user
-from tests.support import WORKER, Clock, claim_one, started, submit
+from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
 
 # Floors
 
@@ -81,6 +81,44 @@ async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
     finally:
         await stranger.close()
         await sql.execute(f'drop role "{role}"')
+
+
+# Workers
+
+
+async def test_a_worker_keeps_its_number_for_a_day(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    for hours, numbers in ((0, 1), (23, 1), (2, 2)):
+        await clock.advance(hours=hours)
+        await started(plain_engine)
+        assert await sql.fetchval("select count(*) from flowfabric.worker") == numbers
+    await submit(plain_engine)
+    await claim_one(plain_engine, **OTHER)
+    assert await sql.fetchval("select count(*) from flowfabric.worker") == 3
+
+
+async def test_a_number_is_forgotten_when_no_execution_and_no_event_has_it(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    async def workers() -> int:
+        await plain_engine.sweep()
+        return int(await sql.fetchval("select count(*) from flowfabric.worker"))
+
+    claimed = await started(plain_engine, lease_ttl=timedelta(days=30))
+    await clock.advance(days=5)
+    assert await workers() == 1, "an execution has it"
+    await plain_engine.complete(claimed.handle)
+    await clock.advance(hours=30)
+    await plain_engine.run_timers("retention")
+    assert await plain_engine.read_execution(claimed.execution_id) is None
+    assert await workers() == 1, "the event of its end has it"
+    found = [event.worker_id for event in (await plain_engine.read_events(after=EventCursor())).items]
+    assert found == [WORKER["worker_id"]]
+    await clock.advance(days=3)
+    await workers()  # empties the log
+    await clock.advance(days=2)
+    assert await workers() == 0
 
 
 # Events

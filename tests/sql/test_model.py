@@ -1405,7 +1405,10 @@ class Histories(RuleBasedStateMachine):
         logs: dict[str, dict[str, list[tuple[Any, ...]]]] = {
             e: {"lease": [], "completion": [], "operator": [], "signal": []} for e in model.logs
         }
-        for row in await sql.fetch("select e.*, e.details::text as details from flowfabric.event e order by seq"):
+        for row in await sql.fetch(
+            "select e.*, w.worker_id, w.worker_instance_id, e.details::text as details"
+            " from flowfabric.event e left join flowfabric.worker w on w.id = e.worker order by seq"
+        ):
             sort_event(logs, row)
         same(logs, {e: vars(log) for e, log in model.logs.items()}, "events")
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.values.lease import Operator
 from tests import sampling
-from tests.support import WORKER, Clock, submit, until_blocked
+from tests.support import OTHER, WORKER, Clock, submit, until_blocked
 
 pytestmark = pytest.mark.both_servers
 
@@ -65,6 +67,49 @@ async def test_a_row_committed_in_the_middle_of_a_raise_keeps_its_floor(
         await sql.execute(source)
     assert await plain_engine.audit() == []
     assert len(await plain_engine.claim_many(**WORKER, limit=10)) == before + 1
+
+
+async def _release(engine: ff.Engine) -> None:
+    claimed = await engine.claim(**OTHER)
+    assert claimed is not None
+    await engine.release(claimed.handle)
+
+
+MEANWHILE: dict[str, tuple[Callable[[ff.Engine, ff.ExecutionId], Awaitable[Any]], int]] = {
+    "claimed": (lambda engine, _: engine.claim(**OTHER), 1),
+    "claimed and given back": (lambda engine, _: _release(engine), 0),
+    "cancelled": (lambda engine, first: engine.cancel(Operator(first), "no"), 1),
+    "at another priority": (lambda engine, first: engine.change_priority(first, 5), 1),
+    "granted": (lambda engine, first: engine.issue_claim_grant(first, **OTHER), 1),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+async def test_a_claim_takes_no_row_that_changes_between_its_look_and_its_lock(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], what: str
+) -> None:
+    """A claim is stopped when it has read a row and not locked its execution yet; it finds what is left afterwards."""
+    call, expected = MEANWHILE[what]
+    ids = [await submit(plain_engine) for _ in range(2)]
+    lane = await sql.fetchval("select name from flowfabric.lane")
+    source = await sql.fetchval("select pg_get_functiondef('flowfabric.take_ready'::regproc)")
+    looked = "                order by r.rank, r.created_at, r.id\n"
+    stopped = "and (current_setting('application_name') <> 'late' or length(pg_advisory_xact_lock(4242)::text) = 0)\n"
+    assert source.count(looked) == 1
+    await sql.execute(source.replace(looked, stopped + looked))
+    late = await asyncpg.connect(database, server_settings={"application_name": "late"})
+    try:
+        await sql.execute("select pg_advisory_lock(4242)")
+        task = asyncio.ensure_future(
+            late.fetch("select id from flowfabric.claim($1, null, '{}', 'l', 'l-1', 30000, 1, null, null)", lane)
+        )
+        await until_blocked(sql)
+        await call(plain_engine, ids[0])
+        await sql.execute("select pg_advisory_unlock(4242)")
+        assert [row["id"] for row in await task] == [ids[expected]]
+    finally:
+        await late.close()
+        await sql.execute(source)
 
 
 async def test_no_row_is_below_a_floor_at_any_moment_while_every_claim_raises_it(

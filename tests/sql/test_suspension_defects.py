@@ -603,7 +603,7 @@ async def test_every_stored_word_is_a_published_one(world: SuspendingWorld) -> N
     assert (await world.record(failed.id)).public_state == "failed"
     words = {
         ("execution", "state"): {"resumable", "failed", "suspended"},
-        ("execution", "attempt_lifecycle"): {"suspended", "ended_failure"},
+        ("execution", "disposition"): {None, "terminal_failed"},
         ("execution", "pending"): {"interrupted", None},
         ("execution", "lease_lost"): {None},
         ("event", "lease_type"): {"acquired", "revoked", None},

@@ -320,8 +320,8 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
 _PICTURE = """
 select jsonb_build_object(
     'executions', (select jsonb_agg(jsonb_build_array(
-        state, blocking_reason, pending, resume_pending, lease_lost, epoch, attempts, retries, attempt_lifecycle,
-        disposition, has_waitpoints, suspension_timeout_at is not null, attempt_timeout_at is not null,
+        state, blocking_reason, pending, resume_pending, lease_lost, epoch, attempts, retries, disposition,
+        has_waitpoints, suspension_timeout_at is not null, attempt_timeout_at is not null,
         attempt_timeout_left is not null, delay_until is not null, is_parked,
         failure_reason, cancellation_reason)) from flowfabric.execution),
     'ready', (select count(*) from flowfabric.ready), 'waiters', (select count(*) from flowfabric.waiter),

@@ -269,15 +269,7 @@ async def test_create_makes_a_waiting_execution_or_a_delayed_one(
     assert after.attempts == []
 
 
-MARK = {
-    "lease_lost",
-    "lease_lost_at",
-    "blocking_reason",
-    "blocking_detail",
-    "pending",
-    "transitioned_at",
-    "mutated_at",
-}
+MARK = {"lease_lost", "lease_lost_at", "blocking_reason", "blocking_detail", "pending", "transitioned_at"}
 
 
 @pytest.mark.parametrize("name", [*HOLDER_CALLS, *OPERATOR_CALLS])

@@ -72,81 +72,89 @@ create unique index route_is_unique on flowfabric.route (lane, kind, digest);
 
 -- Executions ----------------------------------------------------------------------------------------------------------
 
+-- The order of the columns decides what an update writes to the WAL: the bytes between the first and the last that
+-- changed. Columns that neither a claim nor an end changes come first, then those of a claim, then those of an end. Within
+-- a group: 8 bytes, 4 bytes, 1 byte, text. A null takes no space anywhere.
 create table flowfabric.execution (
+    -- written once, or changed by rare calls
     partition        integer not null,
-    id               uuid not null,
-    -- written once
     route            integer not null,
+    id               uuid not null,
     created_at       timestamptz not null,
+    retries          integer not null default 0,       -- counters only grow
+    replays          integer not null default 0,
+    reclaims         integer not null default 0,
+    generation       integer not null default 0,       -- counts replays of a success, which start without steps
+    resume_pending   boolean not null default false,   -- resumed from a suspension, and not claimed since
+    is_parked        boolean not null default false,   -- gave its lease back to wait: another's end, a signal or a time wakes it
+    -- flags that save hot calls a lookup in other tables
+    has_waitpoints   boolean not null default false,   -- it ever had one: the end of an attempt closes or moves them
+    has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
     namespace        text not null,
     creator          text not null,
-    flow_id          uuid,
-    idempotency_key  text,
     payload          bytea not null,
     payload_encoding text,
-    policy           jsonb,
+    flow_id          uuid,
+    node             text,            -- its name in the flow, if it was submitted with one
+    idempotency_key  text,
+    policy           json,            -- shorter than jsonb
     budget_ids       uuid[],
     quota_policy_id  uuid,
+    tags             jsonb,
+    deadline_at      timestamptz,
+    capability_mismatch_at timestamptz,  -- a worker without the capabilities tried to claim it
+    hmac_failed_at       timestamptz, -- a signal arrived with an invalid token
+    pending_replay_reason       text, -- for the attempt that a replay starts
+    pending_replay_requested_by text,
+    -- the latest attempt, and its latest lease
+    attempt_started_at   timestamptz,
+    lease_expires_at     timestamptz,
+    epoch                bigint not null default 0,    -- counts leases: part of the fence
+    attempts             integer not null default 0,
+    priority             integer not null,   -- here, where it fills a gap
+    attempt_index        integer,
+    worker               integer,     -- its number
+    attempt_id           uuid,
+    lease_id             uuid,
+    attempt_type         text,        -- retry, reclaim, replay; null: initial
+    attempt_policy       jsonb,
+    lease_renewed_at     timestamptz, -- null: not since it was acquired
+    attempt_resumed_at   timestamptz,
+    attempt_suspended_at timestamptz,
+    started_at           timestamptz, -- the first attempt; null: the latest attempt is the first
+    previous_attempt_index integer,
+    retry_reason         text,
+    reclaim_reason       text,
+    replay_reason        text,
+    replay_requested_by  text,
+    replayed_from_attempt_index integer,
+    progress_pct         smallint,
+    progress_message     text,
+    progress_updated_at  timestamptz,
     -- state: one word and the few facts it does not imply
+    transitioned_at  timestamptz not null,   -- the state changed
+    mutated_at       timestamptz,     -- something else changed since; null: nothing
+    completed_at     timestamptz,     -- set exactly in the five final states
+    attempt_ended_at timestamptz,     -- null: not yet, or with the execution
+    -- times at which something is due
+    delay_until           timestamptz,
+    attempt_timeout_at    timestamptz,
+    attempt_timeout_left  interval,   -- while no lease runs: what is left for the attempt
+    suspension_timeout_at timestamptz,   -- of the open suspension
+    lease_lost_at    timestamptz,
+    retry_at         timestamptz,     -- for a repeated report: when the retry was scheduled for
     state            text not null,   -- waiting, delayed, rate_limited, waiting_children, active, suspended, resumable,
                                       -- completed, failed, cancelled, expired, skipped
     blocking_reason  text,            -- why it waits, as a word
     blocking_detail  text,            -- the same for people
     pending          text,            -- which attempt comes next: first, retry, replay, interrupted (the same again)
-    resume_pending   boolean not null default false,   -- resumed from a suspension, and not claimed since
-    lease_lost       text,            -- while active: expired, revoked
-    is_parked        boolean not null default false,   -- gave its lease back to wait: another's end, a signal or a time wakes it
-    priority         integer not null,
-    tags             jsonb,
-    -- counters, which only grow
-    attempts         integer not null default 0,
-    retries          integer not null default 0,
-    replays          integer not null default 0,
-    reclaims         integer not null default 0,
-    epoch            bigint not null default 0,        -- counts leases: part of the fence
-    generation       integer not null default 0,       -- counts replays of a success, which start without steps
-    -- flags that save hot calls a lookup in other tables
-    has_waitpoints   boolean not null default false,   -- it ever had one: the end of an attempt closes or moves them
-    has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
-    -- its flow
-    node             text,            -- its name in the flow, if it was submitted with one
     held_back        text,            -- while it waits for dependencies: the blocking reason it had before
-    -- times at which something is due
-    delay_until           timestamptz,
-    deadline_at           timestamptz,
-    attempt_timeout_at    timestamptz,
-    attempt_timeout_left  interval,   -- while no lease runs: what is left for the attempt
-    suspension_timeout_at timestamptz,   -- of the open suspension
-    -- the latest attempt
-    attempt_index        integer,
-    attempt_id           uuid,
-    attempt_type         text,        -- initial, retry, reclaim, replay
-    attempt_lifecycle    text,        -- started, suspended, ended_success, ended_failure, ended_cancelled
-    attempt_started_at   timestamptz,
-    attempt_resumed_at   timestamptz,
-    attempt_suspended_at timestamptz,
-    attempt_ended_at     timestamptz,
+    lease_lost       text,            -- while active: expired, revoked
+    lease_revoke_reason  text,
+    disposition          text,        -- how the attempt ended: completed, terminal_failed, retry_scheduled, expired,
+                                      -- cancelled, skipped; null: it has not
     attempt_failure_reason   text,
     attempt_failure_category text,
-    attempt_policy       jsonb,
-    retry_reason         text,
-    previous_attempt_index integer,
-    replay_reason        text,
-    replay_requested_by  text,
-    replayed_from_attempt_index integer,
-    reclaim_reason       text,
-    disposition          text,        -- how the attempt ended, for a repeated report
-    retry_at             timestamptz, -- the same: when the retry was scheduled for
-    -- the latest lease of that attempt
-    lease_id             uuid,
-    worker_id            text,
-    worker_instance_id   text,
-    lease_ttl_ms         bigint,
-    lease_acquired_at    timestamptz,
-    lease_expires_at     timestamptz,
-    lease_renewed_at     timestamptz,
-    lease_lost_at        timestamptz,
-    lease_revoke_reason  text,
     -- outcome
     result               bytea,
     result_encoding      text,
@@ -154,25 +162,27 @@ create table flowfabric.execution (
     failure_category     text,
     cancellation_reason  text,
     cancelled_by         text,
-    pending_replay_reason       text, -- for the attempt that a replay starts
-    pending_replay_requested_by text,
-    capability_mismatch_at timestamptz,  -- a worker without the capabilities tried to claim it
-    hmac_failed_at       timestamptz, -- a signal arrived with an invalid token
-    progress_pct         smallint,
-    progress_message     text,
-    progress_updated_at  timestamptz,
-    started_at           timestamptz,
-    completed_at         timestamptz, -- set exactly in the five final states
-    transitioned_at      timestamptz not null,   -- the state changed
-    mutated_at           timestamptz not null,   -- anything changed
     primary key (partition, id)
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
--- Half-empty pages leave room for the claimed and the finished version of every row beside it (HOT).
+) with (fillfactor = 42, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+-- Half-empty pages leave room for the claimed and the finished version of every row beside it (HOT): eight rows a page with
+-- payloads of 200 bytes, two with 1,500. Decision 23 has the figures.
 
 -- Lists: newest first within a route, a namespace or a flow. None of these columns changes in the hot path.
 create index execution_by_route on flowfabric.execution (route, created_at, id);
 create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
 create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
+
+-- The workers that claimed, as small numbers: executions and events have the number instead of two long names. A worker
+-- gets a new one every day, so that old numbers fall out of use; see leases/number_worker.sql.
+create table flowfabric.worker (
+    id                 integer generated always as identity (cycle) primary key,
+    worker_id          text not null,
+    worker_instance_id text not null,
+    numbered_at        timestamptz not null,
+    unused_since       timestamptz        -- no execution has this number; events may
+);
+create index worker_by_name on flowfabric.worker (worker_instance_id, worker_id, numbered_at);
+create index worker_by_time on flowfabric.worker (numbered_at);
 
 -- Attempts that a later one replaced. The columns mean what they mean in the execution.
 create table flowfabric.attempt (
@@ -252,7 +262,7 @@ create table flowfabric.ready (
     deadline_at   timestamptz,
     available_at  timestamptz         -- of a lost lease: it may be reclaimed from then on
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
-create unique index ready_order on flowfabric.ready (route, rank, created_at, id, partition);
+create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
 
 -- The floors of routes: below the lowest of its positions, and without one, a route has no ready row. A hint that keeps
@@ -609,23 +619,22 @@ select setval('flowfabric.event_number', 1);
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
 -- so that the end of a leased execution is one row in two families.
 create table flowfabric.event (
-    slot               smallint not null,      -- the segment of the ring
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
+    lease_epoch        bigint,
     partition          integer not null,
+    attempt_index      integer,
+    worker             integer,                -- its number
+    slot               smallint not null,      -- the segment of the ring
     id                 uuid,
+    attempt_id         uuid,
+    lease_id           uuid,
     flow_id            uuid,
     namespace          text,
     tags               jsonb,
     lease_type         text,                   -- lease family: acquired, renewed, expired, reclaimed, revoked
     outcome            text,                   -- completion family: the final state
     operator_type      text,                   -- operator family: what was done
-    lease_id           uuid,
-    lease_epoch        bigint,
-    attempt_id         uuid,
-    attempt_index      integer,
-    worker_id          text,
-    worker_instance_id text,
     reason             text,
     revoked_by         text,
     details            jsonb,
@@ -768,14 +777,19 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
-       e.attempt_type, e.lease_id, e.worker_id, e.worker_instance_id, e.lease_ttl_ms, e.lease_acquired_at,
-       e.lease_expires_at, e.lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
+       coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, w.worker_id,
+       w.worker_instance_id,
+       (extract(epoch from e.lease_expires_at - coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at))
+        * 1000)::bigint as lease_ttl_ms,
+       coalesce(e.attempt_resumed_at, e.attempt_started_at) as lease_acquired_at, e.lease_expires_at,
+       coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at) as lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
        e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
-       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at, e.started_at,
+       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
+       coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
-       greatest(e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
+       greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
        r.lane, r.kind, r.capabilities, e.generation,
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
-from flowfabric.execution e join flowfabric.route r on r.id = e.route;
+from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker;

@@ -5,9 +5,9 @@ language sql stable as $$
     with e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
-    select 'attempt_open', e.partition, e.id, e.state || ' ' || e.attempt_lifecycle from e
-    where e.attempts > 0 and e.attempt_lifecycle <> all (case
-        when e.state = 'active' then array['started']
-        when e.pending = 'interrupted' then array['suspended']
-        else array['ended_success', 'ended_failure', 'ended_cancelled'] end)
+    select 'attempt_open', e.partition, e.id, concat_ws(' ', e.state, e.disposition) from e
+    where e.attempts > 0
+      and case when e.state = 'active' or e.pending = 'interrupted' then e.disposition is not null
+               else coalesce(e.disposition, '') not in (
+                   'completed', 'terminal_failed', 'retry_scheduled', 'expired', 'cancelled', 'skipped') end
 $$;

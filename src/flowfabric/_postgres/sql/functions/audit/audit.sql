@@ -25,6 +25,7 @@ begin
     union all select * from flowfabric.audit_pending_agrees_with_attempts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_times_ordered(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_lane_registered(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_worker_known(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_row(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_orphan(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_below_floor(v_low, v_high, v_from, v_to)
@@ -97,6 +98,7 @@ begin
         union all select * from flowfabric.audit_leased_last_event(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_signal_events(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_event_namespace(v_low, v_high, v_from, v_to)
+        union all select * from flowfabric.audit_event_worker(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_edge_event(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_cascade_event(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_cancel_requested_event(v_low, v_high, v_from, v_to);

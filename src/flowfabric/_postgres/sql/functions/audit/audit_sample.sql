@@ -37,6 +37,7 @@ begin
     union all select * from flowfabric.audit_completed_at(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_pending_agrees_with_attempts(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_times_ordered(p_partition, p_partition, v_from, v_to)
+    union all select * from flowfabric.audit_worker_known(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_ready_row(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_blocked_row(p_partition, p_partition, v_from, v_to)
     union all select * from flowfabric.audit_unsuccessful_row(p_partition, p_partition, v_from, v_to)

@@ -15,8 +15,8 @@ language sql stable as $$
         when e.state = 'active' and e.lease_lost is null then
             num_nonnulls(e.blocking_reason, e.blocking_detail, e.pending, e.delay_until) = 0
             and not e.resume_pending
-            and num_nulls(e.lease_id, e.worker_id, e.worker_instance_id, e.lease_ttl_ms, e.lease_acquired_at,
-                          e.lease_expires_at, e.lease_renewed_at, e.attempt_id) = 0
+            and num_nulls(e.lease_id, e.worker, e.attempt_started_at, e.lease_expires_at,
+                          e.attempt_id) = 0
         when e.state = 'active' then
             e.blocking_reason = 'waiting_for_worker' and e.blocking_detail <> '' and e.pending = 'interrupted'
             and not e.resume_pending and e.lease_lost_at is not null and e.lease_id is not null

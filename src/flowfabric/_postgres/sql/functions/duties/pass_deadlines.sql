@@ -4,7 +4,7 @@ returns void
 language plpgsql as $$
 begin
     perform flowfabric.end_executions(
-        p_partition, p_id, null, 'expired', 'ended_failure', 'expired', null, null,
+        p_partition, p_id, null, 'expired', 'expired', null, null,
         array_fill('execution_deadline'::text, array[cardinality(p_id)]),
         array_fill('timeout'::text, array[cardinality(p_id)]),
         null, null, 'expired:execution_deadline', 'reconciler', false, p_now);

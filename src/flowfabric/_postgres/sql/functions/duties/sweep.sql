@@ -1,5 +1,5 @@
--- sweep: remove expired idempotency records, grants and watches, empty flows, and event segments past their
--- retention.
+-- sweep: remove expired idempotency records, grants and watches, empty flows, event segments past their retention, and
+-- workers that nothing refers to.
 create or replace function flowfabric.sweep(p_limit integer) returns integer
 language plpgsql security definer as $$
 declare
@@ -35,6 +35,7 @@ begin
         limit p_limit for update of x skip locked) old
     where f.ctid = old.tid;
     get diagnostics v_n = row_count;
-    return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now);
+    return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now)
+        + flowfabric.forget_workers(v_now, p_limit);
 end;
 $$;

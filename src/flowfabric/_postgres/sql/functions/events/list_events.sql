@@ -37,9 +37,9 @@ begin
     v_upto := least(v_last, v_from + p_most);
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-           e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
-           e.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
-    from flowfabric.event e
+           e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
+           w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
+    from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
     where e.seq > v_from and e.seq <= v_upto and e.partition = p_partition and e.id = p_id
     order by e.seq limit p_limit;
     get diagnostics v_found = row_count;

@@ -30,9 +30,9 @@ begin
         v_upto := least(v_upto, v_next + p_most - 1);
         return query
         select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-               e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, e.worker_id,
-               e.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
-        from flowfabric.event e
+               e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
+               w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
+        from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
         where e.seq >= v_next and e.seq <= v_upto
           and case p_family when 'lease' then e.lease_type is not null when 'completion' then e.outcome is not null
                             when 'operator' then e.operator_type is not null when 'signal' then e.signal_effect is not null

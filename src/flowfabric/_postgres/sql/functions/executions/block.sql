@@ -35,7 +35,7 @@ begin
             blocking_reason = p_reason, blocking_detail = coalesce(nullif(p_detail, ''), p_reason),
             capability_mismatch_at = case when p_reason = 'waiting_for_capable_worker' then v_now
                                           else x.capability_mismatch_at end,
-            transitioned_at = v_now, mutated_at = v_now
+            transitioned_at = v_now, mutated_at = null
         where x.partition = p_partition and x.id = p_id returning x.* into e;
         insert into flowfabric.blocked (blocking_reason, created_at, id, partition)
         values (p_reason, e.created_at, e.id, e.partition);

@@ -80,7 +80,7 @@ begin
     end if;
     if cardinality(v_end) > 0 then
         perform flowfabric.end_executions(
-            array_agg(d.partition), array_agg(d.id), null, 'cancelled', 'ended_cancelled', 'cancelled', null, null,
+            array_agg(d.partition), array_agg(d.id), null, 'cancelled', 'cancelled', null, null,
             null, null, p_reason, p_source, 'cancelled',
             case when p_source = 'operator_override' then 'operator' else 'backend' end, false, v_now)
         from (select distinct p_partition[o] as partition, p_id[o] as id from unnest(v_end) o) d;

@@ -23,11 +23,11 @@ begin
 
     if cardinality(v_ok) = cardinality(p_id) then
         perform flowfabric.end_executions(
-            p_partition, p_id, v_tids, 'completed', 'ended_success', 'completed', p_result, p_result_encoding,
+            p_partition, p_id, v_tids, 'completed', 'completed', p_result, p_result_encoding,
             null, null, null, null, 'completed', 'backend', true, v_now);
     else
         perform flowfabric.end_executions(
-            array_agg(p_partition[o]), array_agg(p_id[o]), v_tids, 'completed', 'ended_success', 'completed',
+            array_agg(p_partition[o]), array_agg(p_id[o]), v_tids, 'completed', 'completed',
             array_agg(p_result[o]), array_agg(p_result_encoding[o]),
             null, null, null, null, 'completed', 'backend', true, v_now)
         from unnest(v_ok) o having count(*) > 0;

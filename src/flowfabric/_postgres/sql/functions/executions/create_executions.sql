@@ -29,7 +29,7 @@ begin
            p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quota,
            p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
         if flowfabric.create_plain(
-               p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::jsonb) then
+               p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::json) then
             ordinal := 0; code := 'created'; state := 'waiting';
             return next;
             return;

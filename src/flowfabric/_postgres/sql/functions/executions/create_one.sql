@@ -8,7 +8,7 @@ returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
 begin
     if flowfabric.create_plain(
-           p_lane, p_kind, p_capabilities, array[p_partition], array[p_id], array[p_payload], p_policy::jsonb) then
+           p_lane, p_kind, p_capabilities, array[p_partition], array[p_id], array[p_payload], p_policy::json) then
         ordinal := 0; code := 'created'; state := 'waiting';
         return next;
     end if;

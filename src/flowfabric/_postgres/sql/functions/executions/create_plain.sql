@@ -3,7 +3,7 @@
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
 -- Returns  whether they were made: false when the route is new or closed.
 create or replace function flowfabric.create_plain(
-    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy jsonb)
+    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy json)
 returns boolean
 language plpgsql as $$
 declare
@@ -23,18 +23,18 @@ begin
     if cardinality(p_id) = 1 then
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
-             priority, transitioned_at, mutated_at)
+             priority, transitioned_at)
         values (p_partition[1], p_id[1], v_route, v_now, '', '', p_payload[1], p_policy, 'waiting', 'waiting_for_worker',
-                'first', 0, v_now, v_now);
+                'first', 0, v_now);
         insert into flowfabric.ready (route, rank, created_at, id, partition)
         values (v_route, flowfabric.rank_of(0), v_now, p_id[1], p_partition[1]);
     else
         with made as (
             insert into flowfabric.execution
                 (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
-                 priority, transitioned_at, mutated_at)
+                 priority, transitioned_at)
             select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker',
-                   'first', 0, v_now, v_now
+                   'first', 0, v_now
             from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
         )
         insert into flowfabric.ready (route, rank, created_at, id, partition)

@@ -6,7 +6,7 @@
 --          p_lease_event: emit the lease part of the event even if the lease was lost before.
 -- Writes   one event per execution: its completion and, if it held a lease, the end of that lease.
 create or replace function flowfabric.end_executions(
-    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_lifecycle text, p_disposition text,
+    p_partition integer[], p_id uuid[], p_tids tid[], p_state text, p_disposition text,
     p_result bytea[], p_result_encoding text[], p_failure_reason text[], p_failure_category text[],
     p_cancel_reason text, p_cancelled_by text, p_lease_reason text, p_revoked_by text, p_lease_event boolean,
     p_now timestamptz)
@@ -36,8 +36,6 @@ begin
     with ended as (
         update flowfabric.execution e
         set state = p_state,
-            attempt_lifecycle = case when e.state = 'active' or e.pending = 'interrupted' then p_lifecycle else e.attempt_lifecycle end,
-            attempt_ended_at = case when e.state = 'active' or e.pending = 'interrupted' then p_now else e.attempt_ended_at end,
             disposition = case when e.state = 'active' or e.pending = 'interrupted' then p_disposition else e.disposition end,
             attempt_failure_reason = case when e.state = 'active' or e.pending = 'interrupted'
                 then coalesce(u.failure_reason, 'cancelled: ' || p_cancel_reason,
@@ -50,22 +48,22 @@ begin
             failure_reason = coalesce(u.failure_reason, e.failure_reason),
             failure_category = coalesce(u.failure_category, e.failure_category),
             cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
-            completed_at = p_now, transitioned_at = p_now, mutated_at = p_now
+            completed_at = p_now, transitioned_at = p_now, mutated_at = null
         from unnest(v_tids, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
              as u (tid, result, result_encoding, failure_reason, failure_category, leased)
         where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
-                  e.worker_id, e.worker_instance_id, e.created_at, e.policy, coalesce(u.leased, true) as leased,
+                  e.worker, e.created_at, e.policy, coalesce(u.leased, true) as leased,
                   e.has_waitpoints, e.replays
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
-             attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+             attempt_id, attempt_index, worker, reason, revoked_by)
         select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
                case when p_state = 'completed' then 'success' else p_state end,
                case when e.leased then 'revoked' end, case when e.leased then e.lease_id end,
                case when e.leased then e.epoch end, e.attempt_id, e.attempt_index,
-               case when e.leased then e.worker_id end, case when e.leased then e.worker_instance_id end,
+               case when e.leased then e.worker end,
                case when e.leased then p_lease_reason end, case when e.leased then p_revoked_by end
         from ended e
         returning seq, flow_id

@@ -26,7 +26,7 @@ begin
     from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
 
     select array_agg(flowfabric.retry_delay_ms(
-                         coalesce(p_retry_policy[o]::jsonb, e.policy -> 'retry_policy'), e.retries, p_class[o],
+                         coalesce(p_retry_policy[o], e.policy ->> 'retry_policy')::jsonb, e.retries, p_class[o],
                          p_category[o]) order by i)
     into v_delay
     from unnest(v_ok) with ordinality as u (o, i)
@@ -37,7 +37,7 @@ begin
         array_agg(d), 'failed_retry_scheduled', 'backend', v_now)
     from unnest(v_ok, v_delay) as u (o, d) where d is not null having count(*) > 0;
     perform flowfabric.end_executions(
-        array_agg(p_partition[o]), array_agg(p_id[o]), array_agg(t), 'failed', 'ended_failure', 'terminal_failed',
+        array_agg(p_partition[o]), array_agg(p_id[o]), array_agg(t), 'failed', 'terminal_failed',
         null, null, array_agg(p_reason[o]), array_agg(p_category[o]),
         null, null, 'failed_terminal', 'backend', true, v_now)
     from unnest(v_ok, v_delay, v_tids) as u (o, d, t) where d is null having count(*) > 0;

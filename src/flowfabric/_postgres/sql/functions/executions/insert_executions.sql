@@ -11,16 +11,16 @@ returns integer
 language plpgsql as $$
 declare
     v_ready integer;
-    v_policy jsonb := case when cardinality(p_policy) = 1 then p_policy[1]::jsonb end;
+    v_policy json := case when cardinality(p_policy) = 1 then p_policy[1]::json end;
 begin
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
              policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail, pending, priority, tags,
-             delay_until, deadline_at, transitioned_at, mutated_at, node)
+             delay_until, deadline_at, transitioned_at, node)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
-               coalesce(v_policy, p_policy[u.ord]::jsonb), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
+               coalesce(v_policy, p_policy[u.ord]::json), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
                case when p_deps[u.ord] > 0 then 'waiting_children' when d.until is null then 'waiting' else 'delayed' end,
                case when p_deps[u.ord] > 0 then 'waiting_for_children'
                     when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
@@ -28,7 +28,7 @@ begin
                     when d.until is not null
                     then 'delayed until ' || flowfabric.time_text(d.until) end,
                'first', flowfabric.priority_of(p_priority[u.ord]), p_tags[u.ord]::jsonb, d.until,
-               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_now, p_node[u.ord]
+               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_node[u.ord]
         from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)
         cross join lateral (
             select case when w.at > p_now then w.at end as until

@@ -89,12 +89,12 @@ begin
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',
-                replays = e.replays + 1, completed_at = null,
+                replays = e.replays + 1, completed_at = null, attempt_ended_at = coalesce(e.attempt_ended_at, e.completed_at),
                 generation = e.generation + case when e.state = 'completed' then 1 else 0 end, result = null, result_encoding = null,
                 failure_reason = null, failure_category = null, cancellation_reason = null, cancelled_by = null,
                 progress_pct = null, progress_message = null, progress_updated_at = null, deadline_at = null,
                 pending_replay_reason = p_reason, pending_replay_requested_by = p_requested_by,
-                transitioned_at = v_now, mutated_at = v_now
+                transitioned_at = v_now, mutated_at = null
             from unnest(v_partitions, v_ids) as u (partition, id)
             where e.partition = u.partition and e.id = u.id
             returning e.*

@@ -24,11 +24,11 @@ begin
                 || ' after ' || u.category || ': ' || left(u.reason, 200),
             retries = e.retries + 1, delay_until = p_now + flowfabric.ms(u.delay),
             failure_reason = u.reason, failure_category = u.category,
-            attempt_lifecycle = 'ended_failure', attempt_ended_at = p_now, disposition = 'retry_scheduled',
+            attempt_ended_at = p_now, disposition = 'retry_scheduled',
             retry_at = p_now + flowfabric.ms(u.delay),
             attempt_failure_reason = u.reason, attempt_failure_category = u.category,
             attempt_timeout_at = null, attempt_timeout_left = null, lease_lost = null,
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id, p_reason, p_category, p_delay_ms, v_leased)
              as u (partition, id, reason, category, delay, leased)
         where e.partition = u.partition and e.id = u.id
@@ -36,9 +36,9 @@ begin
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+         attempt_index, worker, reason, revoked_by)
     select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
-           d.attempt_id, d.attempt_index, d.worker_id, d.worker_instance_id, p_lease_reason, p_revoked_by
+           d.attempt_id, d.attempt_index, d.worker, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
     perform flowfabric.end_waits(array_agg(e.partition), array_agg(e.id), array_agg(null::text), p_now)
     from unnest(p_partition, p_id) as u (partition, id)

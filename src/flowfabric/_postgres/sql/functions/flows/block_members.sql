@@ -17,7 +17,7 @@ begin
             delay_until = case when e.is_parked and exists (
                 select from flowfabric.waiter w where w.partition = e.partition and w.id = e.id) then null
                 else e.delay_until end,
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id, p_detail) as u (partition, id, detail)
         where e.partition = u.partition and e.id = u.id
           and e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children')

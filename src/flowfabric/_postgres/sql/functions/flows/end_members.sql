@@ -4,7 +4,7 @@ returns void
 language plpgsql as $$
 begin
     perform flowfabric.end_executions(
-        array_agg(e.partition), array_agg(e.id), null, 'cancelled', 'ended_cancelled', 'cancelled', null, null, null, null,
+        array_agg(e.partition), array_agg(e.id), null, 'cancelled', 'cancelled', null, null, null, null,
         coalesce(nullif(p_reason, ''), 'flow_cancelled'), 'operator_override', 'cancelled', 'operator', false, p_now)
     from unnest(p_id) u (id)
     cross join lateral (select x.partition, x.id from flowfabric.execution x

@@ -6,7 +6,7 @@ begin
     update flowfabric.execution e
     set state = 'waiting', blocking_reason = 'paused_by_flow_cancel', blocking_detail = 'flow cancelled', delay_until = null,
         held_back = null, is_parked = false,
-        transitioned_at = p_now, mutated_at = p_now
+        transitioned_at = p_now, mutated_at = null
     from unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id
       and e.state in ('waiting', 'delayed', 'rate_limited', 'resumable', 'waiting_children');

@@ -4,7 +4,7 @@ returns table (partition integer, id uuid, node text, kind text, state text, cre
                completed_at timestamptz, failure_reason text, failure_category text, cancellation_reason text,
                result bytea, result_encoding text)
 language sql stable security definer as $$
-    select e.partition, e.id, e.node, r.kind, e.state, e.created_at, e.started_at, e.completed_at, e.failure_reason,
+    select e.partition, e.id, e.node, r.kind, e.state, e.created_at, coalesce(e.started_at, e.attempt_started_at), e.completed_at, e.failure_reason,
            e.failure_category, e.cancellation_reason, case when p_results then e.result end, e.result_encoding
     from flowfabric.execution e join flowfabric.route r on r.id = e.route
     where e.flow_id = p_flow order by e.created_at, e.id

@@ -18,7 +18,7 @@ begin
             blocking_detail = case when e.delay_until > p_now then 'delayed until '
                 || flowfabric.time_text(e.delay_until) end,
             delay_until = case when e.delay_until > p_now then e.delay_until end,
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id) as u (partition, id)
         where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children' and not e.is_parked
         returning e.partition, e.id, e.route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id, e.held_back

@@ -6,7 +6,7 @@ language plpgsql as $$
 begin
     perform set_config('flowfabric.ended', 'yes', true);   -- the dispatcher commits it synchronously
     perform flowfabric.end_executions(
-        array_agg(e.partition), array_agg(e.id), null, 'skipped', 'ended_cancelled', 'skipped', null, null, null, null,
+        array_agg(e.partition), array_agg(e.id), null, 'skipped', 'skipped', null, null, null, null,
         null, null, 'dependency_impossible', 'backend', false, p_now)
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.completed_at is null

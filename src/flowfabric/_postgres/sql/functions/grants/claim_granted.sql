@@ -30,7 +30,7 @@ begin
         return query
         select 'ok'::text, 'again'::text, e.partition, e.id,
                case when e.attempt_resumed_at is null then 'fresh' else 'resumed' end, e.attempt_index, e.attempt_id,
-               e.attempt_type, e.lease_id, e.epoch, e.lease_expires_at, r.lane, r.kind, e.namespace, e.flow_id,
+               coalesce(e.attempt_type, 'initial'), e.lease_id, e.epoch, e.lease_expires_at, r.lane, r.kind, e.namespace, e.flow_id,
                e.priority, e.created_at, coalesce(i.payload, e.payload),
                case when i.payload is null then e.payload_encoding else i.encoding end, e.tags, e.deadline_at,
                e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings
@@ -64,7 +64,7 @@ begin
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
             (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
-            array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
+            array[p_lease], array[p_attempt], flowfabric.number_worker(p_worker, p_instance, v_now), p_ttl_ms,
             p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.pending <> 'first', v_now) s;
     else
         v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;

@@ -56,7 +56,7 @@ begin
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
             (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
-            array[p_lease], array[p_attempt], p_worker, p_instance, p_ttl_ms,
+            array[p_lease], array[p_attempt], flowfabric.number_worker(p_worker, p_instance, v_now), p_ttl_ms,
             null, null, p_policy::jsonb, null, true, v_now) s;
     else
         v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;

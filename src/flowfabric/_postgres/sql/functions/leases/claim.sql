@@ -16,6 +16,7 @@ declare
     v_now timestamptz;
     v_auto_reclaim boolean;
     v_kinds text[];
+    v_worker integer;
     -- The routes that may have work, and where their rows begin.
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
     v_best tid[];
@@ -36,8 +37,11 @@ begin
         return;
     end if;
     v_kinds := p_kinds::text[];
-    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id)
-    into v_routes, v_ranks, v_created, v_floor_ids
+    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id),
+           (select w.id from flowfabric.worker w   -- as number_worker does
+            where w.worker_instance_id = p_instance and w.worker_id = p_worker
+              and w.numbered_at > v_now - interval '1 day' and w.unused_since is null limit 1)
+    into v_routes, v_ranks, v_created, v_floor_ids, v_worker
     from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
           from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
           where f.lane = p_lane and (v_kinds is null or r.kind = any (v_kinds)) and r.capabilities <@ p_capabilities
@@ -83,14 +87,17 @@ begin
 
     if cardinality(v_ids) > 0 then
         v_now := flowfabric.now();   -- not earlier than anything seen before
+        if v_worker is null then
+            v_worker := flowfabric.number_worker(p_worker, p_instance, v_now);
+        end if;
         if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
-                v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+                v_tids, null, null, v_worker, p_ttl_ms, null, null, null, null,
                 v_again, v_now);
         else
             -- Returned in claim order, however they were taken.
             return query select * from flowfabric.start_attempts(
-                v_tids, null, null, p_worker, p_instance, p_ttl_ms, null, null, null, null,
+                v_tids, null, null, v_worker, p_ttl_ms, null, null, null, null,
                 v_again, v_now) s order by s.priority desc, s.created_at, s.id;
         end if;
     end if;

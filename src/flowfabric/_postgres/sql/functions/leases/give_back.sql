@@ -19,18 +19,18 @@ begin
         set state = p_state, pending = 'interrupted', delay_until = p_until, is_parked = p_is_parked,
             blocking_reason = case p_state when 'delayed' then 'waiting_for_delay'
                 when 'waiting_children' then 'waiting_for_children' else 'waiting_for_worker' end,
-            blocking_detail = p_detail, attempt_lifecycle = 'suspended', attempt_suspended_at = p_now,
+            blocking_detail = p_detail, attempt_suspended_at = p_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - p_now, interval '1 millisecond') end,
-            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = p_now
+            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = p_partition and e.id = p_id
         returning e.*
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+         attempt_index, worker, reason, revoked_by)
     select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
-           p.attempt_id, p.attempt_index, p.worker_id, p.worker_instance_id, p_event, 'backend'
+           p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
     from paused p;
     if p_state = 'waiting' then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);

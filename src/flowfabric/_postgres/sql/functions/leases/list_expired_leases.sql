@@ -4,13 +4,14 @@ create or replace function flowfabric.list_expired_leases(
 returns table (partition integer, id uuid, lease_id uuid, epoch bigint, worker_instance_id text,
                lease_expires_at timestamptz, attempt_index integer)
 language sql stable security definer as $$
-    select e.partition, e.id, e.lease_id, e.epoch, e.worker_instance_id, e.lease_expires_at, e.attempt_index
+    select e.partition, e.id, e.lease_id, e.epoch, w.worker_instance_id, e.lease_expires_at, e.attempt_index
     from (select u.partition, u.id from flowfabric.timer t
           cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
           where t.kind = 'lease' and t.due_at <= p_as_of
           union
           select r.partition, r.id from flowfabric.ready r where r.available_at is not null) c
     join flowfabric.execution e on e.partition = c.partition and e.id = c.id
+    left join flowfabric.worker w on w.id = e.worker
     where e.state = 'active' and e.lease_lost is distinct from 'revoked' and e.lease_expires_at <= p_as_of
       and (p_namespace is null or e.namespace = p_namespace)
       and (p_after_at is null or (e.lease_expires_at, e.id) > (p_after_at, p_after_id))

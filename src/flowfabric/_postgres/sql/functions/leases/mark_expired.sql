@@ -11,16 +11,16 @@ begin
         update flowfabric.execution e
         set lease_lost = 'expired', lease_lost_at = p_now, blocking_reason = 'waiting_for_worker',
             blocking_detail = 'lease expired, awaiting reclaim', pending = 'interrupted',
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_partition, p_id) as u (partition, id)
         where e.partition = u.partition and e.id = u.id
         returning e.*
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason)
+         attempt_index, worker, reason)
     select v_slot, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
-           l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker_id, l.worker_instance_id, 'lease_expired'
+           l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker, 'lease_expired'
     from lost l;
     perform flowfabric.offer_lost(p_partition, p_id);
 end;

@@ -24,25 +24,25 @@ begin
     end if;
     -- A shortened lease may expire before its timer.
     perform flowfabric.set_timers('lease', array_agg(e.partition), array_agg(e.id),
-                                  array_agg(v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms))))
+                                  array_agg(v_now + coalesce(flowfabric.ms(p_ttl_ms[o]), flowfabric.lease_ttl(e))))
     from unnest(v_ok) o
     join flowfabric.execution e on e.partition = p_partition[o] and e.id = p_id[o]
-    where v_now + flowfabric.ms(coalesce(p_ttl_ms[o], e.lease_ttl_ms)) < e.lease_expires_at
+    where v_now + coalesce(flowfabric.ms(p_ttl_ms[o]), flowfabric.lease_ttl(e)) < e.lease_expires_at
     having count(*) > 0;
     -- The lease timer has the earlier expiry; when it is due, it finds the new one and is set again.
     with renewed as (
         update flowfabric.execution e
-        set lease_ttl_ms = coalesce(p_ttl_ms[u.o], e.lease_ttl_ms), lease_renewed_at = v_now,
-            lease_expires_at = v_now + flowfabric.ms(coalesce(p_ttl_ms[u.o], e.lease_ttl_ms))
+        set lease_renewed_at = v_now,
+            lease_expires_at = v_now + coalesce(flowfabric.ms(p_ttl_ms[u.o]), flowfabric.lease_ttl(e))
         from unnest(v_ok, v_tids) as u (o, tid)
         where e.ctid = u.tid
         returning e.*
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id)
+         attempt_index, worker)
     select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
-           r.attempt_id, r.attempt_index, r.worker_id, r.worker_instance_id
+           r.attempt_id, r.attempt_index, r.worker
     from renewed r where v_logged;
     return query
     select v.o, 'ok', null::text, 'active', e.epoch, e.attempt_id, e.lease_expires_at
@@ -53,4 +53,10 @@ begin
             p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);
     end if;
 end;
+$$;
+
+-- lease_ttl: how long the latest lease of an execution was granted for, from its acquisition or its last renewal on.
+create or replace function flowfabric.lease_ttl(e flowfabric.execution) returns interval
+language sql immutable as $$
+    select e.lease_expires_at - coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at)
 $$;

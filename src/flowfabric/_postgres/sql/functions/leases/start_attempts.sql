@@ -2,13 +2,12 @@
 --
 -- Called by every kind of claim, under its locks; the ready rows are already deleted. A pending attempt is created, an
 -- interrupted one continues, a lost lease is replaced by a new attempt.
--- Takes    p_tids: the positions of the locked rows. p_lease, p_attempt: ids that the caller minted; a null array lets the
---          database mint them. p_again: some of the executions are not at their first attempt.
+-- Takes    p_tids: the positions of the locked rows. p_worker: its number. p_lease, p_attempt: ids that the caller minted; a
+--          null array lets the database mint them. p_again: some of the executions are not at their first attempt.
 -- Returns  one row per lease, in the order of p_tids.
 create or replace function flowfabric.start_attempts(
-    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
-    p_again boolean, p_now timestamptz)
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_ttl_ms bigint, p_timeout_ms bigint,
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
@@ -26,15 +25,14 @@ begin
             update flowfabric.execution e
             set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, delay_until = null,
                 epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
-                worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
-                lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = v_expires, started_at = p_now,
+                worker = p_worker, lease_expires_at = v_expires,
                 attempts = 1, attempt_index = 0,
                 attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid),
-                attempt_type = 'initial', attempt_lifecycle = 'started', attempt_started_at = p_now,
+                attempt_started_at = p_now,
                 attempt_policy = p_policy,
                 attempt_timeout_at = p_now + flowfabric.ms(coalesce(
                     p_timeout_ms, nullif((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint, 0))),
-                transitioned_at = p_now, mutated_at = p_now
+                transitioned_at = p_now, mutated_at = null
             from unnest(p_tids) with ordinality as u (tid, ord)
             where e.ctid = u.tid
             returning e.partition, e.id, e.route, e.attempt_id, e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority,
@@ -43,9 +41,9 @@ begin
         ), logged as (
             insert into flowfabric.event
                 (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
-                 attempt_id, attempt_index, worker_id, worker_instance_id, reason)
+                 attempt_id, attempt_index, worker, reason)
             select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
-                   s.attempt_id, 0, p_worker, p_instance, p_reason
+                   s.attempt_id, 0, p_worker, p_reason
             from started s
         ), watched as (
             insert into flowfabric.timer (kind, due_at, partitions, ids)
@@ -68,7 +66,7 @@ begin
         join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
     else
         return query select * from flowfabric.start_later_attempts(
-            p_tids, p_lease, p_attempt, p_worker, p_instance, p_ttl_ms, p_timeout_ms, p_deadline_at, p_policy, p_reason,
+            p_tids, p_lease, p_attempt, p_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
             p_again, v_slot, v_seed, v_expires, p_now);
     end if;
 end;
@@ -76,9 +74,9 @@ $$;
 
 -- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
-    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_timeout_ms bigint, p_deadline_at timestamptz, p_policy jsonb, p_reason text,
-    p_again boolean, p_slot smallint, p_seed text, p_expires timestamptz, p_now timestamptz)
+    p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint,
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_slot smallint, p_seed text,
+    p_expires timestamptz, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
@@ -99,11 +97,10 @@ begin
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
             lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
             epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (p_seed || (100000000 + 2 * u.ord))::uuid),
-            worker_id = p_worker, worker_instance_id = p_instance, lease_ttl_ms = p_ttl_ms,
-            lease_acquired_at = p_now, lease_renewed_at = p_now, lease_expires_at = p_expires,
-            started_at = coalesce(e.started_at, p_now),
+            worker = p_worker, lease_renewed_at = null, lease_expires_at = p_expires,
+            started_at = coalesce(e.started_at, e.attempt_started_at),
             deadline_at = coalesce(p_deadline_at, e.deadline_at),
-            attempt_lifecycle = 'started', attempt_suspended_at = null, attempt_ended_at = null,
+            attempt_suspended_at = null, attempt_ended_at = null,
             attempt_failure_reason = null, attempt_failure_category = null, disposition = null, retry_at = null,
             reclaims = case when e.lease_lost is null then e.reclaims else e.reclaims + 1 end,
             reclaim_reason = null, pending_replay_reason = null, pending_replay_requested_by = null,
@@ -114,7 +111,7 @@ begin
             attempt_id = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_id
                               else coalesce(p_attempt[u.ord], (p_seed || (100000001 + 2 * u.ord))::uuid) end,
             attempt_type = case when e.lease_lost is not null then 'reclaim' when e.pending = 'interrupted'
-                                then e.attempt_type when e.pending = 'first' then 'initial' else e.pending end,
+                                then e.attempt_type else nullif(e.pending, 'first') end,
             attempt_started_at = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_started_at else p_now end,
             attempt_policy = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_policy else p_policy end,
             previous_attempt_index = case when flowfabric.continues(e.pending, e.lease_lost)
@@ -132,7 +129,7 @@ begin
                 flowfabric.ms(p_timeout_ms),
                 case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_timeout_left
                      else flowfabric.ms(nullif((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint, 0)) end),
-            transitioned_at = p_now, mutated_at = p_now
+            transitioned_at = p_now, mutated_at = null
         from unnest(p_tids) with ordinality as u (tid, ord)
         where e.ctid = u.tid
         returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
@@ -143,10 +140,10 @@ begin
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-             attempt_index, worker_id, worker_instance_id, reason, details)
+             attempt_index, worker, reason, details)
         select p_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
                case s.handle_kind when 'reclaimed' then 'reclaimed' else 'acquired' end,
-               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, p_worker, p_instance,
+               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, p_worker,
                case s.handle_kind when 'resumed' then 'claim_resumed' else p_reason end,
                case s.handle_kind when 'reclaimed' then jsonb_build_object('previous_lease_epoch', s.epoch - 1) end
         from started s
@@ -161,7 +158,7 @@ begin
         insert into flowfabric.flow_touched
         select distinct s.partition, s.flow_id from started s where s.flow_id is not null
     )
-    select s.partition, s.id, s.handle_kind, s.attempt_index, s.attempt_id, s.attempt_type, s.lease_id, s.epoch,
+    select s.partition, s.id, s.handle_kind, s.attempt_index, s.attempt_id, coalesce(s.attempt_type, 'initial'), s.lease_id, s.epoch,
            p_expires, r.lane, r.kind, s.namespace, s.flow_id, s.priority, s.created_at,
            coalesce((s.i).payload, s.payload),
            case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end,
@@ -182,17 +179,19 @@ create or replace function flowfabric.keep_attempts(p_tids tid[], p_now timestam
 language plpgsql as $$
 begin
     insert into flowfabric.attempt
-    select (flowfabric.latest_attempt(e)).*
+    select (flowfabric.latest_attempt(e, w)).*
     from unnest(p_tids) as u (tid)
     join flowfabric.execution e on e.ctid = u.tid
+    left join flowfabric.worker w on w.id = e.worker
     where e.attempts > 0 and e.pending <> 'interrupted';
     insert into flowfabric.attempt
     select (flowfabric.latest_attempt(jsonb_populate_record(e, jsonb_build_object(
-                'attempt_lifecycle', 'interrupted_reclaimed', 'attempt_ended_at', p_now, 'disposition', 'reclaimed',
+                'attempt_ended_at', p_now, 'disposition', 'reclaimed',
                 'reclaim_reason', coalesce(e.reclaim_reason, case e.lease_lost when 'expired'
-                    then 'lease_expired_reclaimable' else 'lease_revoked' end))))).*
+                    then 'lease_expired_reclaimable' else 'lease_revoked' end))), w)).*
     from unnest(p_tids) as u (tid)
     join flowfabric.execution e on e.ctid = u.tid
+    left join flowfabric.worker w on w.id = e.worker
     where e.lease_lost is not null;
 end;
 $$;

@@ -1,4 +1,4 @@
--- take_ready: lock and remove ready rows, with their executions locked: the first of a route from its floor on, or given
+-- take_ready: remove ready rows and lock their executions: the first of a route from its floor on, or given
 -- ones.
 --
 -- Takes    p_tids: rows that were read without locks; null: the first p_limit rows of p_route.
@@ -10,12 +10,14 @@ returns flowfabric.taken
 language plpgsql as $$
 declare
     v_taken flowfabric.taken := row('{}', '{}', '{}', false)::flowfabric.taken;
-    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[];
-    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean;
+    v_partitions integer[]; v_ids uuid[]; v_places tid[]; v_tids tid[]; v_gone uuid[];
+    v_again boolean; v_lost boolean; v_held boolean; v_granted boolean; v_missed boolean;
     v_capped integer[];
 begin
     loop
-        -- Skip rows whose execution is locked; the scan continues after them.
+        -- Skip rows whose execution is locked, or was claimed or ended since; the scan continues after them. Every call that
+        -- changes a ready row holds its execution's lock, so ready rows need none. One that was removed or changed just
+        -- before the lock was granted is missed: the next round finds it where it is now, if it may still be claimed.
         if p_tids is null then
             with locked as (
                 select r.ctid as tid, e.ctid as place, e.partition, e.id, e.pending <> 'first' as again,
@@ -27,9 +29,9 @@ begin
                   and (r.granted_until is null or r.granted_until <= p_now)
                   and (r.deadline_at is null or r.deadline_at > p_now)
                   and (r.available_at is null or (p_reclaim and r.available_at <= p_now))
+                  and e.pending is not null
                 order by r.rank, r.created_at, r.id
                 limit p_limit - cardinality(v_taken.ids)
-                for update of r skip locked
                 for no key update of e skip locked
             )
             select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
@@ -45,7 +47,7 @@ begin
                 join flowfabric.ready r on r.ctid = u.tid
                 join flowfabric.execution e on e.partition = r.partition and e.id = r.id
                 where (r.granted_until is null or r.granted_until <= p_now)
-                for update of r skip locked
+                  and e.pending is not null
                 for no key update of e skip locked
             )
             select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),
@@ -54,7 +56,26 @@ begin
             from locked l;
         end if;
         exit when v_tids is null;
-        delete from flowfabric.ready r where r.ctid = any (v_tids);
+        -- By id too: the slot of a removed row may have a new one.
+        if cardinality(v_ids) = 1 then
+            delete from flowfabric.ready r where r.ctid = v_tids[1] and r.id = v_ids[1];
+            v_missed := not found;
+            v_gone := null;
+        else
+            with gone as (
+                delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id
+            )
+            select array_agg(g.id) into v_gone from gone g;
+            v_missed := cardinality(v_gone) is distinct from cardinality(v_ids);
+        end if;
+        if v_missed then
+            select array_agg(u.partition order by o), array_agg(u.id order by o), array_agg(u.place order by o)
+            into v_partitions, v_ids, v_places
+            from unnest(v_partitions, v_ids, v_places) with ordinality as u (partition, id, place, o)
+            where u.id = any (v_gone);
+            continue when v_ids is null and p_tids is null;
+            exit when v_ids is null;
+        end if;
         if v_granted then
             -- Grants that expired unused.
             delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
@@ -84,7 +105,7 @@ begin
         v_taken.ids := v_taken.ids || v_ids;
         v_taken.tids := v_taken.tids || v_places;
         v_taken.again := v_taken.again or v_again;
-        exit when v_capped is null or p_tids is not null;
+        exit when (v_capped is null and not v_missed) or p_tids is not null;
     end loop;
     return v_taken;
 end;

@@ -63,7 +63,6 @@ begin
             perform flowfabric.end_executions(
                 array[s.partition], array[s.id], null,
                 case v_behavior when 'fail' then 'failed' when 'cancel' then 'cancelled' else 'expired' end,
-                case v_behavior when 'cancel' then 'ended_cancelled' else 'ended_failure' end,
                 case v_behavior when 'fail' then 'terminal_failed' when 'cancel' then 'cancelled' else 'expired' end,
                 null, null, array['suspension_timeout:' || v_behavior], array['timeout'],
                 case v_behavior when 'cancel' then 'suspension_timeout:cancel' end,

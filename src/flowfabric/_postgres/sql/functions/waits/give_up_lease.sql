@@ -10,18 +10,18 @@ begin
             suspension_timeout_at = s.timeout_at, blocking_reason = flowfabric.suspension_blocks(s.reason_code),
             blocking_detail = case when s.keeps_waitpoints then flowfabric.waits_for('{}', '{}', s.waitpoint_keys, null)
                                    else 'waitpoint ' || s.waitpoint_ids[1] || ': ' || s.reason_code end,
-            attempt_lifecycle = 'suspended', attempt_suspended_at = p_now,
+            attempt_suspended_at = p_now,
             attempt_timeout_left = case when e.attempt_timeout_at is not null
                 then greatest(e.attempt_timeout_at - p_now, interval '1 millisecond') end,
-            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = p_now
+            attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = s.partition and e.id = s.id
         returning e.*
     )
     insert into flowfabric.event
         (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker_id, worker_instance_id, reason, revoked_by)
+         attempt_index, worker, reason, revoked_by)
     select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch - 1,
-           p.attempt_id, p.attempt_index, p.worker_id, p.worker_instance_id, 'suspend', 'backend'
+           p.attempt_id, p.attempt_index, p.worker, 'suspend', 'backend'
     from paused p;
     if s.timeout_at is not null then
         perform flowfabric.set_timers('suspension', array[s.partition], array[s.id], array[s.timeout_at]);

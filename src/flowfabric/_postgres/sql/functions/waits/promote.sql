@@ -5,7 +5,7 @@ language plpgsql as $$
 begin
     update flowfabric.execution e
     set state = case when e.resume_pending then 'resumable' else 'waiting' end, blocking_reason = 'waiting_for_worker',
-        blocking_detail = null, delay_until = null, is_parked = false, transitioned_at = p_now, mutated_at = p_now
+        blocking_detail = null, delay_until = null, is_parked = false, transitioned_at = p_now, mutated_at = null
     from unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id;
     perform flowfabric.forget_waits(p_partition, p_id);

@@ -11,7 +11,7 @@ begin
         suspension_timeout_at = null,
         blocking_reason = case when v_until is null then 'waiting_for_worker' else 'waiting_for_resume_delay' end,
         blocking_detail = 'resumes at ' || flowfabric.time_text(v_until),
-        transitioned_at = p_now, mutated_at = p_now
+        transitioned_at = p_now, mutated_at = null
     where e.partition = p_partition and e.id = p_id
     returning e.route, flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id
     into v_route, v_rank, v_created, v_deadline, v_flow;

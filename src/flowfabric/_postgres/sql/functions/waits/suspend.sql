@@ -85,8 +85,8 @@ language sql stable as $$
             from unnest(s.waitpoint_ids) with ordinality as u (waitpoint_id, place)
             cross join lateral (select x.* from flowfabric.waitpoint x
                                 where x.partition = s.partition and x.waitpoint_id = u.waitpoint_id offset 0) w),
-           s.attempt_index, r.lane, e.worker_instance_id, e.lease_ttl_ms
-    from flowfabric.route r where r.id = e.route
+           s.attempt_index, r.lane, k.worker_instance_id, (extract(epoch from flowfabric.lease_ttl(e)) * 1000)::bigint
+    from flowfabric.route r left join flowfabric.worker k on k.id = e.worker where r.id = e.route
 $$;
 
 -- not_suspended: the row of a refusal.
