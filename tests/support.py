@@ -51,14 +51,17 @@ def system_programs() -> Path | None:
     return None
 
 
+_READS = ("audit", "read_", "list_", "find", "describe_", "lane_stats", "count_", "deployment_info")
+
+
 class CheckedEngine(ff.Engine):
-    """An engine whose every call is followed by an audit of the whole database."""
+    """An engine whose every call that may write is followed by an audit of the whole database."""
 
     async def _fetch(self, statement: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
         try:
             return await super()._fetch(statement, *args, repeatable=repeatable)
         finally:
-            if "flowfabric.audit" not in statement:
+            if not statement.partition("flowfabric.")[2].startswith(_READS):
                 await self.check()
 
     async def _row(self, statement: str, *args: Any, repeatable: bool = False) -> asyncpg.Record:
@@ -90,12 +93,12 @@ class Wipe:
     # Their rows come with the schema. What a test changes in one of them is put back.
     KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore", "log_epoch", "service"})
     # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
-    _TRUNCATE_EVERY = 50
+    _TRUNCATE_EVERY = 400
 
     def __init__(self, connection: asyncpg.Connection[Any], tables: list[str], key: asyncpg.Record) -> None:
         self._connection = connection
         named = [f"flowfabric.{table}" for table in tables]
-        self._delete = "".join(f"delete from {name};" for name in named)
+        self._deletes = "".join(f"delete from {name};" for name in named)
         self._truncate = f"truncate {', '.join(named)} restart identity; alter sequence flowfabric.event_number restart"
         self._key = tuple(key)
         self._times = 0
@@ -110,9 +113,14 @@ class Wipe:
         return cls(connection, [row["relname"] for row in found if row["relname"] not in cls.KEPT], key)
 
     async def __call__(self) -> None:
+        if self._times == 0:  # a function: its statements are planned once
+            await self._connection.execute(
+                "create or replace function pg_temp.delete_all() returns void language plpgsql as"
+                f" $$ begin {self._deletes} end; $$"
+            )
         self._times += 1
         await self._connection.execute(
-            (self._delete if self._times % self._TRUNCATE_EVERY else self._truncate + ";")
+            ("select pg_temp.delete_all();" if self._times % self._TRUNCATE_EVERY else self._truncate + ";")
             + "update flowfabric.clock set shift = '0';"
             "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions, event_heartbeats)"
             " values (256, true);"

@@ -308,7 +308,7 @@ async def proxies(dsn: str, count: int = 1) -> AsyncIterator[tuple[str, list[Pro
 @pytest.mark.parametrize("way", ["gone", "hangs"])
 async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way: str) -> None:
     async with proxies(site.dsn) as (dsn, (proxy,)):
-        worker = site.hire(dsn=dsn, grace=0.5, lease_ttl=1)
+        worker = site.hire(dsn=dsn, grace=0.5, lease_ttl=4)
         await worker.ready()
         runs = [await site.submit("job", seconds) for seconds in (0.3, 3600)]
         await site.begun(2)
