@@ -326,6 +326,27 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
     await second.stop()
 
 
+async def test_what_is_due_is_done_though_the_process_that_leads_the_duties_is_killed(site: Site) -> None:
+    """Of two workers one leads. One of them is killed around each due time, at another moment of the leader's round."""
+    chance = random.Random(3)
+    workers = [site.hire(lease_ttl=2) for _ in range(2)]
+    for worker in workers:
+        await worker.ready()
+    runs = []
+    for _ in range(4):
+        runs.append(await site.submit("job", 0, delay=0.3))
+        await asyncio.sleep(chance.uniform(0.0, 0.6))
+        workers[0].process.kill()
+        await workers[0].ended()
+        workers = [workers[1], site.hire(lease_ttl=2)]
+        await workers[1].ready()
+    for run in runs:
+        await run.result(PATIENCE)
+    for worker in workers:
+        await worker.stop()
+    await site.audit()
+
+
 def restart(data_dir: Path) -> None:
     """Stop the server as `pg_ctl stop -m immediate` does, and start it again."""
     postmaster = int((data_dir / "pgdata" / "postmaster.pid").read_text().split("\n")[0])
