@@ -669,3 +669,11 @@ async def test_a_transaction_that_is_to_be_prepared_notifies_nobody(
                     await bridge.create_execution(connection, execution_kind="test", wake=wake)
                 await sql.execute("select 1")
                 assert heard == (["work"] if wake else [])
+
+
+@pytest.mark.parametrize("wake", [None, 0, "no"])
+async def test_a_wake_that_is_no_truth_value_is_refused_by_name(sql: asyncpg.Connection[Any], wake: Any) -> None:
+    with pytest.raises(ff.InvalidInput, match="wake") as refused:
+        await bridge_asyncpg.create_execution(sql, execution_kind="test", wake=wake)
+    assert refused.value.field == "wake"
+    assert await sql.fetchval("select count(*) from flowfabric.execution") == 0

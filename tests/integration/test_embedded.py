@@ -481,7 +481,7 @@ async def test_data_of_another_major_version(data_dir: Path) -> None:
 
 
 async def test_a_link_that_came_with_a_clone_leads_nowhere(data_dir: Path, tmp_path: Path) -> None:
-    """A repository may contain `.flowfabric/socket`: what it points to belongs to somebody else."""
+    """A repository may contain `.flowfabric/socket`: what it points to is not ours."""
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o700)
     socket = foreign / ".s.PGSQL.5432"

@@ -269,7 +269,7 @@ async def test_a_submission_wakes_as_many_as_it_has_work_for_and_only_who_serves
         await submit(plain_engine, execution_kind="a", lane_id="elsewhere")
         await submit(plain_engine, execution_kind="c")
         await sql.execute("select 1")
-        assert len(heard) == 3, "nobody serves these"
+        assert len(heard) == 3, "no worker serves these"
     finally:
         for engine in engines:
             await engine.close()

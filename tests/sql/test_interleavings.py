@@ -969,7 +969,7 @@ async def test_a_claim_that_raised_the_floor_undoes_both_or_neither(
     await one.raise_floor(floor.route)
     assert await floor.rank(one.connection) == 8999
     await submit(two, priority=7, execution_kind="above")
-    assert (await claim_one(one, kinds=["above"])).priority == 7, "nobody waits for the raise"
+    assert (await claim_one(one, kinds=["above"])).priority == 7, "no claim waits for the raise"
     assert (await claim_one(one, kinds=["above"])).priority == 1
     await one.end(ending)
 

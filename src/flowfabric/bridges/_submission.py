@@ -15,7 +15,7 @@ from typing import Any, Required, TypeAlias, TypedDict, Unpack
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric._postgres.statements import FLOW_PARTITIONS, create_executions, standing_executions
 from flowfabric.engine.checks import check_batch
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.policies import PolicyInput
@@ -52,6 +52,8 @@ def submission(items: Sequence[NewExecution], placeholder: str, *, wake: bool = 
     the executions when they next poll.
     """
     check_batch(items)
+    if type(wake) is not bool:
+        raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
     if not wake:
         yield _WAKE.format("off"), []
     partitions = None

@@ -250,6 +250,6 @@ def _as_array(kinds: Collection[Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _array_of(kinds: tuple[Any, ...]) -> str:
-    """Kinds as Postgres writes an array: the driver would encode a list of a thousand anew for every claim."""
+    """Return the kinds as a Postgres array in text: encoding a list of a thousand takes longer than the claim."""
     quoted = (check_text(kind, "kinds").replace("\\", "\\\\").replace('"', '\\"') for kind in kinds)
     return "{" + ",".join(f'"{kind}"' for kind in quoted) + "}"
