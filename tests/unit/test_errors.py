@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 import flowfabric
 from flowfabric import errors
+from flowfabric._postgres.database import translate
 from flowfabric._postgres.refusals import refusal
 from flowfabric._secrets import redact
 from flowfabric._taxonomy import CONNECTION_KINDS, LEASE_LOST_KINDS, TAXONOMY, TaxonomyRow
@@ -415,3 +417,11 @@ def test_a_failed_connection_says_what_to_do(kind: str, words: str) -> None:
 def test_passwords_are_masked(text: str, masked: str) -> None:
     assert redact(text) == masked
     assert "hunter2" not in repr(TransportError("other", text))
+
+
+def test_a_transaction_that_needs_more_locks_than_there_are_is_told_the_setting() -> None:
+    full = asyncpg.OutOfMemoryError("out of shared memory")
+    full.hint = 'You might need to increase "max_locks_per_transaction".'
+    told = translate(full, "here")
+    assert told.kind == "server_busy"
+    assert "raise max_locks_per_transaction" in str(told)
