@@ -864,7 +864,7 @@ async def test_a_flow_is_submitted_once_over_crashes(kit: Kit, kit_app: ff.App, 
 async def test_a_worker_dies_while_a_flow_is_waited_for(kit: Kit, kit_app: ff.App, did: list[str]) -> None:
     @kit_app.task
     async def slow(ctx: ff.Context, n: int) -> int:
-        await ctx.step("work", lambda: did.append(f"slow {n}"))
+        await ctx.step(f"work {n}", lambda: did.append(f"slow {n}"))
         await ctx.sleep(n * HOUR)
         return n
 
@@ -875,9 +875,10 @@ async def test_a_worker_dies_while_a_flow_is_waited_for(kit: Kit, kit_app: ff.Ap
         run = await flow.submit()
         return await run.result(4 * HOUR)
 
-    with kit.crash_after("work", task=slow):
+    with kit.crash_after("work 2", task=slow):
         assert await kit.run_inline(outer) == {"slow": 3, "slow-2": 1, "slow-3": 2}
-    assert sorted(did) == ["slow 1", "slow 2", "slow 3"]
+    assert set(did) == {"slow 1", "slow 2", "slow 3"}
+    assert did.count("slow 2") == 1  # the other two may have run without being recorded when the worker died
 
 
 async def test_flows_are_waited_for_beside_each_other(kit: Kit, kit_app: ff.App, did: list[str]) -> None:
