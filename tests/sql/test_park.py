@@ -614,10 +614,10 @@ async def test_the_audit_sees_who_would_sleep_for_ever(stage: Stage, parties: li
     father, son = await parent(one), await child(one)
     await park(one, father, son)
     rows = await stage.watch.fetch("delete from flowfabric.waiter returning *")
-    assert [v.rule for v in await one.audit()] == ["parked_for_ever"]
+    assert [v.rule for v in await one.audit()] == ["waits_for_nothing"]
     await one.complete(son.handle)
     await stage.watch.executemany("insert into flowfabric.waiter values ($1, $2, $3, $4)", [tuple(r) for r in rows])
-    assert sorted(v.rule for v in await one.audit()) == ["parked_for_ever", "waiter_missed"]
+    assert sorted(v.rule for v in await one.audit()) == ["waits_for_nothing", "waiter_missed"]
     await stage.watch.execute(
         "insert into flowfabric.timer values ('parked', now(), array[$1::int], array[$2::uuid])",
         home(father.execution_id),

@@ -464,8 +464,8 @@ _SET = "update flowfabric.execution set "
     [
         ("time", _SET + "delay_until = null where is_parked", {"state_facts"}),
         ("time", _SET + "delay_until = 'infinity' where is_parked", {"state_facts", "timer_delay"}),
-        ("child", "delete from flowfabric.waiter", {"parked_for_ever"}),
-        ("child time", "delete from flowfabric.waiter", {"parked_for_ever"}),
+        ("child", "delete from flowfabric.waiter", {"waits_for_nothing"}),
+        ("child time", "delete from flowfabric.waiter", {"waits_for_nothing"}),
         ("child", _SET + "is_parked = false where is_parked", {"held_back"}),
         ("child", _SET + "pending = 'retry' where is_parked", {"state_facts", "attempt_open", "retries_counted"}),
         ("child time", "delete from flowfabric.timer where kind = 'delay'", {"timer_delay"}),

@@ -220,7 +220,7 @@ DAMAGES = [
     Damage("keystore", "rotated", _KEY + "expires_at = null where state = 'verifying'"),
     Damage("keystore", "rotated", _KEY + "inner_key = null where state = 'verifying'"),
     Damage("keystore", "rotated", _KEY + "state = 'retired' where state = 'verifying'"),
-    Damage("parked_for_ever", "parked", "delete from flowfabric.waiter"),
+    Damage("waits_for_nothing", "parked", "delete from flowfabric.waiter"),
     Damage("waiter_missed", "parked", _WAITPOINT + "state = 'closed', closed_at = now(), close_reason = 'x'"),
     Damage("waiter_missed", "parked", "delete from flowfabric.waitpoint"),
     Damage("lease_epochs", "suspended", "delete from flowfabric.event where reason = 'suspend'"),

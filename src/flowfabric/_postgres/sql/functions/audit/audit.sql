@@ -43,7 +43,7 @@ begin
     union all select * from flowfabric.audit_epoch_order(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_reclaims_counted(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_retries_counted(v_low, v_high, v_from, v_to)
-    union all select * from flowfabric.audit_parked_for_ever(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_waits_for_nothing(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_waiter_missed(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_step_orphan(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_suspension_open(v_low, v_high, v_from, v_to)
