@@ -105,7 +105,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         code="state_conflict",
     ),
     *_rows("transport", "transport timeout", "retryable", 500),
-    *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
+    *_rows("transport", "server_busy unreachable schema_locked", "retryable", 500, code="transport"),
     *_rows("transport", "protocol other", "terminal", 500),
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(
@@ -140,6 +140,7 @@ CONNECTION_KINDS: Final = frozenset(
         "schema_older",
         "schema_newer",
         "schema_foreign",
+        "schema_locked",
     }
 )
 

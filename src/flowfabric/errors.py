@@ -252,6 +252,7 @@ class ConnectionFailed(TransportError):
             "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",
             "schema_older": "the flowfabric schema is older than this package; run `flowfabric migrate`",
             "schema_newer": "the flowfabric schema is newer than this package; upgrade the package",
+            "schema_locked": "the schema cannot be changed while open transactions use its tables; try again later",
             "schema_foreign": "the flowfabric schema was made by another, unreleased version and cannot be migrated; "
             "save what you need with that version (`flowfabric db dump`), then empty the database "
             "(`flowfabric db reset`, or drop the schema flowfabric)",

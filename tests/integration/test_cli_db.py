@@ -270,9 +270,14 @@ async def test_doctor_is_readable(database: str) -> None:
 
 async def test_doctor_sees_a_missing_and_an_old_schema(findings: Any, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("update flowfabric.build set functions = 'others'")
-    assert "flowfabric migrate" in (await findings(1))["schema"][1]
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    verdict, words = (await findings(1))["schema"]
+    assert verdict == "warning" and "run `flowfabric migrate`" in words
+    await sql.execute("update flowfabric.build set version = 9")
+    assert (await findings(1))["schema"][0] == "ok"
+    await sql.execute("update flowfabric.build set oldest = 8")
     assert "upgrade the package" in (await findings(1))["schema"][1]
+    await sql.execute("update flowfabric.build set version = 0, oldest = 0")
+    assert "flowfabric migrate" in (await findings(1))["schema"][1]
     await sql.execute("drop schema flowfabric cascade")
     found = await findings(1)
     assert found["schema"] == ("problem", "not installed run `flowfabric migrate`")

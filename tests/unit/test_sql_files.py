@@ -7,10 +7,10 @@ from importlib import resources
 
 import pytest
 
-from flowfabric._postgres import migrate
+from flowfabric._postgres import build
 
 _CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
-FILES = {path.removeprefix("functions/"): sql for path, sql in migrate._files("functions")}
+FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("functions")}
 
 # From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (

@@ -14,9 +14,11 @@ from typing import Any, Literal
 import asyncpg
 from msgspec import Struct
 
+from flowfabric._postgres import statements
+from flowfabric._postgres.build import THIS, build_of
 from flowfabric._postgres.database import MINIMUM_SERVER, connection_failed
 from flowfabric._postgres.dsn import describe
-from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
+from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.errors import ConnectionFailed, FlowFabricError
 
 _CLOCK_OFF = timedelta(seconds=2)
@@ -84,7 +86,7 @@ async def _server(connection: asyncpg.Connection[Any]) -> Finding:
 async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
     migrate = "run `flowfabric migrate`"
     try:
-        row = await connection.fetchrow("select schema_version, steps, functions from flowfabric.deployment_info()")
+        row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding("schema", "problem", "not installed", migrate)
     except asyncpg.UndefinedColumnError:
@@ -94,14 +96,20 @@ async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
             "schema", "problem", str(error), "run `flowfabric migrate --worker-role NAME` as the owner of the schema"
         )
     version = (row["schema_version"] if row is not None else None) or 0
-    if version > SCHEMA_VERSION:
-        detail = f"version {version}, this package knows up to {SCHEMA_VERSION}"
-        return Finding("schema", "problem", detail, "upgrade the package")
-    if version < SCHEMA_VERSION:
+    if row is None or version < SCHEMA_VERSION:
         return Finding("schema", "problem", f"version {version}, this package needs {SCHEMA_VERSION}", migrate)
-    if row is not None and row["functions"] != FUNCTIONS_DIGEST:
-        return Finding("schema", "problem", "the functions belong to another build", migrate)
-    return Finding("schema", "ok", f"version {version}")
+    build = build_of(row)
+    words = f"version {version}, functions of version {build.version}"
+    if build.version < THIS.version:
+        return Finding("schema", "problem", f"{words}, this package needs {THIS.version}", migrate)
+    if not build.serves(THIS):
+        detail = f"{words}, which serve processes from version {build.oldest} on; this package has {THIS.version}"
+        return Finding("schema", "problem", detail, "upgrade the package")
+    if build.version > THIS.version:
+        return Finding("schema", "ok", f"{words}, newer than this package's {THIS.version}, which they serve too")
+    if build.digest != THIS.digest:
+        return Finding("schema", "warning", f"{words}, which differ from this package's", migrate)
+    return Finding("schema", "ok", words)
 
 
 async def _privileges(connection: asyncpg.Connection[Any]) -> Finding:

@@ -344,7 +344,8 @@ PING = "select 1 as one"
 DEPLOYMENT_INFO = _rows(
     "deployment_info",
     0,
-    "schema_version, steps, functions, flow_partitions, current_setting('default_transaction_isolation') as isolation",
+    "schema_version, steps, functions, functions_version, functions_oldest, flow_partitions,"
+    " current_setting('default_transaction_isolation') as isolation",
 )
 FLOW_PARTITIONS = _rows("deployment_info", 0, "flow_partitions")
 SERVER_TIME_MS = _value("server_time_ms", 0, "ms")

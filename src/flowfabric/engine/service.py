@@ -14,6 +14,7 @@ import asyncpg
 
 from flowfabric import settings
 from flowfabric._postgres import statements
+from flowfabric._postgres.build import Build
 from flowfabric._postgres.database import Database, check_server, connection_failed, translate
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
@@ -243,12 +244,15 @@ async def _open(dsn: str) -> asyncpg.Connection[Any]:
         raise connection_failed(error, describe(dsn)) from error
 
 
-async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> Migration:
-    """Bring the schema of a database up to date; safe to run from many processes at the same time."""
+async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = (), force: bool = False) -> Migration:
+    """Bring the schema of a database up to date; safe to run from many processes at the same time.
+
+    Functions that are newer than this package's stay as they are, unless `force`.
+    """
     connection = await _open(dsn)
     try:
         check_server(connection, describe(dsn))
-        return await migrate(connection, worker_roles=worker_roles)
+        return await migrate(connection, worker_roles=worker_roles, force=force)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error, describe(dsn)) from error
     finally:
@@ -257,6 +261,11 @@ async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> M
 
 async def schema_version(dsn: str) -> int:
     """Return the version of the schema in a database; 0 without a schema."""
+    return (await schema_build(dsn))[0]
+
+
+async def schema_build(dsn: str) -> tuple[int, Build | None]:
+    """Return the version of the schema in a database and the build of its functions; (0, None) without a schema."""
     connection = await _open(dsn)
     try:
         return await current_version(connection)
