@@ -787,6 +787,7 @@ CASES = [
         partition=by_field([None, -1, 65_536, "5", True]),
         limit=by_field([*INTS, 0, 10_001]),
     ),
+    Case("repair_floors", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case(
         "look_for_due",
         lambda world: {"after": {}, "at_most": timedelta(1)},

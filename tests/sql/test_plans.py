@@ -573,6 +573,7 @@ CALLS = [
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
     Call("audit", 40 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
+    Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
     # the deployment
     Call("deployment_info", 1, lambda g: g.engine._fetch(statements.DEPLOYMENT_INFO)),
     Call("server_time_ms", 1, lambda g: g.engine.server_time_ms()),

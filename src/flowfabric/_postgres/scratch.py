@@ -23,6 +23,8 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Handle
 
 # Each build makes its own template, and several may be in use on one server.
+# A copy of a database in use begins another epoch of its event log; a copy of a template begins the first one.
+UNCLAIMED = "update flowfabric.log_epoch set database = null"
 TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{THIS.digest[:12]}"
 _LOCK = 708_301
 Strategy = Literal["wal_log", "file_copy"]
@@ -98,6 +100,7 @@ async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
     inside = await asyncpg.connect(in_database(dsn, making))
     try:
         await migrate(inside)
+        await inside.execute(UNCLAIMED)
     finally:
         await inside.close()
     await connection.execute(f"alter database {making} rename to {TEMPLATE}")

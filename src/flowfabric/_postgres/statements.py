@@ -337,6 +337,7 @@ TAKE_LEAD = _rows("take_lead", 3, "name, is_ours, left_ms")
 LEAVE_LEAD = _value("leave_lead", 1, "left")
 AUDIT = _rows("audit", 2, "rule, partition, id, detail")
 AUDIT_SAMPLE = _rows("audit_sample", 2, "rule, partition, id, detail")
+REPAIR_FLOORS = _rows("repair_floors", 1, "partition, id")
 
 # The deployment
 

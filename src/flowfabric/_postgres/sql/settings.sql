@@ -29,7 +29,7 @@ begin
                 'find_ids may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
-                'audit_sample'),
+                'audit_sample repair_floors'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
                 'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow

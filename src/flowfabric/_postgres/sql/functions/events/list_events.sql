@@ -3,6 +3,7 @@
 -- list_events: the events of one execution in the order of its history, as far back as the log goes
 --
 -- One call looks at p_most numbers at most. A cursor beyond what its log shares with this one is refused (check_epoch).
+-- For people: it shows events at once, and an event whose transaction is open while a later page is read may be missing.
 -- Returns  the events, then one row with the current epoch, and the number to continue after, unless all were read.
 create or replace function flowfabric.list_events(
     p_partition integer, p_id uuid, p_after bigint, p_epoch bigint, p_limit integer, p_most integer)

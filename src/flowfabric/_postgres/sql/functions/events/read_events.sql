@@ -20,9 +20,6 @@ declare
     v_floor bigint;
     v_found integer;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
-    end if;
     v_upto := flowfabric.log_end();
     v_next := flowfabric.check_cursor(p_after, p_epoch);
     if v_next <= v_upto then
