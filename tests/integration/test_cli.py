@@ -155,13 +155,22 @@ async def test_for_an_older_schema_the_error_names_the_command(database: str, sq
 async def test_for_a_newer_schema_the_error_says_to_upgrade_the_package(
     database: str, sql: asyncpg.Connection[Any]
 ) -> None:
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from_the_future')")
+    await sql.execute("update flowfabric.build set version = 9, functions = 'newer'")
+    assert (await call("migrate", "--check", dsn=database)).out == (
+        "the functions are of version 9, newer than this package's, and serve its processes\n"
+    )
+    assert "nothing was changed" in (await call("migrate", dsn=database)).out
+    assert (await call("migrate", "--json", dsn=database)).json["replaced"] is False
+    await sql.execute("update flowfabric.build set oldest = 8")
     done = run("migrate", "--check", "--dsn", database)
     assert done.returncode == 1
     (line,) = done.stdout.splitlines()
     assert "newer than this package; upgrade the package" in line
-    assert "9999" in line
+    assert "version 9" in line
+    assert (await call("migrate", "--check", "--json", dsn=database, code=1)).json["is_current"] is False
     assert "upgrade the package" in failed(run("migrate", "--dsn", database))
+    assert (await call("migrate", "--force", "--json", dsn=database)).json["replaced"] is True
 
 
 async def test_worker_roles_are_named_on_the_command_line(database: str, sql: asyncpg.Connection[Any]) -> None:

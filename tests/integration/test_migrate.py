@@ -285,19 +285,20 @@ async def test_older_functions_are_refused_until_they_are_migrated(
 async def test_functions_that_a_build_lacks_are_kept_while_processes_that_call_them_are_served(
     database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = "create function flowfabric.{}() returns int language sql as 'select 1'"
+    # With the name of one that has settings.
+    made = "create function flowfabric.complete({} {}) returns int language sql security definer as 'select 1'"
 
     async def left() -> set[str]:
-        rows = await sql.fetch("select proname from pg_proc where proname in ('only_one', 'only_two')")
-        return {row["proname"] for row in rows}
+        rows = await sql.fetch("select proargnames[1] as name from pg_proc where proname = 'complete' and pronargs = 1")
+        return {row["name"] for row in rows}
 
-    await sql.execute(made.format("only_one"))
+    await sql.execute(made.format("only_one", "int"))
     as_version(monkeypatch, 2, oldest=1)
     await migrate_database(database)
     assert await left() == {"only_one"}
     await migrate_database(database)
     assert await left() == {"only_one"}, "the same build again"
-    await sql.execute(made.format("only_two"))
+    await sql.execute(made.format("only_two", "text"))
     as_version(monkeypatch, 3, oldest=2)
     await migrate_database(database)
     assert await left() == {"only_two"}

@@ -193,6 +193,9 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
                 if row["name"] in names:
                     await connection.execute(row["drop"])
             await connection.execute(sql)
+    for row in await connection.fetch(_OLD):
+        await _keep_or_drop(connection, row, before)
+    await connection.execute("delete from flowfabric.kept_function where to_regprocedure(signature) is null")
     await connection.execute(settings_of_functions())
     await connection.execute("delete from flowfabric.build")
     await connection.execute(
@@ -201,9 +204,6 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
         THIS.version,
         THIS.oldest,
     )
-    for row in await connection.fetch(_OLD):
-        await _keep_or_drop(connection, row, before)
-    await connection.execute("delete from flowfabric.kept_function where to_regprocedure(signature) is null")
 
 
 async def _keep_or_drop(connection: asyncpg.Connection[Any], old: asyncpg.Record, before: Build | None) -> None:
