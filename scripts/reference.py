@@ -137,7 +137,7 @@ def tasks_page() -> str:
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
-    lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3)]
+    lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3), *_documented(ff.BindingCodec, level=3)]
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
