@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
 
+from flowfabric._postgres.roles import Role, functions_of
 from flowfabric.errors import ConnectionFailed
 
 _LOCK = 708_300
@@ -99,7 +101,7 @@ def check_steps(recorded: Sequence[str]) -> None:
 
 
 async def current_version(connection: asyncpg.Connection[Any]) -> int:
-    """Return the version of the schema in the database; 0 without a schema. A worker role may call it too."""
+    """Return the version of the schema in the database; 0 without a schema. Every role may call it."""
     if await connection.fetchval("select to_regprocedure('flowfabric.deployment_info()') is not null"):
         with contextlib.suppress(asyncpg.UndefinedColumnError):  # a function of another build
             row = await connection.fetchrow("select schema_version, steps from flowfabric.deployment_info()")
@@ -116,11 +118,13 @@ async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
     return int(rows[-1]["number"]) if rows else 0
 
 
-async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence[str] = ()) -> Migration:
+async def migrate(
+    connection: asyncpg.Connection[Any], *, roles: Mapping[Role, Sequence[str]] = MappingProxyType({})
+) -> Migration:
     """Bring the schema up to date; safe to run from many processes at the same time.
 
-    Each role in `worker_roles` gets EXECUTE on the functions and nothing on the tables: enough to run a worker. A role
-    named once is stored, and later runs grant to it again.
+    Each database role in `roles` gets EXECUTE on the functions of its kind and nothing on the tables. A role named once
+    is stored, and later runs grant to it again; named under another kind, it has both.
     """
     try:
         # A process that waited for the lock must see its holder's changes.
@@ -132,7 +136,7 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
                 "create table if not exists flowfabric.schema_step"
                 " (number integer primary key, name text not null, applied_at timestamptz not null default now())"
             )
-            await connection.execute("create table if not exists flowfabric.worker_role (name text primary key)")
+            await connection.execute(_GRANTED_ROLE)
             version = await _recorded_version(connection)
             if version > SCHEMA_VERSION:
                 raise ConnectionFailed(
@@ -161,14 +165,8 @@ async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence
             await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
             await connection.execute("select flowfabric.seed_keystore()")
             await connection.execute("select flowfabric.begin_epoch()")
-            for role in worker_roles:
-                if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
-                    raise ConnectionFailed("missing_privileges", f'role "{role}" does not exist; create the role first')
-            await connection.executemany(
-                "insert into flowfabric.worker_role values ($1) on conflict do nothing",
-                [(r,) for r in worker_roles],
-            )
-            await connection.execute(_GRANTS)
+            await _store_roles(connection, roles)
+            await _grant(connection)
             return Migration(tuple(applied), SCHEMA_VERSION)
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConnectionFailed("missing_privileges", str(error)) from error
@@ -188,24 +186,60 @@ end;
 $$
 """
 
-# A role gets the functions that run with the owner's rights; the helpers behind them stay closed.
-_GRANTS = """
+# Databases that were migrated before there were four roles have one list, of workers.
+_GRANTED_ROLE = """
+create table if not exists flowfabric.granted_role (
+    name text not null,
+    kind text not null constraint granted_role_kind_known check (kind in ('read', 'submit', 'work', 'operate')),
+    primary key (name, kind)
+);
 do $$
-declare
-    v_role text;
-    v_function regprocedure;
 begin
-    revoke all on all functions in schema flowfabric from public;
-    -- A role that was dropped since is passed over; named again, it is served again.
-    for v_role in select w.name from flowfabric.worker_role w join pg_roles r on r.rolname = w.name loop
-        execute format('grant usage on schema flowfabric to %I', v_role);
-        for v_function in select p.oid::regprocedure from pg_proc p
-                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
-                            -- keys are the owner's
-                            and p.proname not in ('seed_secret', 'rotate_secret') loop
-            execute format('grant execute on function %s to %I', v_function, v_role);
-        end loop;
-    end loop;
+    if to_regclass('flowfabric.worker_role') is not null then
+        insert into flowfabric.granted_role select w.name, 'work' from flowfabric.worker_role w on conflict do nothing;
+        drop table flowfabric.worker_role;
+    end if;
 end;
 $$
+"""
+
+
+async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]]) -> None:
+    named = [(name, kind.value) for kind, names in roles.items() for name in names]
+    for name, _ in named:
+        if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", name):
+            raise ConnectionFailed("missing_privileges", f'role "{name}" does not exist; create the role first')
+    await connection.executemany("insert into flowfabric.granted_role values ($1, $2) on conflict do nothing", named)
+
+
+async def _grant(connection: asyncpg.Connection[Any]) -> None:
+    """Let the stored roles call the functions of their kinds, and nobody else any function."""
+    for statement in await connection.fetchval(_REVOKES):
+        await connection.execute(statement)
+    # A role that was dropped since is passed over; created again, it is served again.
+    found = await connection.fetch(
+        "select g.name, array_agg(g.kind) as kinds from flowfabric.granted_role g join pg_roles r on r.rolname = g.name"
+        " group by g.name"
+    )
+    for row in found:
+        for statement in await connection.fetchval(_GRANTS, row["name"], functions_of(row["kinds"])):
+            await connection.execute(statement)
+
+
+# First nobody may call anything: a role may have lost a kind, a function a role, and the owner's default privileges may
+# have given a new function to others.
+_REVOKES = """
+select array['revoke all on all functions in schema flowfabric from public']
+    || coalesce(array_agg(distinct format('revoke all on all functions in schema flowfabric from %I', r.rolname)), '{}')
+from pg_proc p
+cross join lateral aclexplode(p.proacl) a
+join pg_roles r on r.oid = a.grantee
+where p.pronamespace = 'flowfabric'::regnamespace and a.grantee <> p.proowner
+"""
+
+_GRANTS = """
+select array[format('grant usage on schema flowfabric to %I', $1::text)]
+    || array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, $1::text))
+from pg_proc p
+where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef and p.proname = any ($2::text[])
 """

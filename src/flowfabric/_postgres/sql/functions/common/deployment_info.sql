@@ -2,6 +2,7 @@
 --
 -- Called by every connection, also by worker roles, which may not read the tables.
 -- Returns  the schema's version and steps (0001_name), the build of the functions, the number of partitions, the server.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.deployment_info()
 returns table (schema_version integer, steps text[], functions text, flow_partitions integer, server_version integer)
 language sql stable security definer as $$

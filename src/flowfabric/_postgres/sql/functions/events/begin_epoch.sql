@@ -4,6 +4,7 @@
 -- a restore or failover ends all connections, so that the end of the old log is noted before the first new event.
 -- Restores on the same server, from a dump, are recognised by the new table.
 -- Locks    the current epoch, if the server is another or was not known.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.begin_epoch() returns void
 language plpgsql security definer as $$
 declare

@@ -5,6 +5,7 @@
 --          existing one in p_old; p_to: the number of a new one. p_deps: per new execution its edges (null: none has any).
 -- Locks    the flow, then the existing executions, by id.
 -- Returns  one row: ok, exists (the flow, or these executions, were created before) or why not, with an index.
+-- Roles    submit, work, operate
 create or replace function flowfabric.grow_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],

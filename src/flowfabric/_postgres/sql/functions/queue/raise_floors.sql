@@ -73,10 +73,15 @@ begin
 end;
 $$;
 
--- may_announce: whether the holder of an advisory lock may use our schema. Anybody who can connect can take such a lock.
+-- may_announce: whether the holder of an advisory lock may write. Anybody who can connect can take such a lock, also a user
+-- who may only read.
 create or replace function flowfabric.may_announce(p_pid integer) returns boolean
 language sql stable as $$
     select p_pid is null or p_pid = pg_backend_pid() or not exists (
         select from pg_stat_get_activity(p_pid) a
-        where not coalesce(has_schema_privilege(a.usesysid, 'flowfabric', 'usage'), false))
+        where not coalesce(has_function_privilege(
+                      a.usesysid, 'flowfabric.create_one(text, text, text, integer, uuid, bytea, text)', 'execute'), false)
+          -- a member that takes the role on with `set role`
+          and not exists (select from flowfabric.granted_role g join pg_roles r on r.rolname = g.name
+                          where g.kind <> 'read' and pg_has_role(a.usesysid, r.oid, 'member')))
 $$;

@@ -1,0 +1,97 @@
+"""Who may call what: four roles, as the header of every public function lists them.
+
+A public function has a line `-- Roles    work, operate` above it, or `-- Roles    owner` if no role may call it.
+`migrate.py` grants what these lines say; `database.py` asks them which role a refused call needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from types import MappingProxyType
+from typing import Final
+
+from flowfabric.errors import NotAllowed
+
+_HEADER = re.compile(r"(?m)((?:^--[^\n]*\n)+)^create or replace function flowfabric\.(\w+)\(([^$]*)\$\$")
+_LINE = re.compile(r"(?m)^-- Roles    (.+)$")
+_CALL = re.compile(r"flowfabric\.(\w+)\(")
+_OWNER = "owner"
+
+
+class Role(StrEnum):
+    """What a database user may do. The database stores exactly these words."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    WORK = "work"
+    OPERATE = "operate"
+
+    @property
+    def option(self) -> str:
+        """The option of `flowfabric migrate` that grants it."""
+        return _OPTIONS[self]
+
+
+_OPTIONS: Final[Mapping[Role, str]] = MappingProxyType(
+    {
+        Role.READ: "--read-role",
+        Role.SUBMIT: "--submit-role",
+        Role.WORK: "--worker-role",
+        Role.OPERATE: "--operate-role",
+    }
+)
+
+
+def _texts(folder: Traversable) -> Iterator[str]:
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+        if entry.is_dir():
+            yield from _texts(entry)
+        elif entry.name.endswith(".sql"):
+            yield entry.read_text(encoding="utf-8")
+
+
+def declared(sql: str) -> dict[str, frozenset[Role]]:
+    """Return the public functions of a file and the roles that may call them; no role: only the owner may."""
+    found = {}
+    for header, name, signature in _HEADER.findall(sql):
+        if "security definer" not in signature:
+            continue
+        line = _LINE.search(header)
+        if line is None:
+            raise ValueError(f"{name}: its header has no line `-- Roles    ...`")
+        words = line[1].split(", ")
+        found[name] = frozenset() if words == [_OWNER] else frozenset(Role(word) for word in words)
+    return found
+
+
+@cache
+def callers() -> Mapping[str, frozenset[Role]]:
+    """Return who may call each public function."""
+    found: dict[str, frozenset[Role]] = {}
+    for sql in _texts(resources.files("flowfabric._postgres") / "sql" / "functions"):
+        found.update(declared(sql))
+    return MappingProxyType(found)
+
+
+def functions_of(kinds: Collection[str]) -> list[str]:
+    """Return the functions that a user with these roles may call."""
+    return sorted(name for name, roles in callers().items() if not roles.isdisjoint(kinds))
+
+
+def not_allowed(message: str, statement: str) -> NotAllowed | None:
+    """Return the error for a call that the server refused; None if it refused something else than one of our functions.
+
+    The message names the function, in the server's language; the statement knows which names are ours.
+    """
+    called = [name for name in _CALL.findall(statement) if name in callers()]
+    named = set(re.findall(r"\w+", message))
+    function = next((name for name in called if name in named), None)
+    if function is None:
+        return None
+    roles = [role for role in Role if role in callers()[function]]
+    return NotAllowed(function, roles, option=roles[0].option if roles else None)
