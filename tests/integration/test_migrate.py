@@ -198,8 +198,8 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
         async with await ff.Engine.connect(dsn) as engine:
             assert await engine.server_time_ms() > 0
         await migrate_database(database, worker_roles=(role,))
-        assert await sql.fetch("select name from flowfabric.worker_role") == [(role,)]
-        await sql.execute("delete from flowfabric.worker_role")
+        assert await sql.fetch("select name, kind from flowfabric.granted_role") == [(role, "work")]
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 async def test_for_a_role_that_does_not_exist_nothing_is_done(empty: str) -> None:
@@ -268,7 +268,7 @@ async def test_functions_of_another_build_are_reported_and_all_replaced(
 
 
 async def test_a_dropped_worker_role_is_skipped(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
+    await sql.execute("insert into flowfabric.granted_role values ('gone_since', 'work')")
     await migrate_database(database)
 
 

@@ -769,7 +769,7 @@ async def test_an_end_costs_the_same_however_many_wait_for_others(
     son = await child(one)
     complete = (
         "select * from flowfabric.complete(array[$1::int], array[$2::uuid], array[$3::uuid], array[$4::bigint],"
-        " array[$5::uuid], array[0], null, null, false)"
+        " array[$5::uuid], array[0], null, null)"
     )
     handle = son.handle
     args = (handle.partition, handle.uuid, handle.lease_id, handle.lease_epoch, handle.attempt_id)
