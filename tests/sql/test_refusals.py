@@ -53,7 +53,8 @@ SQL_CALLS = {
     " array[null::text])",
     "delay": "select code, detail from flowfabric.delay($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " null, 1000)",
-    "release": "select code, detail from flowfabric.release($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int)",
+    "release": "select code, detail from flowfabric.release($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
+    " $6::int)",
     "wait_children": "select code, detail from flowfabric.wait_children($1::int, $2::uuid, $3::uuid, $4::bigint,"
     " $5::uuid, $6::int)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"

@@ -27,7 +27,7 @@ UPWARDS = {
     "start_attempts": {"move_waitpoints", "inputs_of"},
     "claim_one": {"inputs_of"},
     "raise_floors": {"create_one"},  # asks who may call it
-    "sees_leases": {"complete_as_operator"},  # asks who may call it
+    "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate"},
     "resume": {"gate"},
 }

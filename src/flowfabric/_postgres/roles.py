@@ -20,6 +20,7 @@ from flowfabric.errors import NotAllowed
 _HEADER = re.compile(r"(?m)((?:^--[^\n]*\n)+)^create or replace function flowfabric\.(\w+)\(([^$]*)\$\$")
 _LINE = re.compile(r"(?m)^-- Roles    (.+)$")
 _CALL = re.compile(r"flowfabric\.(\w+)\(")
+_DENIED = re.compile(r"^permission denied for function (\w+)")
 _OWNER = "owner"
 
 
@@ -86,11 +87,12 @@ def functions_of(kinds: Collection[str]) -> list[str]:
 def not_allowed(message: str, statement: str) -> NotAllowed | None:
     """Return the error for a call that the server refused; None if it refused something else than one of our functions.
 
-    The message names the function, in the server's language; the statement knows which names are ours.
+    The message names the function, in the server's language; the statement knows which names are ours. A function that
+    does more for some users than for others names the one that they would need.
     """
-    called = [name for name in _CALL.findall(statement) if name in callers()]
-    named = set(re.findall(r"\w+", message))
-    function = next((name for name in called if name in named), None)
+    named = re.findall(r"\w+", message)
+    ours = [*_CALL.findall(statement), *_DENIED.findall(message)]
+    function = next((name for name in ours if name in named and name in callers()), None)
     if function is None:
         return None
     roles = [role for role in Role if role in callers()[function]]

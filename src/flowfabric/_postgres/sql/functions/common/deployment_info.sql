@@ -1,6 +1,6 @@
 -- deployment_info: facts that a client needs before its first call.
 --
--- Called by every connection, also by worker roles, which may not read the tables.
+-- Called by every connection, by users of every role, who may not read the tables.
 -- Returns  the schema's version and steps (0001_name), the build of the functions, the number of partitions, the server.
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.deployment_info()

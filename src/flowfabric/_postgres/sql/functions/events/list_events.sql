@@ -21,7 +21,7 @@ declare
     v_upto bigint;
     v_last bigint;
     v_found integer;
-    v_sees boolean := flowfabric.sees_leases();
+    v_sees boolean := flowfabric.may_operate();
 begin
     select e.created_at, e.completed_at into v_created_at, v_completed_at
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;

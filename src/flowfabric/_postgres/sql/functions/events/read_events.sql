@@ -20,7 +20,7 @@ declare
     v_read bigint;
     v_floor bigint;
     v_found integer;
-    v_sees boolean := flowfabric.sees_leases();
+    v_sees boolean := flowfabric.may_operate();
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';

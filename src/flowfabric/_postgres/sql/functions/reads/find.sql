@@ -96,7 +96,7 @@ begin
                     return next v_last;
                     return;
                 end if;
-                v_row.lease_id := null;   -- the right to report; see sees_leases
+                v_row.lease_id := null;   -- the right to report; see may_operate
                 return next v_row;
             end if;
             v_last.created_at := v_at; v_last.id := v_id; v_last.partition := v_partition;

@@ -13,7 +13,7 @@ begin
           and v.id is distinct from p_after
         order by v.id limit p_limit
     loop
-        v_row.lease_id := null;   -- the right to report; see sees_leases
+        v_row.lease_id := null;   -- the right to report; see may_operate
         return next v_row;
     end loop;
 end;

@@ -9,7 +9,7 @@ begin
     select s.* into v_row from flowfabric.suspension s where s.partition = p_partition and s.id = p_id
     order by s.number desc limit 1;
     if found then
-        v_row.lease_id := null;   -- the right to report; see sees_leases
+        v_row.lease_id := null;   -- the right to report; see may_operate
         return next v_row;
     end if;
 end;
