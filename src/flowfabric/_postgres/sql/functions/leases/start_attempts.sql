@@ -14,10 +14,10 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
-    -- The ids of the call are the first 23 digits of a seed and a number. (gen_random_uuid opens a device.) Refusals tell
-    -- the id of an attempt, and the id of a lease is the right to report: neither must give away the other.
-    v_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || pg_backend_pid()), 1, 23);
-    v_lease_seed text := substr(md5(random() || ' ' || random() || ' ' || clock_timestamp()), 1, 23);
+    -- The ids of the call are the first 23 digits of a seed and a number. (gen_random_uuid opens a device.) The id of a lease
+    -- is the right to report, and must not follow from the id of its attempt, which refusals tell.
+    v_lease_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || random()), 1, 23);
+    v_seed text := substr(md5(v_lease_seed), 1, 23);
 begin
     if not p_again and p_deadline_at is null then
         -- The common case has its own statement: the general one makes a claim 5 % slower.
