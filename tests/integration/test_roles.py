@@ -746,6 +746,52 @@ async def test_no_answer_gives_away_the_fence_of_another_holder(
     )
 
 
+@pytest.mark.parametrize("kind", [Role.WORK])
+async def test_nulls_are_no_authority(
+    engine: ff.Engine, session: asyncpg.Connection[Any], sql: asyncpg.Connection[Any], kind: Role
+) -> None:
+    """A comparison with null is neither true nor false; no check may take that for a yes."""
+    held = await started(engine, lease_ttl=timedelta(minutes=5))
+    waitpoint = await engine.create_waitpoint(held.handle, "k", timedelta(minutes=5))
+    granted_to_another = await submit(engine)
+    await engine.issue_claim_grant(granted_to_another, **OTHER)
+    before = await sql.fetch("select * from flowfabric.execution order by id")
+    at = (held.handle.partition, held.handle.uuid)
+    nothing = "array[null::uuid], array[null::bigint], array[null::uuid], array[null::int]"
+    for call, code in (
+        ("complete(array[$1::int], array[$2::uuid], {n}, null, null)", "invalid_input"),
+        ("fail(array[$1::int], array[$2::uuid], {n}, null, null, null, null)", "invalid_input"),
+        ("cancel(array[$1::int], array[$2::uuid], {n}, null, 'x')", "invalid_input"),
+        ("cancel(array[$1::int], array[$2::uuid], {n}, true, 'x')", "invalid_input"),
+        ("release($1, $2, null, null, null, null)", "invalid_input"),
+        ("delay($1, $2, null, null, null, null, now(), null)", "invalid_input"),
+        ("wait_children($1, $2, null, null, null, null)", "invalid_input"),
+        ("progress($1, $2, null, null, null, null, null, null)", "invalid_input"),
+    ):
+        found = await session.fetchrow(f"select code from flowfabric.{call.format(n=nothing)}", *at)
+        assert found is not None
+        assert found["code"] == code, call
+    found = await session.fetchrow(
+        "select code from flowfabric.deliver_signal($1, $2, $3, null, $4, 'go', 'x', 'x', 'x', null, null, null, null,"
+        " 'waitpoint', null, null, null, null, null)",
+        *at,
+        waitpoint.waitpoint_id,
+        new_id(),
+    )
+    assert found is not None and found["code"] == "invalid_token"
+    with contextlib.suppress(asyncpg.PostgresError):
+        found = await session.fetchrow(
+            "select code from flowfabric.claim_granted(null, $1, $2, null, null, null, $3, $3, 1000, null, null, null,"
+            " null)",
+            home(granted_to_another),
+            granted_to_another,
+            new_id(),
+        )
+        assert found is not None and found["code"] != "ok"
+    await sql.execute("update flowfabric.execution set hmac_failed_at = null")
+    assert await sql.fetch("select * from flowfabric.execution order by id") == before
+
+
 async def test_only_an_operator_sees_the_ids_of_leases(
     engine: ff.Engine, reader: ff.Engine, operator: ff.Engine
 ) -> None:
