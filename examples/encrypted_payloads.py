@@ -1,6 +1,6 @@
 """Everything the app stores is encrypted, for its execution: nobody can read it, or put it into another execution.
 
-Keys can be changed at any time. `PAYLOAD_KEYS` lists the keys as `id:base64`, separated by commas. The first one writes,
+Keys can be changed at any time. `PAYLOAD_KEYS` lists them as `id:base64`, separated by commas. The first one writes,
 the others still read: to change keys put a new one in front, and drop an old one when no data written with it is left.
 """
 

@@ -116,6 +116,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         code="other",
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
+    *_rows("permission", "missing_role", "terminal", 403, code="auth"),
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),
     *_rows("step", "step_failed steps_changed", "terminal", 409),

@@ -180,7 +180,7 @@ async def test_worker_roles_are_named_on_the_command_line(database: str, sql: as
         for role in (one, two):
             async with await ff.Engine.connect(as_user(database, role)) as engine:
                 await submit(engine)
-        await sql.execute("delete from flowfabric.worker_role")
+        await sql.execute("delete from flowfabric.granted_role")
     assert "create the role first" in failed(run("migrate", "--dsn", database, "--worker-role", "no_such_role"))
 
 
@@ -202,7 +202,7 @@ async def test_the_worker_role_may_check_the_schema(database: str, sql: asyncpg.
         assert run("migrate", "--dsn", database, "--worker-role", role).returncode == 0
         check = run("migrate", "--check", "--dsn", as_user(database, role))
         assert (check.returncode, check.stderr) == (0, ""), check
-        await sql.execute("delete from flowfabric.worker_role")
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 @pytest.mark.parametrize("is_there", [False, True])

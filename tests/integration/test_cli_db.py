@@ -288,13 +288,23 @@ async def test_doctor_sees_what_a_role_may_not_do(findings: Any, database: str, 
         dsn = as_user(database, role)
         found = await findings(1, dsn=dsn)
         assert found["privileges"][0] == "problem"
-        assert f"--worker-role {role}" in found["privileges"][1]
+        assert f"`--operate-role` {role}" in found["privileges"][1]
+        await sql.execute(f"grant usage on schema flowfabric to {role}")
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"][0] == "problem"
+        assert f"{role} has none of the roles read, submit, work, operate" in found["privileges"][1]
+        await migrate_database(database, read_roles=(role,))
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"] == ("ok", f"{role} has the role read; not submit, work, operate ")
         await migrate_database(database, worker_roles=(role,))
         found = await findings(1, dsn=dsn)
-        assert found["privileges"] == ("ok", f"{role} may call every function and touch no table ")
+        assert found["privileges"] == ("ok", f"{role} has the roles read, submit, work; not operate ")
+        await migrate_database(database, operate_roles=(role,))
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"] == ("ok", f"{role} has the roles read, submit, work, operate ")
         assert found["schema"][0] == "ok"
         assert "pg_read_all_stats" in found["old transactions"][1]
-        await sql.execute("delete from flowfabric.worker_role")
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 async def test_doctor_sees_a_moved_clock_and_late_timers(findings: Any, engine: ff.Engine, clock: Clock) -> None:

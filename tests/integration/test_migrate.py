@@ -208,8 +208,8 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
         async with await ff.Engine.connect(dsn) as engine:
             assert await engine.server_time_ms() > 0
         await migrate_database(database, worker_roles=(role,))
-        assert await sql.fetch("select name from flowfabric.worker_role") == [(role,)]
-        await sql.execute("delete from flowfabric.worker_role")
+        assert await sql.fetch("select name, kind from flowfabric.granted_role") == [(role, "work")]
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 async def test_for_a_role_that_does_not_exist_nothing_is_done(empty: str) -> None:
@@ -293,8 +293,16 @@ async def test_functions_that_a_build_lacks_are_kept_while_processes_that_call_t
         return {row["name"] for row in rows}
 
     await sql.execute(made.format("only_one", "int"))
-    as_version(monkeypatch, 2, oldest=1)
-    await migrate_database(database)
+    async with a_role(sql) as worker:
+        await migrate_database(database, worker_roles=(worker,))
+        await sql.execute(made.format("only_one", "int"))
+        await sql.execute(f"grant execute on function flowfabric.complete(int) to {worker}")
+        as_version(monkeypatch, 2, oldest=1)
+        await migrate_database(database)
+        assert await sql.fetchval("select has_function_privilege($1, 'flowfabric.complete(int)', 'execute')", worker), (
+            "processes of the version before call it"
+        )
+        await sql.execute("delete from flowfabric.granted_role")
     assert await left() == {"only_one"}
     await migrate_database(database)
     assert await left() == {"only_one"}, "the same build again"
@@ -374,7 +382,7 @@ async def test_other_functions_of_the_same_version_are_reported_and_all_replaced
 
 
 async def test_a_dropped_worker_role_is_skipped(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
+    await sql.execute("insert into flowfabric.granted_role values ('gone_since', 'work')")
     await migrate_database(database)
 
 

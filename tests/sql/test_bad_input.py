@@ -601,7 +601,7 @@ CASES = [
         _one,
         **ONE_ID,
         lane_id=by_field(LANES),
-        lease_duration=by_field(DURATIONS, "lease_ttl"),
+        lease_duration=by_field(DURATIONS),
     ),
     Case(
         "reclaim_execution",

@@ -120,7 +120,7 @@ async def test_a_session_that_reached_the_schema_by_a_role_is_waited_for(
             assert len((await plain_engine.read_events(after=seen)).items) == 3
         finally:
             await submitter.close()
-            await sql.execute("delete from flowfabric.worker_role")
+            await sql.execute("delete from flowfabric.granted_role")
             with contextlib.suppress(asyncpg.DuplicateObjectError):
                 await sql.execute(f"create role {login}")  # for the end of the block
 

@@ -108,7 +108,7 @@ class World:
             row["name"]
             for row in await self.sql.fetch(
                 "select format('%I.%I', schemaname, tablename) as name from pg_tables where schemaname = 'flowfabric'"
-                " and tablename not in ('schema_step', 'worker_role', 'deployment', 'clock', 'keystore', 'log_epoch')"
+                " and tablename not in ('schema_step', 'granted_role', 'deployment', 'clock', 'keystore', 'log_epoch')"
                 " and tablename not like 'event\\_%'"
             )
         )

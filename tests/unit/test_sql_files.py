@@ -25,7 +25,9 @@ UPWARDS = {
     "make_ready": {"gate"},
     "take_ready": {"end_capped", "reclaim_cap"},
     "start_attempts": {"move_waitpoints", "inputs_of"},
-    "claim_granted": {"inputs_of"},
+    "claim_one": {"inputs_of"},
+    "raise_floors": {"create_one"},  # asks who may call it
+    "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate"},
     "resume": {"gate"},
 }

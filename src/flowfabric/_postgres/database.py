@@ -22,6 +22,7 @@ from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.known_types import Connection
 from flowfabric._postgres.migrate import SCHEMA_VERSION, check_steps
+from flowfabric._postgres.roles import not_allowed
 from flowfabric.errors import (
     ConnectionFailed,
     Corruption,
@@ -216,6 +217,8 @@ class Database:
             except (TimeoutError, asyncpg.DataError) as error:
                 # Not a lost connection, despite its class: a retry would take as long, or fail again.
                 raise translate(error, self.target) from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise not_allowed(str(error), sql) or translate(error, self.target) from error
             except _LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now

@@ -14,14 +14,16 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
 
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import THIS, Build, build_of, check_build, settings_of_functions, sql_files
+from flowfabric._postgres.roles import Role, functions_of
 from flowfabric.errors import ConnectionFailed
 
 _LOCK = 708_300
@@ -86,7 +88,7 @@ def check_steps(recorded: Sequence[str]) -> None:
 
 
 async def current_version(connection: asyncpg.Connection[Any]) -> tuple[int, Build | None]:
-    """Return the version of the schema in the database and the build of its functions. A worker role may call it too.
+    """Return the version of the schema in the database and the build of its functions. Every role may call it.
 
     Version 0 without a schema; no build if the functions are of a time before builds had versions.
     """
@@ -110,16 +112,16 @@ async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
 async def migrate(
     connection: asyncpg.Connection[Any],
     *,
-    worker_roles: Sequence[str] = (),
+    roles: Mapping[Role, Sequence[str]] = MappingProxyType({}),
     force: bool = False,
     patience: float = _PATIENCE,
 ) -> Migration:
     """Bring the schema up to date; safe to run from many processes at the same time, and under load.
 
     Functions that are newer than this package's stay, unless forced. A step that cannot have its locks at once gives
-    way to the others and is tried again, for `patience` seconds. Each role in `worker_roles` gets EXECUTE on the
-    functions and nothing on the tables: enough to run a worker. A role named once is stored, and later runs grant to it
-    again.
+    way to the others and is tried again, for `patience` seconds. Each database role in `roles` gets EXECUTE on the
+    functions of its kind and nothing on the tables. A role named once is stored, and later runs grant to it again;
+    named under another kind, it has both.
     """
     until = time.monotonic() + patience
     pause = 0.1
@@ -128,7 +130,7 @@ async def migrate(
             try:
                 # A process that waited for the lock must see its holder's changes.
                 async with connection.transaction(isolation="read_committed"):
-                    return await _migrate(connection, worker_roles, force=force)
+                    return await _migrate(connection, roles, force=force)
             except asyncpg.LockNotAvailableError as error:
                 if time.monotonic() >= until:
                     raise ConnectionFailed("schema_locked", await _who_locks(connection)) from error
@@ -140,7 +142,9 @@ async def migrate(
         raise ConnectionFailed("missing_privileges", f"{error}; create the role first") from error
 
 
-async def _migrate(connection: asyncpg.Connection[Any], worker_roles: Sequence[str], *, force: bool) -> Migration:
+async def _migrate(
+    connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]], *, force: bool
+) -> Migration:
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
     await connection.execute("set local client_min_messages = warning")
     await connection.execute("create schema if not exists flowfabric")
@@ -162,14 +166,8 @@ async def _migrate(connection: asyncpg.Connection[Any], worker_roles: Sequence[s
     await _replace_functions(connection, before)
     await connection.execute("select flowfabric.seed_keystore()")
     await connection.execute("select flowfabric.begin_epoch()")
-    for role in worker_roles:
-        if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
-            raise ConnectionFailed("missing_privileges", f'role "{role}" does not exist; create the role first')
-    await connection.executemany(
-        "insert into flowfabric.worker_role values ($1) on conflict do nothing",
-        [(r,) for r in worker_roles],
-    )
-    await connection.execute(_GRANTS)
+    await _store_roles(connection, roles)
+    await _grant(connection)
     return Migration(tuple(applied), max(version, SCHEMA_VERSION), THIS.version)
 
 
@@ -246,11 +244,15 @@ async def _who_locks(connection: asyncpg.Connection[Any]) -> str:
 _OWN_TABLES = """
 create table if not exists flowfabric.schema_step
     (number integer primary key, name text not null, applied_at timestamptz not null default now());
-create table if not exists flowfabric.worker_role (name text primary key);
 create table if not exists flowfabric.build
     (functions text not null, version integer not null, oldest integer not null);
 -- Functions that this build has not, with the last version that had them.
 create table if not exists flowfabric.kept_function (signature text primary key, version integer not null);
+create table if not exists flowfabric.granted_role (
+    name text not null,
+    kind text not null constraint granted_role_kind_known check (kind in ('read', 'submit', 'work', 'operate')),
+    primary key (name, kind)
+);
 """
 
 # Functions that were not made in this transaction: what it makes has an age of zero or less.
@@ -269,24 +271,54 @@ where a.pid <> pg_backend_pid() and a.xact_start is not null
 order by a.xact_start limit 3
 """
 
-# A role gets the functions that run with the owner's rights; the helpers behind them stay closed.
+
+async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]]) -> None:
+    named = [(name, kind.value) for kind, names in roles.items() for name in names]
+    for name, _ in named:
+        if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", name):
+            raise ConnectionFailed("missing_privileges", f'role "{name}" does not exist; create the role first')
+    await connection.executemany("insert into flowfabric.granted_role values ($1, $2) on conflict do nothing", named)
+
+
+async def _grant(connection: asyncpg.Connection[Any]) -> None:
+    """Let the stored roles call the functions of their kinds, and nobody else any function."""
+    kept = await connection.fetchval(_GRANTS_OF_KEPT)
+    for statement in (*await connection.fetchval(_REVOKES), *kept):
+        await connection.execute(statement)
+    # A role that was dropped since is passed over; created again, it is served again.
+    found = await connection.fetch(
+        "select g.name, array_agg(g.kind) as kinds from flowfabric.granted_role g join pg_roles r on r.rolname = g.name"
+        " group by g.name"
+    )
+    for row in found:
+        for statement in await connection.fetchval(_GRANTS, row["name"], functions_of(row["kinds"])):
+            await connection.execute(statement)
+
+
+# First nobody may call anything: a role may have lost a kind, a function a role, and the owner's default privileges may
+# have given a new function to others.
+_REVOKES = """
+select array['revoke all on all functions in schema flowfabric from public']
+    || coalesce(array_agg(distinct format('revoke all on all functions in schema flowfabric from %I', r.rolname)), '{}')
+from pg_proc p
+cross join lateral aclexplode(p.proacl) a
+join pg_roles r on r.oid = a.grantee
+where p.pronamespace = 'flowfabric'::regnamespace and a.grantee <> p.proowner
+"""
+
+# Functions that only the version before had: who could call them still can.
+_GRANTS_OF_KEPT = """
+select coalesce(array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, r.rolname)), '{}')
+from flowfabric.kept_function k
+join pg_proc p on p.oid = to_regprocedure(k.signature)
+cross join lateral aclexplode(p.proacl) a
+join pg_roles r on r.oid = a.grantee
+where exists (select from flowfabric.granted_role g where g.name = r.rolname)
+"""
+
 _GRANTS = """
-do $$
-declare
-    v_role text;
-    v_function regprocedure;
-begin
-    revoke all on all functions in schema flowfabric from public;
-    -- A role that was dropped since is passed over; named again, it is served again.
-    for v_role in select w.name from flowfabric.worker_role w join pg_roles r on r.rolname = w.name loop
-        execute format('grant usage on schema flowfabric to %I', v_role);
-        for v_function in select p.oid::regprocedure from pg_proc p
-                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
-                            -- keys are the owner's
-                            and p.proname not in ('seed_secret', 'rotate_secret') loop
-            execute format('grant execute on function %s to %I', v_function, v_role);
-        end loop;
-    end loop;
-end;
-$$
+select array[format('grant usage on schema flowfabric to %I', $1::text)]
+    || array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, $1::text))
+from pg_proc p
+where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef and p.proname = any ($2::text[])
 """

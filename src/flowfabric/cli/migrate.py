@@ -21,9 +21,21 @@ def migrate(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit with 1 unless the schema is current.")
     ] = False,
-    worker_role: Annotated[
+    read_role: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Let this database role read: lists, executions, flows.")
+    ] = None,
+    submit_role: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Let this role run workers: grants it the functions, but no tables."),
+        typer.Option(metavar="NAME", help="Let this database role submit, and read what it has the id of."),
+    ] = None,
+    worker_role: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Let this database role run workers.")
+    ] = None,
+    operate_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Let this database role do everything but change signing keys and the clock."
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also replace functions that are newer than this package's.")
@@ -31,7 +43,10 @@ def migrate(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Create or update the schema of the database. Safe to run at any time, also concurrently."""
+    """Create or update the schema of the database. Safe to run at any time, also concurrently.
+
+    The options for roles grant functions, never tables. They can be repeated; later runs grant the same again.
+    """
     from flowfabric.engine.service import migrate_database, schema_build  # noqa: PLC0415
 
     with address(dsn) as chosen:
@@ -39,7 +54,16 @@ def migrate(
             _tell(*asyncio.run(schema_build(chosen)), as_json=json)
             return
         with _output.busy("migrating"):
-            done = asyncio.run(migrate_database(chosen, worker_roles=tuple(worker_role or ()), force=force))
+            done = asyncio.run(
+                migrate_database(
+                    chosen,
+                    read_roles=read_role or (),
+                    submit_roles=submit_role or (),
+                    worker_roles=worker_role or (),
+                    operate_roles=operate_role or (),
+                    force=force,
+                )
+            )
     if json:
         _output.document(
             {

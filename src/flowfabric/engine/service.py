@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from flowfabric._postgres.database import Database, check_server, connection_fai
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
+from flowfabric._postgres.roles import Role
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
@@ -244,15 +246,30 @@ async def _open(dsn: str) -> asyncpg.Connection[Any]:
         raise connection_failed(error, describe(dsn)) from error
 
 
-async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = (), force: bool = False) -> Migration:
+async def migrate_database(
+    dsn: str,
+    *,
+    read_roles: Sequence[str] = (),
+    submit_roles: Sequence[str] = (),
+    worker_roles: Sequence[str] = (),
+    operate_roles: Sequence[str] = (),
+    force: bool = False,
+) -> Migration:
     """Bring the schema of a database up to date; safe to run from many processes at the same time.
 
+    Each database role that is named may call the functions of its kind, now and after later migrations.
     Functions that are newer than this package's stay as they are, unless `force`.
     """
+    roles = {
+        Role.READ: read_roles,
+        Role.SUBMIT: submit_roles,
+        Role.WORK: worker_roles,
+        Role.OPERATE: operate_roles,
+    }
     connection = await _open(dsn)
     try:
         check_server(connection, describe(dsn))
-        return await migrate(connection, worker_roles=worker_roles, force=force)
+        return await migrate(connection, roles=roles, force=force)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error, describe(dsn)) from error
     finally:

@@ -21,10 +21,11 @@ begin
         from (values
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
-                'block cancel change_priority claim_granted complete create_executions create_one create_waitpoint delay
-                 deliver_signal fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps
-                 redact_execution release renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch
-                 verify_grant wait_children'),
+                'block cancel cancel_as_operator change_priority claim_as_operator claim_granted complete complete_as_operator
+                 create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
+                 deliver_signal_as_operator fail fail_as_operator find issue_claim_grant issue_reclaim_grant open_wait park
+                 progress reclaim record_steps redact_execution release release_as_operator renew replay revoke_lease
+                 settle_wait signal_by_key suspend unblock unwatch verify_grant wait_children wait_children_as_operator'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',

@@ -4,6 +4,7 @@
 -- claim. The cost depends on p_limit and on dead rows, not on what is stored.
 -- Takes    p_limit: how many routes to look at, chosen at random.
 -- Returns  the first ready row of each route that was repaired.
+-- Roles    work, operate
 create or replace function flowfabric.repair_floors(p_limit integer) returns table (partition integer, id uuid)
 language plpgsql volatile security definer as $$
 #variable_conflict use_column

@@ -1,4 +1,6 @@
 -- register_service: the number of what a worker serves; p_kinds null means every kind.
+--
+-- Roles    work, operate
 create or replace function flowfabric.register_service(p_kinds text[], p_capabilities text[]) returns integer
 language plpgsql security definer as $$
 declare

@@ -5,6 +5,7 @@
 -- old log is noted before the first new event. Restores on the same server, from a dump or a copy of the database, are
 -- recognised by the new table and the new database.
 -- Locks    the current epoch, if the server is another or was not known.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.begin_epoch() returns void
 language plpgsql security definer as $$
 declare

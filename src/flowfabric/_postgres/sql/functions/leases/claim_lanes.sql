@@ -2,6 +2,7 @@
 --
 -- Called by workers that serve more than one lane. Takes up to its share from every lane first, then fills up to
 -- p_limit from the lanes in the order given.
+-- Roles    work, operate
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text, p_capabilities text[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz)
