@@ -23,7 +23,7 @@ from flowfabric.cli._database import split_password
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests.conftest import fresh_database
-from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, run
+from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, here, run
 from tests.integration.test_connection import NASTY, SECRET, a_role, as_user, leaked
 from tests.support import Clock, started, submit, system_programs
 
@@ -130,13 +130,13 @@ async def test_a_dump_is_loaded_elsewhere(engine: ff.Engine, database: str, serv
 async def test_a_dump_that_fails_leaves_nothing(database: str, tmp_path: Path) -> None:
     file = tmp_path / "all.sql"
     file.write_text("an earlier one")
-    done = run("db", "dump", "-o", str(file), "--dsn", f"{database.split('?')[0]}_gone?{database.split('?')[1]}")
+    done = await here("db", "dump", "-o", str(file), "--dsn", f"{database.split('?')[0]}_gone?{database.split('?')[1]}")
     assert done.returncode == 2
     assert "pg_dump failed" in done.stderr
     assert file.read_text() == "an earlier one"
     assert list(tmp_path.iterdir()) == [file]
-    assert "no directory" in failed(run("db", "dump", "-o", str(tmp_path / "no" / "x"), "--dsn", database))
-    assert "no file" in failed(run("db", "load", str(tmp_path / "none.sql"), "--dsn", database))
+    assert "no directory" in failed(await here("db", "dump", "-o", str(tmp_path / "no" / "x"), "--dsn", database))
+    assert "no file" in failed(await here("db", "load", str(tmp_path / "none.sql"), "--dsn", database))
 
 
 async def test_a_dump_that_does_not_load_changes_nothing(server: str, tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
 async def test_a_server_of_yours_is_neither_stopped_nor_deleted(database: str, tmp_path: Path) -> None:
     for verb in ("reset", "stop", "run"):
         options = ["--yes"] if verb == "reset" else []
-        assert "works only on the embedded one" in failed(run("db", verb, *options, "--dsn", database))
-        assert "FLOWFABRIC_DSN" in failed(run("db", verb, *options, FLOWFABRIC_DSN=database))
+        assert "works only on the embedded one" in failed(await here("db", verb, *options, "--dsn", database))
+        assert "FLOWFABRIC_DSN" in failed(await here("db", verb, *options, FLOWFABRIC_DSN=database))
 
 
 def test_for_data_of_another_major_version_the_error_says_how_to_continue(place: Path) -> None:
