@@ -20,7 +20,7 @@ from flowfabric.values.lane import LaneState
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.ids import home, id_in
-from tests.support import CheckedEngine, Clock, claim_one, submit, submit_member
+from tests.support import WORKER, CheckedEngine, Clock, claim_one, submit, submit_member
 
 pytestmark = pytest.mark.both_servers
 
@@ -568,3 +568,38 @@ async def _digest(sql: asyncpg.Connection[Any]) -> dict[str, Any]:
         name: await sql.fetchval(f"select md5(string_agg(t::text, '|' order by t::text)) from flowfabric.{name} t")
         for name in names
     }
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"timeout_policy": {"attempt_timeout_ms": "x"}},
+        {"timeout_policy": {"attempt_timeout_ms": 1.5}},
+        {"timeout_policy": {"attempt_timeout_ms": 10**18}},
+        {"timeout_policy": {"attempt_timeout_ms": -1}},
+        {"max_reclaim_count": "many"},
+        {"max_replay_count": [1]},
+        {"stream_policy": {"retention_ttl_ms": "9 days"}},
+        {"suspension_policy": {"default_timeout_ms": True}},
+        {"suspension_policy": {"max_signals_per_execution": 10**30}},
+        {"retry_policy": {"max_retries": {}}},
+        {"retry_policy": {"retryable_categories": 5}},
+        {"retry_policy": {"retryable_categories": None}},
+        {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": "soon"}}},
+        {"retry_policy": {"backoff": {"type": "exponential", "max_delay_ms": 10**300}}},
+        {"retry_policy": {"backoff": {"type": "exponential", "multiplier": "e"}}},
+        {"retry_policy": {"backoff": {"type": "exponential", "jitter": "perhaps"}}},
+    ],
+    ids=str,
+)
+async def test_a_policy_that_would_stop_others_is_refused_by_the_database(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], policy: dict[str, Any]
+) -> None:
+    """A user who may submit can call the functions without the checks of the engine."""
+    await engine.create_execution(execution_kind="test")
+    one = engine.mint_id()
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="of the policy is not"):
+        await sql.execute(
+            "select flowfabric.create_one('default', 'test', '', $1, $2, '', $3)", home(one), one, json.dumps(policy)
+        )
+    assert len(await engine.claim_many(**WORKER, limit=10)) == 1

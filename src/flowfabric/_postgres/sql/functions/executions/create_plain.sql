@@ -20,6 +20,9 @@ begin
     if not found then
         return false;
     end if;
+    if p_policy is not null then
+        perform flowfabric.check_policy(p_policy);
+    end if;
     if cardinality(p_id) = 1 then
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,

@@ -13,6 +13,10 @@ declare
     v_ready integer;
     v_policy json := case when cardinality(p_policy) = 1 then p_policy[1]::json end;
 begin
+    if p_policy is not null then
+        perform flowfabric.check_policy(u.policy::json)
+        from (select distinct x.policy from unnest(p_policy) as x (policy) where x.policy is not null) u;
+    end if;
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
