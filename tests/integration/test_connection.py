@@ -259,15 +259,15 @@ async def test_for_an_older_schema_the_error_says_to_migrate(
 
 
 async def test_a_newer_schema_asks_for_a_newer_package(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    await sql.execute("update flowfabric.build set version = 9999, oldest = 9998")
     error = await refused(as_user(database, "postgres", SECRET))
     assert error.kind == "schema_newer"
     assert "upgrade the package" in str(error)
-    assert "9999" in str(error)
+    assert "9998" in str(error)
 
 
 async def test_a_refused_connection_leaves_no_session_behind(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    await sql.execute("update flowfabric.build set version = 9999, oldest = 9998")
     await refused(database, min_size=3)
     async with asyncio.timeout(PATIENCE):
         while await sessions(sql):
