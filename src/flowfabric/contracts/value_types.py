@@ -65,6 +65,8 @@ class ValueType:
     @classmethod
     def returned_by(cls, fn: Callable[..., Any]) -> ValueType:
         """Return the type of a function's result, awaited if it is async. `InvalidInput` names the function."""
+        if type(fn) is types.FunctionType and not fn.__annotations__ and not fn.__dict__:
+            return ValueType.of(Any)  # most lambdas: new at every call, and there is nothing to find out
         key = getattr(fn, "__func__", fn)
         try:
             known = _returned.get(key)
