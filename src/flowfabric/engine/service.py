@@ -44,6 +44,10 @@ _PRESENT = [
     "cancel_flow_wait_timeout",
     "cancel_flow_wait_indefinite",
     "ack_cancel_member",
+    "register_worker",
+    "heartbeat_worker",
+    "mark_worker_dead",
+    "list_workers",
 ]
 _LATER = [
     "budget_admin",
@@ -55,10 +59,6 @@ _LATER = [
     "subscribe_instance_tags",
     "stream_durable_summary",
     "stream_best_effort_live",
-    "register_worker",
-    "heartbeat_worker",
-    "mark_worker_dead",
-    "list_workers",
     "release_admission",
     "read_quota_policy_limits",
     "read_budget_usage_and_limits",

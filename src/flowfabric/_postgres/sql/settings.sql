@@ -22,11 +22,11 @@ begin
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
                 'block cancel change_priority claim_granted complete create_executions create_one create_waitpoint delay
-                 deliver_signal fail find issue_claim_grant issue_reclaim_grant open_wait park progress reclaim record_steps
-                 redact_execution release renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch
-                 verify_grant wait_children'),
+                 deliver_signal fail find heartbeat_worker issue_claim_grant issue_reclaim_grant mark_worker_dead open_wait
+                 park progress reclaim record_steps redact_execution register_worker release renew replay revoke_lease
+                 settle_wait signal_by_key suspend unblock unwatch verify_grant wait_children'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids may_submit read_outcomes read_steps'),
+                'find_ids find_unserved may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
                 'audit_sample'),
@@ -39,7 +39,7 @@ begin
                 'claim'),
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
-                'list_partition read_events scan_eligible'),
+                'list_partition list_worker_events list_workers read_events scan_eligible trim_worker_events'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
