@@ -151,9 +151,7 @@ async def test_a_second_process_with_the_same_instance_is_refused_while_the_firs
         assert isinstance(await register(other, exclusive=True), Registered)
         with pytest.raises(Conflict):
             await register(plain_engine, exclusive=True)
-        first, second = (
-            OwnWorker(worker_instance_id="a-1", process=each._instance) for each in (plain_engine, other)
-        )
+        first, second = (OwnWorker(worker_instance_id="a-1", process=each._instance) for each in (plain_engine, other))
         assert await plain_engine.heartbeat_own(first) == NotRegistered()
         assert isinstance(await other.heartbeat_own(second), Refreshed)
         assert await plain_engine.mark_worker_dead("a-1", reason="stopped", only_ours=True) == NotRegistered()
@@ -262,7 +260,7 @@ async def test_heartbeats_stay_on_their_page(plain_engine: ff.Engine, sql: SQL) 
 
 @pytest.mark.both_servers
 async def test_a_worker_that_is_marked_dead_is_gone_and_keeps_its_leases(engine: CheckedEngine, sql: SQL) -> None:
-    await register(engine, **{"instance": WORKER["worker_instance_id"], "worker_id": WORKER["worker_id"]})
+    await register(engine, instance=WORKER["worker_instance_id"], worker_id=WORKER["worker_id"])
     await submit(engine)
     held = await claim_one(engine)
     before = await sql.fetch("select * from flowfabric.execution")

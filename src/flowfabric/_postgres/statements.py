@@ -314,9 +314,8 @@ HEARTBEAT_LAZILY = _rows("heartbeat_worker", 3, f"code, expires_at, {_LAZILY}")
 SLEEP_AND_HEARTBEAT = _rows(
     "heartbeat_worker", "$7, $8, $9", f"code, expires_at, flowfabric.sleep_for_work({_marks(6)}) as until, {_LAZILY}"
 )
-RENEW_AND_HEARTBEAT = (
-    f"{RENEW} union all "  # noqa: S608 - no value is part of it
-    + _rows("heartbeat_worker", "$8, $9, $10", "0, code, null, null, null, null, expires_at")
+RENEW_AND_HEARTBEAT = f"{RENEW} union all " + _rows(
+    "heartbeat_worker", "$8, $9, $10", "0, code, null, null, null, null, expires_at"
 )
 MARK_WORKER_DEAD = _value("mark_worker_dead", 4, "code")
 LIST_WORKERS = _rows("list_workers", 4, _WORKER)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import asyncpg
 
@@ -159,6 +160,11 @@ class Service(Operations):
     def dsn(self) -> str:
         """The DSN the engine was connected with, password included: for your own connections."""
         return self._dsn
+
+    @property
+    def instance(self) -> UUID:
+        """The name of this engine's process: of its notifications, of what it leads and of what it registers."""
+        return self._instance
 
     @property
     def flow_partitions(self) -> int:

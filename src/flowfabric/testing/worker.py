@@ -160,6 +160,7 @@ class KitWorker(Worker):
         log.info("the worker is killed %s", where)
         self.left_behind = [one.handle for one in self.held.values()]
         self.held.clear()
+        self.registration.is_abandoned = True
         self.grace = _CRASH_GRACE
         self.engine._database._pool._closing = True  # calls already sent may still arrive
         for one in list(self._running):
