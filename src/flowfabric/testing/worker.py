@@ -121,6 +121,7 @@ class KitWorker(Worker):
 
     def clock_moved(self, by: timedelta) -> None:
         """Apply a move of the database's clock: handlers see the new time, and sleeps that are due end."""
+        self.registration.clock_moved()
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -67,6 +68,10 @@ class Registration:
         if self._is_forgotten or time.monotonic() - self._beaten_at < self._period * _CARRIED_FROM:
             return None
         return self._own
+
+    def clock_moved(self) -> None:
+        """Send a heartbeat soon: by the database's clock the worker may have been silent for too long."""
+        self._beaten_at = -math.inf
 
     def beaten(self, asked: float, outcome: Heartbeat | None) -> None:
         """A call that was sent at `asked` carried a heartbeat, with this outcome."""
