@@ -198,6 +198,9 @@ class Ground:
             " flowfabric.now() from generate_series(1, 1500) n;"
             "insert into flowfabric.lead select 'lead ' || n, gen_random_uuid(), flowfabric.now()"
             " from generate_series(1, 100) n;"
+            # The past, which submissions and claims must not read.
+            "insert into flowfabric.sleeper select l, clock_timestamp() - n * interval '1 ms', gen_random_uuid(), 1, 1"
+            " from generate_series(1, 3000) n, unnest('{\"\",default,lane}'::text[]) l;"
             "select flowfabric.register_worker(case when n % 2 = 0 then '' else 'space' end, 'worker-' || n, 'pool',"
             " '{default}', '{waiting}', null, '{}', case when n % 3 = 0 then 60000 else 2600000000 end, 1, null, null,"
             " null, null, false) from generate_series(1, 1500) n;"
