@@ -781,7 +781,7 @@ async def used(meter: mw.Metrics) -> None:
 async def test_a_round_that_raises_is_a_failure_and_one_that_is_cancelled_is_none() -> None:
     sink = mw.MemorySink()
     hooks = mw.DutyHooks([mw.Middleware(), mw.Metrics(sink)])
-    for error in (ff.Unavailable("x"), OSError("x"), asyncio.CancelledError()):
+    for error in (Unavailable("x"), OSError("x"), asyncio.CancelledError()):
 
         async def fail(error: BaseException = error) -> Round:
             raise error
