@@ -1,12 +1,14 @@
-"""Everything the app stores is encrypted: arguments, results and steps. Keys can be changed at any time.
+"""Everything the app stores is encrypted, for its execution: nobody can read it, or put it into another execution.
 
-`PAYLOAD_KEYS` lists the keys as `id:base64`, separated by commas. The first one writes, the others still read:
-to change keys put a new one in front, and drop an old one when no data written with it is left.
+Keys can be changed at any time. `PAYLOAD_KEYS` lists them as `id:base64`, separated by commas. The first one writes,
+the others still read: to change keys put a new one in front, and drop an old one when no data written with it is left.
 """
 
 import asyncio
 import base64
 import os
+from typing import Literal
+from uuid import UUID
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -18,16 +20,21 @@ NONCE_BYTES = 12
 class AesGcm:
     """A codec that encrypts and authenticates with one key. Its name, stored with the data, has the key's id."""
 
+    binds: Literal[True] = True  # its methods get the id of the execution
+
     def __init__(self, key_id: str, key: bytes) -> None:
         self.name = f"aes-gcm-{key_id}"
         self._cipher = AESGCM(key)
 
-    def encode(self, data: bytes) -> bytes:
+    def encode(self, data: bytes, execution_id: UUID | None, /) -> bytes:
         nonce = os.urandom(NONCE_BYTES)  # never the same twice under one key
-        return nonce + self._cipher.encrypt(nonce, data, self.name.encode())
+        return nonce + self._cipher.encrypt(nonce, data, self._owner(execution_id))
 
-    def decode(self, data: bytes) -> bytes:
-        return self._cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], self.name.encode())
+    def decode(self, data: bytes, execution_id: UUID | None, /) -> bytes:
+        return self._cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], self._owner(execution_id))
+
+    def _owner(self, execution_id: UUID | None) -> bytes:
+        return f"{self.name} {execution_id}".encode()
 
 
 def codecs_from_environment() -> list[AesGcm]:
@@ -39,7 +46,7 @@ def codecs_from_environment() -> list[AesGcm]:
 
 
 newest, *older = codecs_from_environment()
-app = ff.App(codecs=[newest], also_read=older)
+app = ff.App(codecs=[newest], also_read=older, accept_plain=False)
 
 
 @app.task

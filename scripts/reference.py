@@ -21,6 +21,7 @@ import msgspec
 
 import flowfabric as ff
 from flowfabric import _duties, _taxonomy, drawing, errors, middleware, testing
+from flowfabric._postgres import roles
 from flowfabric.app import app, sync_context
 from flowfabric.app.context import Waitpoint
 from flowfabric.app.flow_builder import Join, SubFlow
@@ -138,7 +139,7 @@ def tasks_page() -> str:
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
-    lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3)]
+    lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3), *_documented(ff.BindingCodec, level=3)]
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
     return _page([*lines, *_documented(ff.Worker)])
@@ -244,6 +245,26 @@ def records_page() -> str:
             for cls in _classes(module):
                 if _is_interesting(cls):
                     lines += [f"### {cls.__name__}", "", *_class(cls), ""]
+    return _page(lines)
+
+
+def roles_page() -> str:
+    """Every public function of the schema and the roles that may call it, from the headers of the functions."""
+    lines = [
+        "# Roles",
+        "",
+        "<!-- Written by scripts/reference.py from the headers of the SQL functions. Edit those. -->",
+        "",
+        "Which [role](../guides/roles.md) may call which function of the schema `flowfabric`. A method of the `Engine`"
+        " calls the function of its name, or of the name in [parity](parity.md); a call by an operator, without a"
+        " lease, is the function that ends with `_as_operator`.",
+        "",
+        "| function | read | submit | work | operate |",
+        "|---|---|---|---|---|",
+    ]
+    for name, may in sorted(roles.callers().items()):
+        marks = " | ".join("yes" if role in may else "" for role in roles.Role)
+        lines.append(f"| `{name}`{'' if may else ' (the owner)'} | {marks} |")
     return _page(lines)
 
 
@@ -485,6 +506,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "engine.md": engine_page,
     "records.md": records_page,
     "errors.md": errors_page,
+    "roles.md": roles_page,
 }
 
 

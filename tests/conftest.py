@@ -18,6 +18,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres import scratch
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests import sampling
@@ -131,6 +132,7 @@ async def _make_template(dsn: str) -> None:
         await migrate_database(in_database(dsn, "ff_making"))
         inside = await asyncpg.connect(in_database(dsn, "ff_making"))
         await inside.execute("update flowfabric.deployment set event_heartbeats = true")  # every event is tested
+        await inside.execute(scratch.UNCLAIMED)
         await inside.close()
         await connection.execute("alter database ff_making rename to ff_template")
     finally:

@@ -56,6 +56,13 @@ def pairs(items: Sequence[tuple[str, str, Item]], count: int, *, seed: int = 1) 
     return [items[place][2] for place in sorted(chosen)]
 
 
+def rotate(groups: Sequence[Sequence[Item]]) -> list[Item]:
+    """Of each group one item, the first of the first group, the second of the second and so on; or all of them."""
+    if _is_full:
+        return [item for group in groups for item in group]
+    return [group[number % len(group)] for number, group in enumerate(groups)]
+
+
 def each_value(items: Sequence[tuple[Sequence[str], Item]]) -> list[Item]:
     """A few of a product, given with their coordinates, so that each coordinate occurs; or all of them."""
     if _is_full:

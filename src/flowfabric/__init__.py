@@ -11,7 +11,7 @@ from flowfabric.app.flow_builder import Flow, Node, all_of, any_of, quorum
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run
-from flowfabric.contracts.codecs import Codec
+from flowfabric.contracts.codecs import BindingCodec, Codec
 from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
@@ -41,6 +41,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "App",
     "AsyncClient",
+    "BindingCodec",
     "Client",
     "Codec",
     "Context",

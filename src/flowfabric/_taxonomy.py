@@ -105,7 +105,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         code="state_conflict",
     ),
     *_rows("transport", "transport timeout", "retryable", 500),
-    *_rows("transport", "server_busy unreachable", "retryable", 500, code="transport"),
+    *_rows("transport", "server_busy unreachable schema_locked", "retryable", 500, code="transport"),
     *_rows("transport", "protocol other", "terminal", 500),
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(
@@ -116,6 +116,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         code="other",
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
+    *_rows("permission", "missing_role", "terminal", 403, code="auth"),
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),
     *_rows("step", "step_failed steps_changed", "terminal", 409),
@@ -140,6 +141,7 @@ CONNECTION_KINDS: Final = frozenset(
         "schema_older",
         "schema_newer",
         "schema_foreign",
+        "schema_locked",
     }
 )
 

@@ -14,6 +14,7 @@
     +-- TransportError           the database did not answer
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
+    +-- NotAllowed               the database user lacks the role for this call
     +-- CursorRefused            events after the cursor are missing
     +-- TimedOut                 an operation of this library took too long
     +-- TaskFailed               the awaited execution ended without a result
@@ -246,12 +247,13 @@ class ConnectionFailed(TransportError):
         {
             "unreachable": "the database server cannot be reached; check host, port and that it is running",
             "wrong_password": "the database server refused the user name or password",
-            "missing_privileges": "the database user lacks privileges; see `flowfabric migrate --worker-role`",
+            "missing_privileges": "the database user lacks privileges; see `flowfabric doctor`",
             "database_missing": "the database does not exist on this server",
             "server_too_old": "the database server is too old; PostgreSQL 15 or newer is needed",
             "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",
             "schema_older": "the flowfabric schema is older than this package; run `flowfabric migrate`",
             "schema_newer": "the flowfabric schema is newer than this package; upgrade the package",
+            "schema_locked": "the schema cannot be changed while open transactions use its tables; try again later",
             "schema_foreign": "the flowfabric schema was made by another, unreleased version and cannot be migrated; "
             "save what you need with that version (`flowfabric db dump`), then empty the database "
             "(`flowfabric db reset`, or drop the schema flowfabric)",
@@ -282,6 +284,29 @@ class Unavailable(FlowFabricError):
 
     def _message(self) -> str:
         return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
+
+
+class NotAllowed(FlowFabricError):
+    """The database user lacks the role for this call. `function` is the call, `roles` are those that may make it."""
+
+    family = "permission"
+
+    def __init__(self, function: str, roles: Sequence[str] = (), *, option: str | None = None) -> None:
+        """`option`: what `flowfabric migrate` takes to grant the least of the roles; without one only the owner may."""
+        self.function = function
+        self.roles = tuple(roles)
+        self.option = option
+        super().__init__("missing_role")
+
+    def _message(self) -> str:
+        if self.option is None:
+            return f"`{self.function}` is for the owner of the schema only"
+        *others, last = self.roles
+        names = f"{', '.join(others)} or {last}" if others else last
+        return (
+            f"`{self.function}` needs the role {names}; run `flowfabric migrate {self.option} NAME` as the owner of the"
+            " schema"
+        )
 
 
 class CursorRefused(FlowFabricError):

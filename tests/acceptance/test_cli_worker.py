@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.embedded import server as embedded
+from tests.integration.test_cli import run_here
 
 PROGRAM = str(Path(sys.executable).with_name("flowfabric"))
 PATIENCE = 60.0
@@ -62,6 +64,7 @@ class Project:
         self.code = folder / "jobs.py"
         self.code.write_text(JOBS)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLOWFABRIC_")}
+        self.settings = settings
         self.environment = {**inherited, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **settings}
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -76,13 +79,25 @@ class Project:
         return process, output
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """A command to its end; its standard output."""
-        done = subprocess.run(
-            [PROGRAM, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False,
-            timeout=PATIENCE,
-        )  # fmt: skip
+        """A command to its end; its standard output. A worker, and what needs its own server, is a process."""
+        if arguments[0] in ("worker", "dev") or "FLOWFABRIC_DSN" not in self.settings:
+            done = subprocess.run(
+                [PROGRAM, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True,
+                check=False, timeout=PATIENCE,
+            )  # fmt: skip
+        else:
+            with ThreadPoolExecutor(1) as thread:  # because the tests have an event loop
+                done = thread.submit(self._run_here, *arguments).result(PATIENCE)
         assert done.returncode == code, done
         return done.stdout.strip()
+
+    def _run_here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder):
+            patch.setattr(sys, "path", [*sys.path])
+            try:
+                return run_here(*arguments, **self.settings)
+            finally:
+                sys.modules.pop("jobs", None)  # the next project has another
 
     def state(self, execution_id: str) -> str:
         return str(json.loads(self.run("show", execution_id, "--json"))["execution"]["public_state"])

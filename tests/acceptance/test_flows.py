@@ -19,6 +19,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.app.flow_builder import Flow
+from tests import sampling
 from tests.acceptance import flows_app
 from tests.acceptance.flows_app import app, forever, grow, outer, plain, square, total
 from tests.acceptance.test_waits import PATIENCE
@@ -152,12 +153,16 @@ async def test_workers_are_killed_at_random_in_the_middle_of_a_flow(site: Site) 
 
 # Where a worker dies: adding nodes, submitting a flow, on its way into the wait for it, at completions.
 DEATHS = [
-    "extend_flow before", "extend_flow after", "submit_flow before", "submit_flow after", "park before", "park after",
-    "list_flow_members after", "complete_many before", "complete_many after", "cancel_siblings after",
-]  # fmt: skip
+    ["extend_flow before", "extend_flow after"],
+    ["submit_flow before", "submit_flow after"],
+    ["park before", "park after"],
+    ["list_flow_members after"],
+    ["complete_many before", "complete_many after"],
+    ["cancel_siblings after"],
+]
 
 
-@pytest.mark.parametrize("die", DEATHS)
+@pytest.mark.parametrize("die", sampling.rotate(DEATHS))
 async def test_a_worker_dies_at_a_call_of_a_flow(site: Site, die: str) -> None:
     assert hasattr(ff.Engine, die.split()[0])
     flow, meant = big()

@@ -42,7 +42,7 @@ SAYS = {
         "write: done in attempt 1",
         "upload: done in attempt 2",
     ],
-    "encrypted_payloads.py": ["see a doctor", r"json\+aes-gcm-\w+, unreadable"],
+    "encrypted_payloads.py": ["see a doctor", r"json\+aes-gcm-\w+@, unreadable"],
     "fan_in.py": [
         "the token of db at cache: unauthorized",
         r"db: accepted\ncache: accepted\nflags: resumed\nv7: db migrated, cache warm, flags set\n\Z",

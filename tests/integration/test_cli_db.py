@@ -23,7 +23,7 @@ from flowfabric.cli._database import split_password
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests.conftest import fresh_database
-from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, run
+from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, here, run
 from tests.integration.test_connection import NASTY, SECRET, a_role, as_user, leaked
 from tests.support import Clock, started, submit, system_programs
 
@@ -130,13 +130,13 @@ async def test_a_dump_is_loaded_elsewhere(engine: ff.Engine, database: str, serv
 async def test_a_dump_that_fails_leaves_nothing(database: str, tmp_path: Path) -> None:
     file = tmp_path / "all.sql"
     file.write_text("an earlier one")
-    done = run("db", "dump", "-o", str(file), "--dsn", f"{database.split('?')[0]}_gone?{database.split('?')[1]}")
+    done = await here("db", "dump", "-o", str(file), "--dsn", f"{database.split('?')[0]}_gone?{database.split('?')[1]}")
     assert done.returncode == 2
     assert "pg_dump failed" in done.stderr
     assert file.read_text() == "an earlier one"
     assert list(tmp_path.iterdir()) == [file]
-    assert "no directory" in failed(run("db", "dump", "-o", str(tmp_path / "no" / "x"), "--dsn", database))
-    assert "no file" in failed(run("db", "load", str(tmp_path / "none.sql"), "--dsn", database))
+    assert "no directory" in failed(await here("db", "dump", "-o", str(tmp_path / "no" / "x"), "--dsn", database))
+    assert "no file" in failed(await here("db", "load", str(tmp_path / "none.sql"), "--dsn", database))
 
 
 async def test_a_dump_that_does_not_load_changes_nothing(server: str, tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
 async def test_a_server_of_yours_is_neither_stopped_nor_deleted(database: str, tmp_path: Path) -> None:
     for verb in ("reset", "stop", "run"):
         options = ["--yes"] if verb == "reset" else []
-        assert "works only on the embedded one" in failed(run("db", verb, *options, "--dsn", database))
-        assert "FLOWFABRIC_DSN" in failed(run("db", verb, *options, FLOWFABRIC_DSN=database))
+        assert "works only on the embedded one" in failed(await here("db", verb, *options, "--dsn", database))
+        assert "FLOWFABRIC_DSN" in failed(await here("db", verb, *options, FLOWFABRIC_DSN=database))
 
 
 def test_for_data_of_another_major_version_the_error_says_how_to_continue(place: Path) -> None:
@@ -270,9 +270,14 @@ async def test_doctor_is_readable(database: str) -> None:
 
 async def test_doctor_sees_a_missing_and_an_old_schema(findings: Any, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("update flowfabric.build set functions = 'others'")
-    assert "flowfabric migrate" in (await findings(1))["schema"][1]
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+    verdict, words = (await findings(1))["schema"]
+    assert verdict == "warning" and "run `flowfabric migrate`" in words
+    await sql.execute("update flowfabric.build set version = 9")
+    assert (await findings(1))["schema"][0] == "ok"
+    await sql.execute("update flowfabric.build set oldest = 8")
     assert "upgrade the package" in (await findings(1))["schema"][1]
+    await sql.execute("update flowfabric.build set version = 0, oldest = 0")
+    assert "flowfabric migrate" in (await findings(1))["schema"][1]
     await sql.execute("drop schema flowfabric cascade")
     found = await findings(1)
     assert found["schema"] == ("problem", "not installed run `flowfabric migrate`")
@@ -283,13 +288,23 @@ async def test_doctor_sees_what_a_role_may_not_do(findings: Any, database: str, 
         dsn = as_user(database, role)
         found = await findings(1, dsn=dsn)
         assert found["privileges"][0] == "problem"
-        assert f"--worker-role {role}" in found["privileges"][1]
+        assert f"`--operate-role` {role}" in found["privileges"][1]
+        await sql.execute(f"grant usage on schema flowfabric to {role}")
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"][0] == "problem"
+        assert f"{role} has none of the roles read, submit, work, operate" in found["privileges"][1]
+        await migrate_database(database, read_roles=(role,))
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"] == ("ok", f"{role} has the role read; not submit, work, operate ")
         await migrate_database(database, worker_roles=(role,))
         found = await findings(1, dsn=dsn)
-        assert found["privileges"] == ("ok", f"{role} may call every function and touch no table ")
+        assert found["privileges"] == ("ok", f"{role} has the roles read, submit, work; not operate ")
+        await migrate_database(database, operate_roles=(role,))
+        found = await findings(1, dsn=dsn)
+        assert found["privileges"] == ("ok", f"{role} has the roles read, submit, work, operate ")
         assert found["schema"][0] == "ok"
         assert "pg_read_all_stats" in found["old transactions"][1]
-        await sql.execute("delete from flowfabric.worker_role")
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 async def test_doctor_sees_a_moved_clock_and_late_timers(findings: Any, engine: ff.Engine, clock: Clock) -> None:

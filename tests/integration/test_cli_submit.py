@@ -256,7 +256,7 @@ async def test_encoded_data_is_read_with_the_codecs_of_the_app(engine: ff.Engine
     said = await call("submit", "ff_shop:zipped", "hide", "the text", dsn=database)
     execution_id = said.out.strip()
     claimed = await claim_one(engine)
-    result, encoding = load_app("ff_shop:zipped").codecs.seal(b'"the result"')
+    result, encoding = load_app("ff_shop:zipped").codecs.seal(b'"the result"', None)
     await engine.complete(claimed.handle, result, result_encoding=encoding)
     closed = (await call("show", execution_id, dsn=database)).out
     assert "the text" not in closed

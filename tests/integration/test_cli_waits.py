@@ -553,9 +553,9 @@ async def test_keys_are_the_owners(database: str, sql: asyncpg.Connection[Any]) 
         worker = as_user(database, role)
         assert "k1" in (await call("keys", dsn=worker)).out
         said = await call("keys", "rotate", "-y", dsn=worker, code=2)
-        assert "lacks privileges" in said.err
+        assert "`rotate_secret` is for the owner of the schema only" in said.err
         assert len(said.err.splitlines()) == 1
-        await sql.execute("delete from flowfabric.worker_role")
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 # show

@@ -107,7 +107,8 @@ async def test_a_codec_that_fails_to_write_ends_the_attempt_and_not_the_worker(d
         run = await greet.submit()
         with pytest.raises(ff.TaskFailed) as failed:
             await run.result("30s")
-        assert failed.value.error_type == "ConnectionError"
+        assert failed.value.category == "ConnectionError"
+        assert failed.value.detail == "ConnectionError: its text could not be encoded"
         await worker.idle()
         assert worker.held == {}
 

@@ -14,7 +14,10 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres import build
+from flowfabric._postgres import database as database_module
 from flowfabric._postgres import migrate as module
+from flowfabric._postgres.build import THIS, Build, sql_files
 from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, current_version, migrate, steps
 from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.errors import ConnectionFailed, TransportError
@@ -61,6 +64,13 @@ async def shape(sql: asyncpg.Connection[Any]) -> list[Any]:
     return [tuple(row) for row in (*relations, *functions)]
 
 
+def as_version(monkeypatch: pytest.MonkeyPatch, version: int, *, oldest: int) -> None:
+    """The package as it would be with functions of another version."""
+    made = Build(version, oldest, f"digest {version} {oldest}")
+    for user in (build, module, database_module):
+        monkeypatch.setattr(user, "THIS", made)
+
+
 def with_step(monkeypatch: pytest.MonkeyPatch, *sql: str, name: str = "extra") -> None:
     """The package as it would be with more schema steps."""
     more = (*steps(), *(Step(SCHEMA_VERSION + i, name, text) for i, text in enumerate(sql, 1)))
@@ -70,7 +80,7 @@ def with_step(monkeypatch: pytest.MonkeyPatch, *sql: str, name: str = "extra") -
 
 async def test_an_empty_database_gets_the_whole_schema(empty: str) -> None:
     assert await schema_version(empty) == 0
-    assert await migrate_database(empty) == Migration(ALL_STEPS, SCHEMA_VERSION)
+    assert await migrate_database(empty) == Migration(ALL_STEPS, SCHEMA_VERSION, THIS.version)
     assert await schema_version(empty) == SCHEMA_VERSION
     async with await ff.Engine.connect(empty) as engine:
         claimed = await started(engine)
@@ -83,7 +93,7 @@ async def test_migrating_again_changes_nothing(database: str, sql: asyncpg.Conne
     before = await shape(sql)
     secret = await sql.fetch("select * from flowfabric.keystore")
     assert len(secret) == 1
-    assert await migrate_database(database) == Migration((), SCHEMA_VERSION)
+    assert await migrate_database(database) == Migration((), SCHEMA_VERSION, THIS.version)
     assert await shape(sql) == before
     assert await sql.fetch("select * from flowfabric.keystore") == secret
 
@@ -129,7 +139,7 @@ async def test_a_failing_first_migration_leaves_nothing(empty: str, monkeypatch:
         await migrate_database(empty)
     async with session(empty) as sql:
         assert await sql.fetchval("select to_regnamespace('flowfabric')") is None
-        assert await current_version(sql) == 0
+        assert await current_version(sql) == (0, None)
     monkeypatch.undo()
     assert (await migrate_database(empty)).applied == ALL_STEPS
 
@@ -148,8 +158,8 @@ async def test_a_failing_step_leaves_the_version_before_it_and_can_be_resumed(
 
         with_step(monkeypatch, "create table flowfabric.whole ()")
         name = f"{SCHEMA_VERSION + 1:04d}_extra"
-        assert await migrate_database(database) == Migration((name,), SCHEMA_VERSION + 1)
-        assert await migrate_database(database) == Migration((), SCHEMA_VERSION + 1)
+        assert await migrate_database(database) == Migration((name,), SCHEMA_VERSION + 1, THIS.version)
+        assert await migrate_database(database) == Migration((), SCHEMA_VERSION + 1, THIS.version)
         assert await sql.fetchval("select to_regclass('flowfabric.whole') is not null")
         assert await engine.read_execution_state(execution_id) is ff.State.WAITING
 
@@ -198,8 +208,8 @@ async def test_a_worker_role_keeps_its_rights_over_later_runs(database: str, sql
         async with await ff.Engine.connect(dsn) as engine:
             assert await engine.server_time_ms() > 0
         await migrate_database(database, worker_roles=(role,))
-        assert await sql.fetch("select name from flowfabric.worker_role") == [(role,)]
-        await sql.execute("delete from flowfabric.worker_role")
+        assert await sql.fetch("select name, kind from flowfabric.granted_role") == [(role, "work")]
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 async def test_for_a_role_that_does_not_exist_nothing_is_done(empty: str) -> None:
@@ -230,13 +240,116 @@ async def test_an_owner_without_superuser_rights_can_migrate_and_work(empty: str
             assert await engine.audit(events=True) == []
 
 
-async def test_a_newer_schema_is_left_alone(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from the future')")
+async def test_newer_functions_that_serve_this_package_are_left_alone(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("insert into flowfabric.schema_step (number, name) values (9999, 'from_the_future')")
+    await sql.execute("update flowfabric.build set version = 9, functions = 'newer'")
+    await sql.execute("create function flowfabric.newer() returns int language sql as 'select 1'")
     before = await shape(sql)
-    with pytest.raises(ConnectionFailed) as newer:
-        await migrate_database(database)
-    assert newer.value.kind == "schema_newer"
+    assert await migrate_database(database) == Migration((), 9999, 9, replaced=False)
     assert await shape(sql) == before
+    async with await ff.Engine.connect(database) as engine:
+        assert await engine.audit() == [] and await submit(engine)
+
+    assert await migrate_database(database, force=True) == Migration((), 9999, THIS.version)
+    assert await sql.fetchval("select to_regproc('flowfabric.newer')") is None
+
+
+async def test_newer_functions_that_do_not_serve_this_package_are_refused(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("update flowfabric.build set version = 9, oldest = 8, functions = 'newer'")
+    before = await shape(sql)
+    for call in (migrate_database, ff.Engine.connect):
+        with pytest.raises(
+            ConnectionFailed, match=r"upgrade the package.*version 9 and serve .* from version 8"
+        ) as newer:
+            await call(database)  # type: ignore[operator]
+        assert newer.value.kind == "schema_newer"
+    assert await shape(sql) == before
+
+
+async def test_older_functions_are_refused_until_they_are_migrated(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_version(monkeypatch, 3, oldest=2)
+    with pytest.raises(ConnectionFailed, match=r"run `flowfabric migrate`.*version 1, this package needs 3") as older:
+        await ff.Engine.connect(database)
+    assert older.value.kind == "schema_older"
+    assert (await migrate_database(database)).functions == 3
+    async with await ff.Engine.connect(database) as engine:
+        await submit(engine)
+
+
+async def test_functions_that_a_build_lacks_are_kept_while_processes_that_call_them_are_served(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With the name of one that has settings.
+    made = "create function flowfabric.complete({} {}) returns int language sql security definer as 'select 1'"
+
+    async def left() -> set[str]:
+        rows = await sql.fetch("select proargnames[1] as name from pg_proc where proname = 'complete' and pronargs = 1")
+        return {row["name"] for row in rows}
+
+    await sql.execute(made.format("only_one", "int"))
+    async with a_role(sql) as worker:
+        await migrate_database(database, worker_roles=(worker,))
+        await sql.execute(made.format("only_one", "int"))
+        await sql.execute(f"grant execute on function flowfabric.complete(int) to {worker}")
+        as_version(monkeypatch, 2, oldest=1)
+        await migrate_database(database)
+        assert await sql.fetchval("select has_function_privilege($1, 'flowfabric.complete(int)', 'execute')", worker), (
+            "processes of the version before call it"
+        )
+        await sql.execute("delete from flowfabric.granted_role")
+    assert await left() == {"only_one"}
+    await migrate_database(database)
+    assert await left() == {"only_one"}, "the same build again"
+    await sql.execute(made.format("only_two", "text"))
+    as_version(monkeypatch, 3, oldest=2)
+    await migrate_database(database)
+    assert await left() == {"only_two"}
+    as_version(monkeypatch, 4, oldest=4)
+    await migrate_database(database)
+    assert await left() == set()
+    assert await sql.fetchval("select count(*) from flowfabric.kept_function") == 0
+
+
+async def test_a_build_that_breaks_a_call_of_processes_it_serves_is_refused(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = "create or replace function flowfabric.server_time_ms() returns text language sql as $$select ''$$"
+    files = [(path, changed if path.endswith("/server_time_ms.sql") else sql) for path, sql in sql_files("functions")]
+    monkeypatch.setattr(module, "sql_files", lambda folder: files if folder == "functions" else sql_files(folder))
+    before = await shape(sql)
+    as_version(monkeypatch, 2, oldest=1)
+    with pytest.raises(ValueError, match=r"server_time_ms\.sql replaces a function that processes of version 1 call"):
+        await migrate_database(database)
+    assert await shape(sql) == before
+    as_version(monkeypatch, 2, oldest=2)
+    await migrate_database(database)
+    assert await sql.fetchval("select pg_get_function_result('flowfabric.server_time_ms()'::regprocedure)") == "text"
+
+
+async def test_a_step_that_cannot_have_its_lock_lets_the_others_pass(
+    database: str, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_step(monkeypatch, "alter table flowfabric.lane add column note text")
+    monkeypatch.setattr(module, "_LOCK_TIMEOUT", "50ms")
+    async with session(database) as reader, session(database) as other:
+        async with reader.transaction():
+            await reader.fetch("select * from flowfabric.lane")
+            await reader.execute("set application_name = 'a long report'")
+            with pytest.raises(ConnectionFailed, match=r"open transactions use its tables.*a long report") as locked:
+                await migrate(sql, patience=0.2)
+            assert locked.value.kind == "schema_locked" and locked.value.retryable
+            waiting = asyncio.create_task(migrate(sql, patience=PATIENCE))
+            for _ in range(5):  # whoever comes while it tries waits for one try at most
+                await asyncio.wait_for(other.fetch("select * from flowfabric.lane"), PATIENCE)
+                await asyncio.sleep(0.05)
+            assert not waiting.done()
+        assert (await waiting).applied == ("0002_extra",)
 
 
 async def test_a_migration_that_waited_sees_the_other_in_every_isolation_level(empty: str) -> None:
@@ -254,21 +367,22 @@ def test_the_steps_are_numbered_without_gaps() -> None:
     assert not [step.name for step in steps() if "flowfabric.now()" in step.sql], "a step never calls our functions"
 
 
-async def test_functions_of_another_build_are_reported_and_all_replaced(
-    database: str, sql: asyncpg.Connection[Any]
+async def test_other_functions_of_the_same_version_are_reported_and_all_replaced(
+    database: str, sql: asyncpg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     await sql.execute("update flowfabric.build set functions = 'another'")
     await sql.execute("create function flowfabric.left_behind() returns int language sql as 'select 1'")
-    with pytest.raises(ConnectionFailed, match="flowfabric migrate"):
-        await ff.Engine.connect(database)
+    async with await ff.Engine.connect(database):
+        assert "differ from this package's; run `flowfabric migrate`" in caplog.text
+    caplog.clear()
     await migrate_database(database)
     async with await ff.Engine.connect(database):
-        pass
+        assert not caplog.text
     assert await sql.fetchval("select to_regproc('flowfabric.left_behind')") is None
 
 
 async def test_a_dropped_worker_role_is_skipped(database: str, sql: asyncpg.Connection[Any]) -> None:
-    await sql.execute("insert into flowfabric.worker_role values ('gone_since')")
+    await sql.execute("insert into flowfabric.granted_role values ('gone_since', 'work')")
     await migrate_database(database)
 
 
@@ -278,18 +392,16 @@ async def test_new_steps_are_applied_once_and_in_order(
     first, second = "create table flowfabric.steps_seen (n integer)", "insert into flowfabric.steps_seen values (2)"
     with monkeypatch.context() as patched:
         with_step(patched, first)
-        assert await migrate_database(database) == Migration(("0002_extra",), 2)
+        assert await migrate_database(database) == Migration(("0002_extra",), 2, THIS.version)
     with monkeypatch.context() as patched:
         with_step(patched, first, second, "update flowfabric.steps_seen set n = n * 10 + 3")
-        assert await migrate_database(database) == Migration(("0003_extra", "0004_extra"), 4)
-        assert await migrate_database(database) == Migration((), 4)
+        assert await migrate_database(database) == Migration(("0003_extra", "0004_extra"), 4, THIS.version)
+        assert await migrate_database(database) == Migration((), 4, THIS.version)
     assert await sql.fetchval("select n from flowfabric.steps_seen") == 23
     assert await sql.fetchval("select steps from flowfabric.deployment_info()") == [
         *ALL_STEPS, "0002_extra", "0003_extra", "0004_extra",
     ]  # fmt: skip
-    with pytest.raises(ConnectionFailed) as newer:
-        await migrate_database(database)
-    assert newer.value.kind == "schema_newer"
+    assert await migrate_database(database) == Migration((), 4, THIS.version)
 
 
 async def test_for_a_database_with_other_steps_the_error_says_to_reset_or_dump(
@@ -351,4 +463,4 @@ async def test_settings_of_functions_are_applied_from_one_file(sql: asyncpg.Conn
 async def test_settings_for_a_function_that_does_not_exist_are_refused(sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("drop function flowfabric.trim_events(timestamptz)")
     with pytest.raises(asyncpg.RaiseError, match="does not exist: trim_events"):
-        await sql.execute(module._settings())
+        await sql.execute(build.settings_of_functions())

@@ -429,6 +429,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "leave_lead": (nothing, lambda e, _: e.leave_lead()),
     "audit": (waiting, lambda e, _: e.audit()),
     "audit_sample": (waiting, lambda e, at: e.audit_sample(home(at))),
+    "repair_floors": (waiting, lambda e, at: e.repair_floors()),
     "create_waitpoint": (state("A"), lambda e, at: e.create_waitpoint(at.handle, "k", timedelta(1))),
     "close_waitpoint": (pending, lambda e, at: e.close_waitpoint(at[0], at[1].waitpoint_id)),
     "expire_waitpoint": (pending, lambda e, at: e.expire_waitpoint(at[0].execution_id, at[1].waitpoint_id)),

@@ -609,7 +609,7 @@ CASES = [
         _one,
         **ONE_ID,
         lane_id=by_field(LANES),
-        lease_duration=by_field(DURATIONS, "lease_ttl"),
+        lease_duration=by_field(DURATIONS),
     ),
     Case(
         "reclaim_execution",
@@ -795,6 +795,7 @@ CASES = [
         partition=by_field([None, -1, 65_536, "5", True]),
         limit=by_field([*INTS, 0, 10_001]),
     ),
+    Case("repair_floors", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case(
         "look_for_due",
         lambda world: {"after": {}, "at_most": timedelta(1)},

@@ -617,8 +617,8 @@ async def test_an_event_whose_transaction_began_early_and_ended_late_is_not_skip
     transaction = world.sql.transaction()
     await transaction.start()
     await world.sql.fetch(
-        "select * from flowfabric.cancel(array[$1::int], array[$2::uuid], array[null::uuid], array[null::bigint],"
-        " array[null::uuid], array[null::int], false, 'operator_override', 'x')",
+        "select * from flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[null::uuid],"
+        " array[null::bigint], array[null::uuid], array[null::int], 'operator_override', 'x')",
         home(slow),
         slow,
     )

@@ -320,8 +320,8 @@ async def test_an_event_waits_for_every_older_transaction(
     slow = sql.transaction()
     await slow.start()
     await sql.execute(
-        "select flowfabric.cancel(array[$1::int], array[$2::uuid], array[null]::uuid[], array[null]::bigint[],"
-        " array[null]::uuid[], array[null]::int[], false, 'operator_override', 'slow')",
+        "select flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[null]::uuid[],"
+        " array[null]::bigint[], array[null]::uuid[], array[null]::int[], 'operator_override', 'slow')",
         home(early),
         early,
     )

@@ -738,7 +738,7 @@ select
 """
 
 SETTINGS = settings(
-    max_examples=sampling.examples(40),
+    max_examples=sampling.examples(40, 12),
     deadline=None,  # a step is several round trips on a shared machine
     derandomize=True,  # every run plays the same histories; raise max_examples and set this to False to hunt
     print_blob=True,

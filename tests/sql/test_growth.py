@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._duties import Duties
-from flowfabric._duties.lead import CASCADES, DUTIES
+from flowfabric._duties.audit import Audit
+from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
+from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused, Unavailable
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
-from tests.integration.test_connection import as_user
+from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
 
 # Floors
@@ -81,6 +84,65 @@ async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
     finally:
         await stranger.close()
         await sql.execute(f'drop role "{role}"')
+
+
+@pytest.mark.parametrize("way", ["takes a role", "is dropped"])
+async def test_a_session_that_reached_the_schema_by_a_role_is_waited_for(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock, way: str
+) -> None:
+    await submit(plain_engine)
+    await submit(plain_engine, lane_id="early")
+    async with a_role(sql, "nologin") as group, a_role(sql, "login noinherit") as login:
+        await migrate_database(database, worker_roles=(group,))
+        await sql.execute(f"grant {group} to {login}")
+        submitter = await asyncpg.connect(as_user(database, login))
+        try:
+            await submitter.execute(f"set role {group}")
+            transaction = submitter.transaction()
+            await transaction.start()
+            await plain_engine.create_execution(execution_kind="test", connection=submitter)
+            [taken] = await plain_engine.claim_many(**WORKER, limit=10)
+            await plain_engine.complete(taken.handle)
+            seen = (await plain_engine.count_events()).cursor
+            await submitter.fetch(
+                "select id from flowfabric.claim('early', null, '{}', 'w', 'w-1', 30000, 1, null, null)"
+            )
+            await submit(plain_engine, lane_id="late")
+            assert await plain_engine.claim("late", **WORKER)
+            if way == "is dropped":
+                await sql.execute(f"drop role {login}")
+            await clock.advance(seconds=10)
+            await sql.execute("select flowfabric.raise_floors(r.lane, array[r.id]) from flowfabric.route r")
+            assert (await plain_engine.read_events(after=seen)).items == [], "it may still write an earlier one"
+            await transaction.commit()
+            assert await plain_engine.audit() == []
+            assert len(await plain_engine.claim_many(**WORKER, limit=10)) == 1
+            assert len((await plain_engine.read_events(after=seen)).items) == 3
+        finally:
+            await submitter.close()
+            await sql.execute("delete from flowfabric.granted_role")
+            with contextlib.suppress(asyncpg.DuplicateObjectError):
+                await sql.execute(f"create role {login}")  # for the end of the block
+
+
+async def test_executions_that_no_claim_finds_are_found_again(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = [f"kind-{n}" for n in range(5)]
+    await plain_engine.create_many([NewExecution(execution_kind=kind) for kind in kinds for _ in range(2)])
+    assert await plain_engine.repair_floors() == []
+    await sql.execute("delete from flowfabric.ready_floor where route in (select min(id) from flowfabric.route)")
+    await sql.execute(
+        "update flowfabric.ready_floor set created_at = created_at + interval '1 day'"
+        " where route in (select max(id) from flowfabric.route)"
+    )
+    assert {violation.rule for violation in await plain_engine.audit()} == {"ready_below_floor"}
+    assert len(await plain_engine.claim_many(**WORKER, limit=100)) == 6
+    assert await Audit(plain_engine).run_once() == 2
+    assert caplog.text.count("repaired") == 2
+    assert await plain_engine.audit() == []
+    assert len(await plain_engine.claim_many(**WORKER, limit=100)) == 4
+    assert await plain_engine.repair_floors() == []
 
 
 # Workers
@@ -296,6 +358,31 @@ async def test_who_was_woken_and_leaves_work_behind_wakes_the_next(
         assert await sql.fetchval("select count(*) from flowfabric.sleeper where until > clock_timestamp()") == 0
 
 
+@pytest.mark.parametrize("lanes", [["a"], ["a", "b"]])
+async def test_a_worker_that_leaves_work_behind_does_not_wake_itself(
+    database: str, sql: asyncpg.Connection[Any], lanes: list[str]
+) -> None:
+    heard: list[str] = []
+    async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database) as two:
+        for engine, name in ((one, "itself"), (two, "the next")):
+            await sql.add_listener(f"flowfabric_{engine._instance}", lambda *args, name=name: heard.append(name))
+        for _ in range(10):
+            for _ in range(2):
+                await submit(one, lane_id="a")
+            until = {
+                engine: await engine.sleep_for_work(lanes, timedelta(seconds=30), slots=1) for engine in (one, two)
+            }
+            if len(lanes) == 1:
+                found = await one.claim_many("a", limit=1, asleep=until[one], **WORKER)
+            else:
+                found = await one.claim_lanes({"a": 1, "b": 0}, limit=1, asleep=until[one], **WORKER)
+            assert len(found) == 1
+            await two.claim_many("a", limit=1, asleep=until[two], **OTHER)
+            await sql.execute("delete from flowfabric.sleeper")
+    await sql.execute("select 1")
+    assert heard == ["the next"] * 10
+
+
 # The lead
 
 
@@ -312,6 +399,29 @@ async def test_one_process_leads_the_duties_and_another_takes_over(database: str
                 await first.stop()
                 while not second.leads:
                     await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_takes_over_the_duties_leaves_the_cascades_to_another(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as helping, await ff.Engine.connect(database) as other:
+        minute = timedelta(minutes=1)
+        assert (await plain_engine.take_lead([DUTIES], minute))[DUTIES].is_ours
+        helper, next_one = Leadership(helping), Leadership(other)
+        await helper._look()
+        assert _leads(helper) == {CASCADES}
+        await sql.execute("update flowfabric.lead set until = clock_timestamp() where name = $1", DUTIES)  # it died
+        await helper._look()
+        assert _leads(helper) == {DUTIES}
+        await asyncio.sleep(0.005)
+        await next_one._look()
+        assert _leads(next_one) == {CASCADES}
+        await helper._look()
+        assert _leads(helper) == {DUTIES}
+
+
+def _leads(one: Leadership) -> set[str]:
+    return {name for name, event in one.leads.items() if event.is_set()}
 
 
 async def test_a_leader_that_dies_is_replaced_when_its_lease_ends(

@@ -513,7 +513,7 @@ async def _cancel_all(party: Party, handles: list[Handle]) -> list[str]:
     partitions, ids, *_ = _fences(handles)
     nothing = [None] * len(ids)
     found = await party.connection.fetch(
-        "select code from flowfabric.cancel($1, $2, $3, $4, $3, $5, false, 'operator_override', 'enough')"
+        "select code from flowfabric.cancel_as_operator($1, $2, $3, $4, $3, $5, 'operator_override', 'enough')"
         " order by ordinal",
         partitions,
         ids,

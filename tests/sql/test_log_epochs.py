@@ -66,16 +66,17 @@ async def test_a_new_deployment_is_in_the_first_epoch(engine: ff.Engine, sql: SQ
 
 
 async def test_the_server_is_known_and_stays_the_same(engine: ff.Engine, sql: SQL) -> None:
-    row = await sql.fetchrow("select system, timeline, log from flowfabric.log_epoch")
+    row = await sql.fetchrow("select system, timeline, log, database from flowfabric.log_epoch")
     assert row is not None
     assert row["system"] == await sql.fetchval("select system_identifier from pg_control_system()")
     assert row["timeline"] == await sql.fetchval("select timeline_id from pg_control_checkpoint()")
+    assert row["database"] == await sql.fetchval("select oid from pg_database where datname = current_database()")
     assert row["log"] == await sql.fetchval("select 'flowfabric.event'::regclass::oid")
     await sql.execute("select flowfabric.begin_epoch()")
     assert await epochs(sql) == [(0, None)]
 
 
-@pytest.mark.parametrize("column", ["system", "timeline", "log"])
+@pytest.mark.parametrize("column", ["system", "timeline", "log", "database"])
 async def test_another_server_begins_an_epoch_where_the_log_ends(engine: ff.Engine, sql: SQL, column: str) -> None:
     last = await write(engine, 3)
     before = int(await sql.fetchval("select extract(epoch from clock_timestamp())::bigint - 1"))
@@ -89,10 +90,15 @@ async def test_another_server_begins_an_epoch_where_the_log_ends(engine: ff.Engi
 
 
 async def test_an_unknown_server_becomes_known_without_a_new_epoch(engine: ff.Engine, sql: SQL) -> None:
-    await sql.execute("update flowfabric.log_epoch set system = null, timeline = null, log = null")
+    await sql.execute("update flowfabric.log_epoch set system = null, timeline = null, log = null, database = null")
     await sql.execute("select flowfabric.begin_epoch()")
     assert await epochs(sql) == [(0, None)]
-    assert await sql.fetchval("select count(system) + count(timeline) + count(log) from flowfabric.log_epoch") == 3
+    assert (
+        await sql.fetchval(
+            "select count(system) + count(timeline) + count(log) + count(database) from flowfabric.log_epoch"
+        )
+        == 4
+    )
 
 
 async def test_a_server_that_may_not_be_read_is_taken_to_be_the_same(engine: ff.Engine, sql: SQL) -> None:
@@ -104,6 +110,23 @@ async def test_a_server_that_may_not_be_read_is_taken_to_be_the_same(engine: ff.
         assert await sql.fetchrow("select system, timeline from flowfabric.log_epoch") == known
     finally:
         await sql.execute(source)
+
+
+async def test_behind_a_pooler_the_first_event_of_a_session_begins_the_epoch(
+    database: str, sql: SQL, engine: ff.Engine
+) -> None:
+    """The connection of the process outlives the failover; the session behind it does not."""
+    old = await write(engine, 5)
+    async with await ff.Engine.connect(database, max_size=1, prepared_statements=False) as pooled:
+        shared = (await engine.read_events()).items[1].cursor.position
+        await sql.execute("delete from flowfabric.event where seq > $1", shared)
+        await sql.execute("update flowfabric.log_epoch set timeline = timeline + 1 where last_position is null")
+        async with pooled._database.connection() as connection:
+            await connection.execute("reset flowfabric.epoch")  # another session
+        await write(pooled, 1)
+        assert (await epochs(sql))[0] == (0, shared)
+        assert (await refused(pooled, old)).position == shared
+    await sql.execute("delete from flowfabric.execution; delete from flowfabric.timer")
 
 
 async def test_a_cursor_continues_after_a_failover_that_lost_nothing(engine: ff.Engine, sql: SQL) -> None:
@@ -313,7 +336,7 @@ class History:
             return
         kept, rows = self.rng.choice(self.backups)
         await self.sql.execute("delete from flowfabric.log_epoch")
-        await self.sql.executemany("insert into flowfabric.log_epoch values ($1, $2, $3, $4, $5)", rows)
+        await self.sql.executemany("insert into flowfabric.log_epoch values ($1, $2, $3, $4, $5, $6)", rows)
         await self._continue_at(kept)
 
     async def _continue_at(self, kept: int) -> None:

@@ -108,7 +108,7 @@ class World:
             row["name"]
             for row in await self.sql.fetch(
                 "select format('%I.%I', schemaname, tablename) as name from pg_tables where schemaname = 'flowfabric'"
-                " and tablename not in ('schema_step', 'worker_role', 'deployment', 'clock', 'keystore', 'log_epoch')"
+                " and tablename not in ('schema_step', 'granted_role', 'deployment', 'clock', 'keystore', 'log_epoch')"
                 " and tablename not like 'event\\_%'"
             )
         )
@@ -1675,7 +1675,7 @@ def expected_view(e: Any) -> dict[str, Any]:
 
 
 SETTINGS = settings(
-    max_examples=sampling.examples(60),
+    max_examples=sampling.examples(60, 12),
     stateful_step_count=45,
     deadline=None,  # a step is a dozen round trips on a shared machine
     derandomize=True,  # every run plays the same histories; raise max_examples and set this to False to hunt

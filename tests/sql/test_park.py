@@ -617,7 +617,7 @@ async def test_the_audit_sees_who_would_sleep_for_ever(stage: Stage, parties: li
     assert [v.rule for v in await one.audit()] == ["waits_for_nothing"]
     await one.complete(son.handle)
     await stage.watch.executemany("insert into flowfabric.waiter values ($1, $2, $3, $4)", [tuple(r) for r in rows])
-    assert sorted(v.rule for v in await one.audit()) == ["waits_for_nothing", "waiter_missed"]
+    assert sorted(v.rule for v in await one.audit()) == ["waiter_missed", "waits_for_nothing"]
     await stage.watch.execute(
         "insert into flowfabric.timer values ('parked', now(), array[$1::int], array[$2::uuid])",
         home(father.execution_id),
@@ -769,7 +769,7 @@ async def test_an_end_costs_the_same_however_many_wait_for_others(
     son = await child(one)
     complete = (
         "select * from flowfabric.complete(array[$1::int], array[$2::uuid], array[$3::uuid], array[$4::bigint],"
-        " array[$5::uuid], array[0], null, null, false)"
+        " array[$5::uuid], array[0], null, null)"
     )
     handle = son.handle
     args = (handle.partition, handle.uuid, handle.lease_id, handle.lease_epoch, handle.attempt_id)

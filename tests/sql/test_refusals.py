@@ -47,16 +47,16 @@ SQL_CALLS = {
     "progress": "select code, detail from flowfabric.progress($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, 1::smallint, null)",
     "complete": "select code, detail from flowfabric.complete(array[$1::int], array[$2::uuid], array[$3::uuid],"
-    " array[$4::bigint], array[$5::uuid], array[$6::int], array[null::bytea], array[null::text], true)",
+    " array[$4::bigint], array[$5::uuid], array[$6::int], array[null::bytea], array[null::text])",
     "fail": "select code, detail from flowfabric.fail(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['x'], array['transient'], array['transient'],"
-    " array[null::text], true)",
+    " array[null::text])",
     "delay": "select code, detail from flowfabric.delay($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
-    " true, null, 1000)",
-    "release": "select code, detail from flowfabric.release($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
-    " true)",
+    " null, 1000)",
+    "release": "select code, detail from flowfabric.release($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
+    " $6::int)",
     "wait_children": "select code, detail from flowfabric.wait_children($1::int, $2::uuid, $3::uuid, $4::bigint,"
-    " $5::uuid, $6::int, true)",
+    " $5::uuid, $6::int)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " 'infinity', '{}', '{}', '{}', '{}', '{}', null, 'fail', 'waiting_for_signal', gen_random_uuid())",
     "create_waitpoint": "select code, detail from flowfabric.create_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
@@ -74,7 +74,7 @@ SQL_CALLS = {
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
     " null, null, null)",
     "cancel": "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
-    " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'lease_holder', 'x')",
+    " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'x')",
 }
 PARTIAL = [given for given in itertools.product((True, False), repeat=3) if any(given) and not all(given)]
 
@@ -518,8 +518,8 @@ async def test_cancel_names_missing_parts_of_the_fence_before_it_checks_the_leas
     with pytest.raises(ff.InvalidInput, match="missing: lease_id, lease_epoch, attempt_id"):
         await world.engine.cancel(Operator(at.id, source), "x")
     row = await world.sql.fetchrow(
-        "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
-        " array[null::bigint], array[null::uuid], array[null::int], false, $4, 'x')",
+        "select code, detail from flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[$3::uuid],"
+        " array[null::bigint], array[null::uuid], array[null::int], $4, 'x')",
         home(at.id),
         at.id,
         at.handle.lease_id,

@@ -85,8 +85,8 @@ async def test_an_event_under_way_is_counted_when_it_is_there(engine: ff.Engine,
     await transaction.start()
     target = one.execution_id
     await sql.execute(
-        "select flowfabric.cancel(array[$1::integer], array[$2::uuid], array[null::uuid], array[null::bigint],"
-        " array[null::uuid], array[null::integer], false, 'operator_override', 'slow')",
+        "select flowfabric.cancel_as_operator(array[$1::integer], array[$2::uuid], array[null::uuid],"
+        " array[null::bigint], array[null::uuid], array[null::integer], 'operator_override', 'slow')",
         home(target),
         target,
     )
@@ -98,16 +98,16 @@ async def test_an_event_under_way_is_counted_when_it_is_there(engine: ff.Engine,
     assert seen == [0, 1, 0, 1], "nothing is counted twice, and nothing is passed over"
 
 
-async def test_a_worker_role_may_look(database: str, engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_role_that_reads_may_look(database: str, engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     from flowfabric.engine.service import migrate_database
 
     claimed = await started(engine)
     async with a_role(sql) as role:
-        await migrate_database(database, worker_roles=(role,))
-        async with await ff.Engine.connect(as_user(database, role)) as worker:
-            assert len((await worker.list_events(claimed.execution_id)).items) == 1
-            assert (await worker.count_events(EventCursor())).lease == {"acquired": 1}
-        await sql.execute("delete from flowfabric.worker_role")
+        await migrate_database(database, read_roles=(role,))
+        async with await ff.Engine.connect(as_user(database, role)) as reader:
+            assert len((await reader.list_events(claimed.execution_id)).items) == 1
+            assert (await reader.count_events(EventCursor())).lease == {"acquired": 1}
+        await sql.execute("delete from flowfabric.granted_role")
 
 
 @pytest.mark.parametrize("after", [1, "x", EventCursor(-1), EventCursor(2**63)])

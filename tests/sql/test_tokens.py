@@ -1188,7 +1188,7 @@ async def test_a_role_with_execute_alone_can_mint_and_verify_but_has_no_hand_on_
     database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     async with a_role(sql) as role:
-        await migrate_database(database, worker_roles=(role,))
+        await migrate_database(database, operate_roles=(role,))
         session = await asyncpg.connect(as_user(database, role))
         try:
             for statement in (

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from flowfabric._postgres import scratch
 from tests.conftest import fresh_database
 from tests.sql.suspending import SuspendingWorld, open_suspending
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def _rows(dsn: str) -> dict[str, Any]:
     connection = await asyncpg.connect(dsn)
     try:
+        await connection.execute(scratch.UNCLAIMED)  # each database has its own id
         tables = await connection.fetch(
             "select c.relname from pg_class c"
             " where c.relnamespace = 'flowfabric'::regnamespace and c.relkind in ('r', 'p')"

@@ -35,7 +35,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.contracts.codecs import CannotDecode, Codecs
+from flowfabric.contracts.codecs import CannotDecode, Codecs, shown
 from flowfabric.contracts.json_types import annotation_text
 from flowfabric.contracts.signature import Signature
 from flowfabric.contracts.value_types import ValueType
@@ -1099,6 +1099,24 @@ class Base64:
         return base64.b64decode(data.removeprefix(self.name.encode()))
 
 
+class Bound:
+    """As authenticated encryption: what it wrote for one execution cannot be read for another."""
+
+    binds: Literal[True] = True
+
+    def __init__(self, name: str = "bound") -> None:
+        self.name = name
+
+    def encode(self, data: bytes, execution_id: UUID | None, /) -> bytes:
+        return f"{self.name} for {execution_id}:".encode() + data
+
+    def decode(self, data: bytes, execution_id: UUID | None, /) -> bytes:
+        start = f"{self.name} for {execution_id}:".encode()
+        if not data.startswith(start):
+            raise ValueError("it belongs to another execution")
+        return data.removeprefix(start)
+
+
 class Broken:
     """Whatever it is asked, it answers `answer`, or raises it."""
 
@@ -1117,48 +1135,48 @@ class Broken:
 
 
 def test_without_codecs_the_data_is_plain_json() -> None:
-    assert Codecs().seal(b"[1]") == (b"[1]", None)
-    assert Codecs([Zip()]).open(b"[1]", None) == b"[1]"
-    assert Codecs([Zip()]).open(b"[1]", "json") == b"[1]"
+    assert Codecs().seal(b"[1]", None) == (b"[1]", None)
+    assert Codecs([Zip()]).open(b"[1]", None, None) == b"[1]"
+    assert Codecs([Zip()]).open(b"[1]", "json", None) == b"[1]"
 
 
 def test_codecs_are_applied_in_order_and_undone_backwards() -> None:
     codecs = Codecs([Zip(), Base64()])
 
-    data, encoding = codecs.seal(b'"payload"')
+    data, encoding = codecs.seal(b'"payload"', None)
 
     assert encoding == "json+zip+b64"
     assert data == b"b64" + base64.b64encode(zlib.compress(b'"payload"'))
-    assert codecs.open(data, encoding) == b'"payload"'
+    assert codecs.open(data, encoding, None) == b'"payload"'
 
 
 @given(st.binary(max_size=50), st.permutations([Zip(), Base64("one"), Base64("two")]), st.integers(0, 3))
 def test_sealed_data_opens_to_what_it_was(data: bytes, order: list[Any], count: int) -> None:
-    sealed, encoding = Codecs(order[:count]).seal(data)
+    sealed, encoding = Codecs(order[:count]).seal(data, None)
 
-    assert Codecs(order[::-1]).open(sealed, encoding) == data
+    assert Codecs(order[::-1]).open(sealed, encoding, None) == data
 
 
 def test_a_retired_codec_reads_and_does_not_write() -> None:
-    data, encoding = Codecs([Base64("key-1")]).seal(b"1")
+    data, encoding = Codecs([Base64("key-1")]).seal(b"1", None)
     rotated = Codecs([Base64("key-2")], also_read=[Base64("key-1")])
 
-    assert rotated.open(data, encoding) == b"1"
-    assert rotated.seal(b"1")[1] == "json+key-2"
+    assert rotated.open(data, encoding, None) == b"1"
+    assert rotated.seal(b"1", None)[1] == "json+key-2"
     with pytest.raises(CannotDecode, match="there is no codec 'key-1'"):
-        Codecs([Base64("key-2")]).open(data, encoding)
+        Codecs([Base64("key-2")]).open(data, encoding, None)
 
 
 @pytest.mark.parametrize("encoding", ["msgpack", "", "zip", "zip+json", "json+", "JSON"])
 def test_an_encoding_that_is_not_ours_is_refused(encoding: str) -> None:
     with pytest.raises(CannotDecode):
-        Codecs([Zip()]).open(b"1", encoding)
+        Codecs([Zip()]).open(b"1", encoding, None)
 
 
 @pytest.mark.parametrize("answer", [ValueError(SECRET), KeyError(SECRET), SECRET, None, bytearray(b"s3cr3t")])
 def test_a_codec_that_fails_to_read_does_not_show_the_data(answer: Any) -> None:
     with pytest.raises(CannotDecode, match="codec 'broken'") as caught:
-        Codecs([Broken(answer)]).open(SECRET.encode(), "json+broken")
+        Codecs([Broken(answer)]).open(SECRET.encode(), "json+broken", None)
 
     assert SECRET not in "".join(traceback.format_exception(caught.value, chain=True))
     assert caught.value.__context__ is None
@@ -1166,14 +1184,14 @@ def test_a_codec_that_fails_to_read_does_not_show_the_data(answer: Any) -> None:
 
 def test_a_codec_that_is_interrupted_is_not_called_unreadable() -> None:
     with pytest.raises(KeyboardInterrupt):
-        Codecs([Broken(KeyboardInterrupt())]).open(b"1", "json+broken")
+        Codecs([Broken(KeyboardInterrupt())]).open(b"1", "json+broken", None)
 
 
 def test_a_codec_must_write_bytes() -> None:
     with pytest.raises(InvalidInput, match="'broken' encoded to a str"):
-        Codecs([Broken("x")]).seal(b"1")
+        Codecs([Broken("x")]).seal(b"1", None)
     with pytest.raises(ConnectionError):
-        Codecs([Broken(ConnectionError("the key service is away"))]).seal(b"1")
+        Codecs([Broken(ConnectionError("the key service is away"))]).seal(b"1", None)
 
 
 @pytest.mark.parametrize("name", ["", "Zip", "a+b", "a b", "json", "ü", "a\n", None, 3])
@@ -1195,3 +1213,62 @@ def test_the_names_of_codecs_are_distinct_and_fit_where_they_are_stored() -> Non
     Codecs([Base64("a" * 251)])
     with pytest.raises(InvalidInput, match="257 bytes"):
         Codecs([Base64("a" * 252)])
+
+
+ONE, OTHER = UUID(int=1), UUID(int=2)
+
+
+def test_a_codec_that_binds_reads_data_only_where_it_belongs() -> None:
+    codecs = Codecs([Zip(), Bound()])
+    assert codecs.binds and not Codecs([Zip()]).binds
+    sealed, encoding = codecs.seal(b"1", ONE)
+    assert encoding == "json+zip+bound@"
+    assert codecs.open(sealed, encoding, ONE) == b"1"
+    for moved, named in ((OTHER, encoding), (None, encoding), (ONE, "json+zip+bound")):
+        with pytest.raises(CannotDecode, match="codec 'bound"):
+            codecs.open(sealed, named, moved)
+
+
+def test_data_of_no_execution_is_read_in_every_one() -> None:
+    codecs = Codecs([Bound()])
+    sealed, encoding = codecs.seal(b"1", None)
+    assert encoding == "json+bound"
+    assert codecs.open(sealed, encoding, ONE) == codecs.open(sealed, encoding, None) == b"1"
+    with pytest.raises(CannotDecode):
+        codecs.open(sealed, "json+bound@", ONE)
+
+
+def test_plain_data_is_refused_if_the_app_says_so() -> None:
+    strict = Codecs([Zip(), Bound("key-2")], also_read=[Bound("key-1"), Base64()], accept_plain=False)
+    for data, encoding in (
+        (b"1", None),
+        (b"1", "json"),
+        (zlib.compress(b"1"), "json+zip"),
+        (zlib.compress(zlib.compress(b"1")), "json+zip+zip"),
+        Codecs([Base64()]).seal(b"1", ONE),
+    ):
+        with pytest.raises(CannotDecode, match="not encrypted, and this app accepts nothing else"):
+            strict.open(data, encoding, ONE)
+    for writer in (strict, Codecs([Bound("key-1")]), Codecs([Bound("key-2")])):
+        assert strict.open(*writer.seal(b"1", ONE), ONE) == b"1"
+
+
+@pytest.mark.parametrize("codecs", [[], [Zip()]])
+def test_plain_data_is_not_refused_without_a_codec_that_binds(codecs: list[Zip]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Codecs(codecs, accept_plain=False)
+    assert caught.value.field == "accept_plain"
+    with pytest.raises(InvalidInput):
+        Codecs([Bound()], accept_plain=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "ValueError: x", "[sealed", "ümläut \n\n tab\t"])
+def test_a_text_is_sealed_as_text(text: str) -> None:
+    assert Codecs().seal_text(text, ONE) == text
+    assert Codecs().open_text(text, ONE) == shown(text) == text
+    sealed = Codecs([Bound()]).seal_text(text, ONE)
+    assert sealed.startswith("[sealed json+bound@] ")
+    assert Codecs([Bound()]).open_text(sealed, ONE) == text
+    for codecs, execution_id in ((Codecs(), ONE), (Codecs([Zip()]), ONE), (Codecs([Bound()]), OTHER)):
+        assert codecs.open_text(sealed, execution_id) == shown(sealed) == "[sealed]"
+    assert Codecs([Bound()]).open_text("[sealed json+bound@] ***", ONE) == "[sealed]"

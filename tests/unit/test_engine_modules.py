@@ -6,7 +6,7 @@ import re
 from importlib import resources
 
 from flowfabric import engine
-from flowfabric._postgres import migrate
+from flowfabric._postgres import build
 
 _TABLE = re.compile(r"(?m)^    (\w+) {2,}(.+)$")
 _CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
@@ -44,7 +44,7 @@ def test_the_docstring_lists_every_module_of_operations() -> None:
 
 def test_a_module_calls_the_functions_of_its_chapter() -> None:
     home = {
-        function: path.split("/")[1] for path, sql in migrate._files("functions") for function in _CREATE.findall(sql)
+        function: path.split("/")[1] for path, sql in build.sql_files("functions") for function in _CREATE.findall(sql)
     }
     statements = resources.files("flowfabric._postgres").joinpath("statements.py").read_text()
     calls = dict(_STATEMENT.findall(statements))

@@ -31,6 +31,7 @@ from flowfabric.errors import (
     InvalidInput,
     LeaseLost,
     NoSignal,
+    NotAllowed,
     NotFound,
     Purged,
     Reject,
@@ -57,6 +58,7 @@ FAMILIES = {
     "state": StateError,
     "transport": TransportError,
     "unavailable": Unavailable,
+    "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
     "task": TaskFailed,
@@ -158,6 +160,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return NotFound("execution", ID)
         case "unavailable":
             return Unavailable("list_workers")
+        case "permission":
+            return NotAllowed("cancel_as_operator", ["operate"], option="--operate-role")
         case "timed_out":
             return TimedOut("shutdown_prepare", 15_000)
         case "cursor":
@@ -250,7 +254,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 22 + len(beside)
+    assert len(classes) == 23 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

@@ -20,6 +20,7 @@ log = logging.getLogger("flowfabric.duties")
 DUTIES = "duties"
 CASCADES = "cascades"
 _LEASE = timedelta(seconds=3)
+_GIVEN_BACK = timedelta(milliseconds=1)
 _SPREAD = 0.5  # seconds over which the processes spread their looks
 
 
@@ -53,6 +54,10 @@ class Leadership:
             found = await self._engine.take_lead([DUTIES, *wanted], _LEASE)
             if not found[DUTIES].is_ours and not wanted:
                 found |= await self._engine.take_lead([CASCADES], _LEASE)
+            elif found[DUTIES].is_ours and wanted:
+                # The leader died; another process may help with the cascades now.
+                await self._engine.take_lead([CASCADES], _GIVEN_BACK)
+                del found[CASCADES]
         for name, event in self.leads.items():
             self._set(name, event, name in found and found[name].is_ours)
         if any(event.is_set() for event in self.leads.values()):

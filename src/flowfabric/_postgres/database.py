@@ -7,6 +7,7 @@ after a lost connection only repeatable calls are repeated, for as long as `reco
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -16,10 +17,12 @@ from typing import Any
 import asyncpg
 
 from flowfabric._postgres import statements
+from flowfabric._postgres.build import THIS, build_of, check_build
 from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.known_types import Connection
-from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, check_steps
+from flowfabric._postgres.migrate import SCHEMA_VERSION, check_steps
+from flowfabric._postgres.roles import not_allowed
 from flowfabric.errors import (
     ConnectionFailed,
     Corruption,
@@ -32,6 +35,7 @@ from flowfabric.errors import (
 )
 
 MINIMUM_SERVER = 150_000
+_log = logging.getLogger("flowfabric.database")
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
@@ -178,14 +182,10 @@ class Database:
                 f"the schema is version {version}, this package needs {SCHEMA_VERSION}",
                 target=self.target,
             )
-        if version > SCHEMA_VERSION:
-            raise ConnectionFailed(
-                "schema_newer",
-                f"the schema is version {version}, this package knows up to {SCHEMA_VERSION}",
-                target=self.target,
-            )
-        if row["functions"] != FUNCTIONS_DIGEST:
-            raise ConnectionFailed("schema_older", "its functions belong to another build", target=self.target)
+        build = build_of(row)
+        check_build(build, self.target)
+        if build.version == THIS.version and build.digest != THIS.digest:
+            _log.warning("the functions in %s differ from this package's; run `flowfabric migrate`", self.target)
         async with self.connection() as connection:
             await connection.execute(statements.BEGIN_EPOCH)
         self.flow_partitions = row["flow_partitions"]
@@ -217,6 +217,8 @@ class Database:
             except (TimeoutError, asyncpg.DataError) as error:
                 # Not a lost connection, despite its class: a retry would take as long, or fail again.
                 raise translate(error, self.target) from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise not_allowed(str(error), sql) or translate(error, self.target) from error
             except _LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now

@@ -14,9 +14,12 @@ from typing import Any, Literal
 import asyncpg
 from msgspec import Struct
 
+from flowfabric._postgres import statements
+from flowfabric._postgres.build import THIS, build_of
 from flowfabric._postgres.database import MINIMUM_SERVER, connection_failed
 from flowfabric._postgres.dsn import describe
-from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION
+from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric._postgres.roles import Role, functions_of
 from flowfabric.errors import ConnectionFailed, FlowFabricError
 
 _CLOCK_OFF = timedelta(seconds=2)
@@ -84,24 +87,33 @@ async def _server(connection: asyncpg.Connection[Any]) -> Finding:
 async def _schema(connection: asyncpg.Connection[Any]) -> Finding:
     migrate = "run `flowfabric migrate`"
     try:
-        row = await connection.fetchrow("select schema_version, steps, functions from flowfabric.deployment_info()")
+        row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding("schema", "problem", "not installed", migrate)
     except asyncpg.UndefinedColumnError:
         return Finding("schema", "problem", "it belongs to another build", migrate)
     except asyncpg.InsufficientPrivilegeError as error:
         return Finding(
-            "schema", "problem", str(error), "run `flowfabric migrate --worker-role NAME` as the owner of the schema"
+            "schema",
+            "problem",
+            str(error),
+            "run `flowfabric migrate` with a role for this user as the owner of the schema",
         )
     version = (row["schema_version"] if row is not None else None) or 0
-    if version > SCHEMA_VERSION:
-        detail = f"version {version}, this package knows up to {SCHEMA_VERSION}"
-        return Finding("schema", "problem", detail, "upgrade the package")
-    if version < SCHEMA_VERSION:
+    if row is None or version < SCHEMA_VERSION:
         return Finding("schema", "problem", f"version {version}, this package needs {SCHEMA_VERSION}", migrate)
-    if row is not None and row["functions"] != FUNCTIONS_DIGEST:
-        return Finding("schema", "problem", "the functions belong to another build", migrate)
-    return Finding("schema", "ok", f"version {version}")
+    build = build_of(row)
+    words = f"version {version}, functions of version {build.version}"
+    if build.version < THIS.version:
+        return Finding("schema", "problem", f"{words}, this package needs {THIS.version}", migrate)
+    if not build.serves(THIS):
+        detail = f"{words}, which serve processes from version {build.oldest} on; this package has {THIS.version}"
+        return Finding("schema", "problem", detail, "upgrade the package")
+    if build.version > THIS.version:
+        return Finding("schema", "ok", f"{words}, newer than this package's {THIS.version}, which they serve too")
+    if build.digest != THIS.digest:
+        return Finding("schema", "warning", f"{words}, which differ from this package's", migrate)
+    return Finding("schema", "ok", words)
 
 
 async def _privileges(connection: asyncpg.Connection[Any]) -> Finding:
@@ -112,10 +124,9 @@ async def _privileges(connection: asyncpg.Connection[Any]) -> Finding:
                (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'flowfabric') as is_owner,
                (select has_schema_privilege(n.oid, 'usage') from pg_namespace n
                 where n.nspname = 'flowfabric') as may_use,
-               (select count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-                where n.nspname = 'flowfabric' and p.prosecdef
-                  and p.proname not in ('seed_secret', 'rotate_secret')  -- the owner's
-                  and not has_function_privilege(p.oid, 'execute')) as closed
+               (select coalesce(array_agg(p.proname::text), '{}') from pg_proc p
+                join pg_namespace n on n.oid = p.pronamespace
+                where n.nspname = 'flowfabric' and p.prosecdef and has_function_privilege(p.oid, 'execute')) as open
         """
     )
     assert row is not None
@@ -128,14 +139,18 @@ async def _privileges(connection: asyncpg.Connection[Any]) -> Finding:
         )
     if row["is_owner"]:
         return Finding("privileges", "ok", f"{who} owns the schema")
-    if not row["may_use"] or row["closed"]:
-        return Finding(
-            "privileges",
-            "problem",
-            f"{who} may not call {row['closed']} functions" if row["may_use"] else f"{who} may not use the schema",
-            f"run `flowfabric migrate --worker-role {who}` as the owner of the schema",
-        )
-    return Finding("privileges", "ok", f"{who} may call every function and touch no table")
+    options = ", ".join(f"`{role.option}`" for role in Role)
+    grant = f"run `flowfabric migrate` with {options} {who} as the owner of the schema"
+    if not row["may_use"]:
+        return Finding("privileges", "problem", f"{who} may not use the schema", grant)
+    held = [role for role in Role if row["open"] and set(functions_of([role])) <= set(row["open"])]
+    if not held:
+        return Finding("privileges", "problem", f"{who} has none of the roles {', '.join(Role)}", grant)
+    lacking = [role for role in Role if role not in held]
+    detail = f"{who} has the {'roles' if len(held) > 1 else 'role'} {', '.join(held)}"
+    if lacking:
+        detail = f"{detail}; not {', '.join(lacking)}"
+    return Finding("privileges", "ok", detail)
 
 
 async def _durability(connection: asyncpg.Connection[Any]) -> Finding:
@@ -317,7 +332,7 @@ async def _workers(connection: asyncpg.Connection[Any]) -> Finding:
         waiting = await connection.fetch(
             "select name, depth from flowfabric.lane_stats(null) where depth > 0 and state in ('active', 'draining')"
         )
-    except asyncpg.PostgresError:
+    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding("workers", "ok", "unknown until the schema is installed")
     served = {lane for row in alive for lane in row["lanes"]}
     detail = f"{len(alive):,} alive, {sum(row['slots'] or 0 for row in alive):,} slots" if alive else "none is alive"

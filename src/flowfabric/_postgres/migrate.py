@@ -1,27 +1,37 @@
 """Brings a database to the schema this package needs.
 
-Schema steps are numbered files, applied once and in order; functions are replaced whole on every run. Everything
-happens in one transaction under an advisory lock, so any number of processes may migrate at the same time and a crash
-leaves the database unchanged. Connecting never migrates: it compares versions and says what to do (see `database.py`).
+Schema steps are numbered files, applied once and in order; functions are replaced whole on every run, and never by
+older ones. Everything happens in one transaction under an advisory lock, so any number of processes may migrate at the
+same time and a crash leaves the database unchanged. Old and new processes may work while it happens: functions that
+only the build before has are kept as long as its processes are served. Connecting never migrates: it compares versions
+and says what to do (see `database.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import hashlib
+import random
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
 
+from flowfabric._postgres import statements
+from flowfabric._postgres.build import THIS, Build, build_of, check_build, settings_of_functions, sql_files
+from flowfabric._postgres.roles import Role, functions_of
 from flowfabric.errors import ConnectionFailed
 
 _LOCK = 708_300
 _STEP = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
+_CREATE = re.compile(r"^create or replace function flowfabric\.(\w+)", re.MULTILINE)
+# A step that waits for a lock makes everybody else wait behind it.
+_LOCK_TIMEOUT = "500ms"
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,33 +50,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Migration:
-    """The result of a run: the steps it applied and the version of the schema now."""
+    """The result of a run: the steps it applied, and the versions of the schema and of the functions now.
+
+    `replaced` is false if the database has newer functions, which serve this package too: nothing was changed.
+    """
 
     applied: tuple[str, ...]
     version: int
-
-
-def _files(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the path below `sql/` and the text of every SQL file under a folder, in the order of the paths."""
-    yield from _under(resources.files("flowfabric._postgres") / "sql" / folder, folder)
-
-
-def _under(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.is_dir():
-            yield from _under(entry, f"{path}/{entry.name}")
-        elif entry.name.endswith(".sql"):
-            yield f"{path}/{entry.name}", entry.read_text(encoding="utf-8")
-
-
-def _settings() -> str:
-    return (resources.files("flowfabric._postgres") / "sql" / "settings.sql").read_text(encoding="utf-8")
+    functions: int
+    replaced: bool = True
 
 
 def steps() -> tuple[Step, ...]:
     """Return the numbered steps of this package, in order."""
     found = []
-    for path, sql in _files("schema"):
+    for path, sql in sql_files("schema"):
         name = path.rpartition("/")[2]
         match = _STEP.match(name)
         if match is None:
@@ -77,16 +75,7 @@ def steps() -> tuple[Step, ...]:
     return tuple(found)
 
 
-def functions_digest() -> str:
-    """Return the digest that identifies a build of the functions."""
-    digest = hashlib.sha256()
-    for path, sql in (*_files("functions"), ("settings", _settings())):
-        digest.update(f"{path}\0{sql}\0".encode())
-    return digest.hexdigest()
-
-
 SCHEMA_VERSION = len(steps())
-FUNCTIONS_DIGEST = functions_digest()
 
 
 def check_steps(recorded: Sequence[str]) -> None:
@@ -98,14 +87,18 @@ def check_steps(recorded: Sequence[str]) -> None:
             raise ConnectionFailed("schema_foreign", f"it has the step {label}, this package has {known}")
 
 
-async def current_version(connection: asyncpg.Connection[Any]) -> int:
-    """Return the version of the schema in the database; 0 without a schema. A worker role may call it too."""
+async def current_version(connection: asyncpg.Connection[Any]) -> tuple[int, Build | None]:
+    """Return the version of the schema in the database and the build of its functions. Every role may call it.
+
+    Version 0 without a schema; no build if the functions are of a time before builds had versions.
+    """
     if await connection.fetchval("select to_regprocedure('flowfabric.deployment_info()') is not null"):
-        with contextlib.suppress(asyncpg.UndefinedColumnError):  # a function of another build
-            row = await connection.fetchrow("select schema_version, steps from flowfabric.deployment_info()")
-            check_steps(row["steps"] if row is not None else ())
-            return (row["schema_version"] if row is not None else None) or 0
-    return await _recorded_version(connection)
+        with contextlib.suppress(asyncpg.UndefinedColumnError):
+            row = await connection.fetchrow(statements.DEPLOYMENT_INFO)
+            if row is not None:
+                check_steps(row["steps"])
+                return row["schema_version"] or 0, build_of(row)
+    return await _recorded_version(connection), None
 
 
 async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
@@ -116,96 +109,216 @@ async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:
     return int(rows[-1]["number"]) if rows else 0
 
 
-async def migrate(connection: asyncpg.Connection[Any], *, worker_roles: Sequence[str] = ()) -> Migration:
-    """Bring the schema up to date; safe to run from many processes at the same time.
+async def migrate(
+    connection: asyncpg.Connection[Any],
+    *,
+    roles: Mapping[Role, Sequence[str]] = MappingProxyType({}),
+    force: bool = False,
+    patience: float = _PATIENCE,
+) -> Migration:
+    """Bring the schema up to date; safe to run from many processes at the same time, and under load.
 
-    Each role in `worker_roles` gets EXECUTE on the functions and nothing on the tables: enough to run a worker. A role
-    named once is stored, and later runs grant to it again.
+    Functions that are newer than this package's stay, unless forced. A step that cannot have its locks at once gives
+    way to the others and is tried again, for `patience` seconds. Each database role in `roles` gets EXECUTE on the
+    functions of its kind and nothing on the tables. A role named once is stored, and later runs grant to it again;
+    named under another kind, it has both.
     """
+    until = time.monotonic() + patience
+    pause = 0.1
     try:
-        # A process that waited for the lock must see its holder's changes.
-        async with connection.transaction(isolation="read_committed"):
-            await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
-            await connection.execute("set local client_min_messages = warning")
-            await connection.execute("create schema if not exists flowfabric")
-            await connection.execute(
-                "create table if not exists flowfabric.schema_step"
-                " (number integer primary key, name text not null, applied_at timestamptz not null default now())"
-            )
-            await connection.execute("create table if not exists flowfabric.worker_role (name text primary key)")
-            version = await _recorded_version(connection)
-            if version > SCHEMA_VERSION:
-                raise ConnectionFailed(
-                    "schema_newer",
-                    f"the schema is version {version}, this package knows up to {SCHEMA_VERSION}",
-                )
-            applied = []
-            for step in steps()[version:]:
-                await connection.execute(step.sql)
-                await connection.execute(
-                    "insert into flowfabric.schema_step (number, name) values ($1, $2)",
-                    step.number,
-                    step.name,
-                )
-                applied.append(step.label)
-            await connection.execute("create table if not exists flowfabric.build (functions text not null)")
-            if await connection.fetchval("select functions from flowfabric.build") != FUNCTIONS_DIGEST:
-                # Another build: drop all its functions. Grants are repeated below.
-                await connection.execute(_DROP_FUNCTIONS)
-            # Functions may refer to each other in any order.
-            await connection.execute("set local check_function_bodies = off")
-            for _, sql in _files("functions"):
-                await connection.execute(sql)
-            await connection.execute(_settings())
-            await connection.execute("delete from flowfabric.build")
-            await connection.execute("insert into flowfabric.build values ($1)", FUNCTIONS_DIGEST)
-            await connection.execute("select flowfabric.seed_keystore()")
-            await connection.execute("select flowfabric.begin_epoch()")
-            for role in worker_roles:
-                if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
-                    raise ConnectionFailed("missing_privileges", f'role "{role}" does not exist; create the role first')
-            await connection.executemany(
-                "insert into flowfabric.worker_role values ($1) on conflict do nothing",
-                [(r,) for r in worker_roles],
-            )
-            await connection.execute(_GRANTS)
-            return Migration(tuple(applied), SCHEMA_VERSION)
+        while True:
+            try:
+                # A process that waited for the lock must see its holder's changes.
+                async with connection.transaction(isolation="read_committed"):
+                    return await _migrate(connection, roles, force=force)
+            except asyncpg.LockNotAvailableError as error:
+                if time.monotonic() >= until:
+                    raise ConnectionFailed("schema_locked", await _who_locks(connection)) from error
+            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the tries
+            pause = min(pause * 2, 2.0)
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConnectionFailed("missing_privileges", str(error)) from error
     except asyncpg.UndefinedObjectError as error:
         raise ConnectionFailed("missing_privileges", f"{error}; create the role first") from error
 
 
-_DROP_FUNCTIONS = """
-do $$
-declare
-    v_function regprocedure;
-begin
-    for v_function in select p.oid::regprocedure from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace loop
-        execute format('drop function %s', v_function);
-    end loop;
-end;
-$$
+async def _migrate(
+    connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]], *, force: bool
+) -> Migration:
+    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    await connection.execute("set local client_min_messages = warning")
+    await connection.execute("create schema if not exists flowfabric")
+    await connection.execute(_OWN_TABLES)
+    version = await _recorded_version(connection)
+    before = await _recorded_build(connection)
+    if before is not None and before.version > THIS.version and not force:
+        check_build(before)
+        return Migration((), version, before.version, replaced=False)
+    await connection.execute("select set_config('lock_timeout', $1, true)", _LOCK_TIMEOUT)
+    applied = []
+    for step in steps()[version:]:
+        await connection.execute(step.sql)
+        await connection.execute(
+            "insert into flowfabric.schema_step (number, name) values ($1, $2)", step.number, step.name
+        )
+        applied.append(step.label)
+    await connection.execute("set local lock_timeout to default")
+    await _replace_functions(connection, before)
+    await connection.execute("select flowfabric.seed_keystore()")
+    await connection.execute("select flowfabric.begin_epoch()")
+    await _store_roles(connection, roles)
+    await _grant(connection)
+    return Migration(tuple(applied), max(version, SCHEMA_VERSION), THIS.version)
+
+
+async def _replace_functions(connection: asyncpg.Connection[Any], before: Build | None) -> None:
+    """Create or replace all functions; drop those of builds whose processes are not served any more."""
+    # Functions may refer to each other in any order.
+    await connection.execute("set local check_function_bodies = off")
+    is_same = before is None or before.digest == THIS.digest
+    for path, sql in sql_files("functions"):
+        try:
+            async with contextlib.nullcontext() if is_same else connection.transaction():
+                await connection.execute(sql)
+        except asyncpg.InvalidFunctionDefinitionError as error:
+            # It returns something else now, or names its arguments otherwise: it can only be made anew.
+            if before is not None and before.version != THIS.version and THIS.serves(before):
+                raise ValueError(
+                    f"{path} replaces a function that processes of version {before.version} call"
+                ) from error
+            names = _CREATE.findall(sql)
+            for row in await connection.fetch(_OLD):
+                if row["name"] in names:
+                    await connection.execute(row["drop"])
+            await connection.execute(sql)
+    for row in await connection.fetch(_OLD):
+        await _keep_or_drop(connection, row, before)
+    await connection.execute("delete from flowfabric.kept_function where to_regprocedure(signature) is null")
+    await connection.execute(settings_of_functions())
+    await connection.execute("delete from flowfabric.build")
+    await connection.execute(
+        "insert into flowfabric.build (functions, version, oldest) values ($1, $2, $3)",
+        THIS.digest,
+        THIS.version,
+        THIS.oldest,
+    )
+
+
+async def _keep_or_drop(connection: asyncpg.Connection[Any], old: asyncpg.Record, before: Build | None) -> None:
+    """Keep a function that this build has not, if processes of the last build that had it are served."""
+    last = await connection.fetchval(
+        "select version from flowfabric.kept_function where signature = $1", old["signature"]
+    )
+    if last is None:
+        # The same version with other functions is a build under development; nobody depends on what it had before.
+        last = 0 if before is None or before.version == THIS.version else before.version
+    if THIS.oldest <= last < THIS.version:
+        await connection.execute(
+            "insert into flowfabric.kept_function (signature, version) values ($1, $2) on conflict do nothing",
+            old["signature"],
+            last,
+        )
+    else:
+        await connection.execute(old["drop"])
+
+
+async def _recorded_build(connection: asyncpg.Connection[Any]) -> Build | None:
+    try:
+        row = await connection.fetchrow("select version, oldest, functions from flowfabric.build")
+    except asyncpg.UndefinedColumnError as error:
+        raise ConnectionFailed("schema_foreign", "its functions have no version") from error
+    return None if row is None else Build(row["version"], row["oldest"], row["functions"])
+
+
+async def _who_locks(connection: asyncpg.Connection[Any]) -> str:
+    rows = await connection.fetch(_LOCKERS)
+    if not rows:
+        return "try again"
+    return "; ".join(
+        f"process {row['pid']} of {row['usename']} ({row['application_name'] or 'no application name'}) has been in a "
+        f"transaction since {row['since']}"
+        for row in rows
+    )
+
+
+_OWN_TABLES = """
+create table if not exists flowfabric.schema_step
+    (number integer primary key, name text not null, applied_at timestamptz not null default now());
+create table if not exists flowfabric.build
+    (functions text not null, version integer not null, oldest integer not null);
+-- Functions that this build has not, with the last version that had them.
+create table if not exists flowfabric.kept_function (signature text primary key, version integer not null);
+create table if not exists flowfabric.granted_role (
+    name text not null,
+    kind text not null constraint granted_role_kind_known check (kind in ('read', 'submit', 'work', 'operate')),
+    primary key (name, kind)
+);
 """
 
-# A role gets the functions that run with the owner's rights; the helpers behind them stay closed.
+# Functions that were not made in this transaction: what it makes has an age of zero or less.
+_OLD = """
+select p.proname as name, p.oid::regprocedure::text as signature,
+       format('drop function %s', p.oid::regprocedure) as drop
+from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace and age(p.xmin) > 0
+"""
+
+_LOCKERS = """
+select a.pid, a.usename, a.application_name, to_char(a.xact_start, 'YYYY-MM-DD HH24:MI:SS TZ') as since
+from pg_stat_activity a
+where a.pid <> pg_backend_pid() and a.xact_start is not null
+  and exists (select from pg_locks l join pg_class c on c.oid = l.relation
+              where l.pid = a.pid and c.relnamespace = 'flowfabric'::regnamespace)
+order by a.xact_start limit 3
+"""
+
+
+async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]]) -> None:
+    named = [(name, kind.value) for kind, names in roles.items() for name in names]
+    for name, _ in named:
+        if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", name):
+            raise ConnectionFailed("missing_privileges", f'role "{name}" does not exist; create the role first')
+    await connection.executemany("insert into flowfabric.granted_role values ($1, $2) on conflict do nothing", named)
+
+
+async def _grant(connection: asyncpg.Connection[Any]) -> None:
+    """Let the stored roles call the functions of their kinds, and nobody else any function."""
+    kept = await connection.fetchval(_GRANTS_OF_KEPT)
+    for statement in (*await connection.fetchval(_REVOKES), *kept):
+        await connection.execute(statement)
+    # A role that was dropped since is passed over; created again, it is served again.
+    found = await connection.fetch(
+        "select g.name, array_agg(g.kind) as kinds from flowfabric.granted_role g join pg_roles r on r.rolname = g.name"
+        " group by g.name"
+    )
+    for row in found:
+        for statement in await connection.fetchval(_GRANTS, row["name"], functions_of(row["kinds"])):
+            await connection.execute(statement)
+
+
+# First nobody may call anything: a role may have lost a kind, a function a role, and the owner's default privileges may
+# have given a new function to others.
+_REVOKES = """
+select array['revoke all on all functions in schema flowfabric from public']
+    || coalesce(array_agg(distinct format('revoke all on all functions in schema flowfabric from %I', r.rolname)), '{}')
+from pg_proc p
+cross join lateral aclexplode(p.proacl) a
+join pg_roles r on r.oid = a.grantee
+where p.pronamespace = 'flowfabric'::regnamespace and a.grantee <> p.proowner
+"""
+
+# Functions that only the version before had: who could call them still can.
+_GRANTS_OF_KEPT = """
+select coalesce(array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, r.rolname)), '{}')
+from flowfabric.kept_function k
+join pg_proc p on p.oid = to_regprocedure(k.signature)
+cross join lateral aclexplode(p.proacl) a
+join pg_roles r on r.oid = a.grantee
+where exists (select from flowfabric.granted_role g where g.name = r.rolname)
+"""
+
 _GRANTS = """
-do $$
-declare
-    v_role text;
-    v_function regprocedure;
-begin
-    revoke all on all functions in schema flowfabric from public;
-    -- A role that was dropped since is passed over; named again, it is served again.
-    for v_role in select w.name from flowfabric.worker_role w join pg_roles r on r.rolname = w.name loop
-        execute format('grant usage on schema flowfabric to %I', v_role);
-        for v_function in select p.oid::regprocedure from pg_proc p
-                          where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
-                            -- keys are the owner's
-                            and p.proname not in ('seed_secret', 'rotate_secret') loop
-            execute format('grant execute on function %s to %I', v_function, v_role);
-        end loop;
-    end loop;
-end;
-$$
+select array[format('grant usage on schema flowfabric to %I', $1::text)]
+    || array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, $1::text))
+from pg_proc p
+where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef and p.proname = any ($2::text[])
 """

@@ -14,15 +14,18 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from flowfabric._postgres.build import THIS
 from flowfabric._postgres.database import check_server, connection_failed
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.known_types import Connection
-from flowfabric._postgres.migrate import FUNCTIONS_DIGEST, SCHEMA_VERSION, migrate
+from flowfabric._postgres.migrate import SCHEMA_VERSION, migrate
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Handle
 
 # Each build makes its own template, and several may be in use on one server.
-TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{FUNCTIONS_DIGEST[:12]}"
+# A copy of a database in use begins another epoch of its event log; a copy of a template begins the first one.
+UNCLAIMED = "update flowfabric.log_epoch set database = null"
+TEMPLATE = f"flowfabric_template_{SCHEMA_VERSION}_{THIS.digest[:12]}"
 _LOCK = 708_301
 Strategy = Literal["wal_log", "file_copy"]
 
@@ -97,6 +100,7 @@ async def _make_template(connection: asyncpg.Connection[Any], dsn: str) -> None:
     inside = await asyncpg.connect(in_database(dsn, making))
     try:
         await migrate(inside)
+        await inside.execute(UNCLAIMED)
     finally:
         await inside.close()
     await connection.execute(f"alter database {making} rename to {TEMPLATE}")

@@ -89,10 +89,12 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
 CREATE_EXECUTIONS = create_executions()
 CREATE_ONE = _rows("create_one", 7, _CREATED)
 STANDING_EXECUTIONS = standing_executions()
-COMPLETE = _rows("complete", 9, VERDICT)
-FAIL = _rows("fail", 11, VERDICT)
-CANCEL = _rows("cancel", 9, VERDICT)
-CANCEL_AS_OPERATOR = _rows("cancel", "$1, $2, $3, $4, $5, $6, false, 'operator_override', $7", VERDICT)
+COMPLETE = _rows("complete", 8, VERDICT)
+COMPLETE_AS_OPERATOR = _rows("complete_as_operator", 4, VERDICT)
+FAIL = _rows("fail", 10, VERDICT)
+FAIL_AS_OPERATOR = _rows("fail_as_operator", 6, VERDICT)
+CANCEL = _rows("cancel", 8, VERDICT)
+CANCEL_AS_OPERATOR = _rows("cancel_as_operator", 8, VERDICT)
 REPLAY = _rows("replay", 4, VERDICT)
 DELETE_EXECUTION = _rows("delete_execution", 2, VERDICT)
 REDACT_EXECUTION = _rows("redact_execution", 2, VERDICT)
@@ -110,9 +112,12 @@ SLEEP_FOR_WORK = _value("sleep_for_work", 6, "until")
 REGISTER_SERVICE = _value("register_service", "$1, null, $2", "service")
 RENEW = _rows("renew", 7, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
-DELAY = _rows("delay", 9, VERDICT)
-RELEASE = _rows("release", 7, VERDICT)
-WAIT_CHILDREN = _rows("wait_children", 7, VERDICT)
+DELAY = _rows("delay", 8, VERDICT)
+DELAY_AS_OPERATOR = _rows("delay_as_operator", 4, VERDICT)
+RELEASE = _rows("release", 6, VERDICT)
+RELEASE_AS_OPERATOR = _rows("release_as_operator", 2, VERDICT)
+WAIT_CHILDREN = _rows("wait_children", 6, VERDICT)
+WAIT_CHILDREN_AS_OPERATOR = _rows("wait_children_as_operator", 2, VERDICT)
 REVOKE_LEASE = _rows("revoke_lease", 5, VERDICT)
 LIST_EXPIRED_LEASES = _rows(
     "list_expired_leases",
@@ -126,6 +131,7 @@ ISSUE_CLAIM_GRANT = _rows("issue_claim_grant", 10, _GRANT)
 ISSUE_RECLAIM_GRANT = _rows("issue_reclaim_grant", 11, _GRANT)
 VERIFY_GRANT = _value("verify_grant", 3, "answer")
 CLAIM_GRANTED = _rows("claim_granted", 13, f"code, detail, {CLAIMED}")
+CLAIM_AS_OPERATOR = _rows("claim_as_operator", 6, f"code, detail, {CLAIMED}")
 RECLAIM = _rows("reclaim", 11, f"code, detail, {CLAIMED}")
 SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
 
@@ -179,7 +185,8 @@ READ_SUSPENSION = _rows(
     " last_signal_at, satisfied_at, closed_at, close_reason, trigger_type, closer_signal_id, satisfier_signal_ids",
 )
 LIST_SUSPENDED = _rows("list_suspended", 4, "id, suspended_at, reason_code, timeout_at")
-DELIVER_SIGNAL = _rows("deliver_signal", 20, "code, detail, signal_id, effect, match_detail")
+DELIVER_SIGNAL = _rows("deliver_signal", 19, "code, detail, signal_id, effect, match_detail")
+DELIVER_SIGNAL_AS_OPERATOR = _rows("deliver_signal_as_operator", 19, "code, detail, signal_id, effect, match_detail")
 SIGNAL_BY_KEY = _rows("signal_by_key", 17, "code, detail, signal_id, effect, match_detail, keys")
 OBSERVE_SIGNALS = _rows("observe_signals", 3, _SIGNAL)
 READ_SIGNALS = _rows(
@@ -363,6 +370,7 @@ LEAVE_LEAD = _value("leave_lead", 1, "left")
 LIST_LEADS = _rows("list_leads", 0, "name, process, left_ms, worker_instance_id")
 AUDIT = _rows("audit", 2, "rule, partition, id, detail")
 AUDIT_SAMPLE = _rows("audit_sample", 2, "rule, partition, id, detail")
+REPAIR_FLOORS = _rows("repair_floors", 1, "partition, id")
 
 # The deployment
 
@@ -370,7 +378,8 @@ PING = "select 1 as one"
 DEPLOYMENT_INFO = _rows(
     "deployment_info",
     0,
-    "schema_version, steps, functions, flow_partitions, current_setting('default_transaction_isolation') as isolation",
+    "schema_version, steps, functions, functions_version, functions_oldest, flow_partitions,"
+    " current_setting('default_transaction_isolation') as isolation",
 )
 FLOW_PARTITIONS = _rows("deployment_info", 0, "flow_partitions")
 SERVER_TIME_MS = _value("server_time_ms", 0, "ms")

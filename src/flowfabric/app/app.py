@@ -40,7 +40,7 @@ from flowfabric.app.task import (
 from flowfabric.client.client import AsyncClient
 from flowfabric.client.run import connectors
 from flowfabric.client.submission import Submission, check_task, new_submission
-from flowfabric.contracts.codecs import Codec, Codecs
+from flowfabric.contracts.codecs import AnyCodec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
@@ -71,7 +71,8 @@ class App:
     """Tasks, schedules and the database they run on.
 
     Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded Postgres. `codecs` are
-    applied to everything the app stores (arguments, results, steps); `also_read` are retired codecs that only read.
+    applied to everything the app stores (arguments, results, steps, signals, failures); `also_read` are retired codecs
+    that only read. `accept_plain=False` refuses data that no codec that binds (`BindingCodec`) has written.
     `namespace`, `lane` and other options given here are the defaults of all its tasks. `notifications=False,
     prepared_statements=False` suits a transaction-pooling proxy. Close it when it is no longer needed: `await
     app.close()`, or `async with app:`.
@@ -83,8 +84,9 @@ class App:
         *,
         name: str = "app",
         data_dir: Path | str | None = None,
-        codecs: Sequence[Codec] = (),
-        also_read: Sequence[Codec] = (),
+        codecs: Sequence[AnyCodec] = (),
+        also_read: Sequence[AnyCodec] = (),
+        accept_plain: bool = True,
         middleware: Sequence[Middleware] = (),
         notifications: bool = True,
         prepared_statements: bool = True,
@@ -94,7 +96,7 @@ class App:
         self.dsn = None if dsn is None else check_text(dsn, "dsn", None)
         self.name = check_text(name, "name")
         self.data_dir = data_dir
-        self.codecs = Codecs(codecs, also_read=also_read)
+        self.codecs = Codecs(codecs, also_read=also_read, accept_plain=accept_plain)
         self.middleware = check_middlewares(middleware)
         self.notifications = notifications
         self.prepared_statements = prepared_statements
@@ -245,7 +247,7 @@ class App:
                 raise InvalidInput("a schedule sets it for each submission", field=option, allowed="None")
         if isinstance(submission.options.deadline, datetime):
             raise InvalidInput("a fixed time would apply to every submission", field="deadline", allowed="a duration")
-        submission.item()  # a wrong argument fails here, not when it fires
+        submission.item(None)  # a wrong argument fails here, not when it fires
         spec = ScheduleSpec(
             name=chosen,
             task=task,

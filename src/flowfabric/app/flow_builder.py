@@ -456,7 +456,7 @@ class Flow:
                 plain = node_arguments.write(entry.given, places)
             else:
                 plain = ENCODER.encode(entry.given)
-            payload, encoding = task.codecs.seal(plain)
+            payload, encoding = task.codecs.seal(plain, ids[name])
             item = submission.options.item(task.name, payload, encoding)
             needed = {node for value in entry.wanted.values() for node in _references(value)}
             nodes.append(

@@ -112,7 +112,7 @@ async def receive(
         return Received(400, "not_json")
     payload, encoding = (body or None), None
     if payload is not None and codecs is not None:
-        payload, encoding = codecs.seal(payload)
+        payload, encoding = codecs.seal(payload, parsed.execution_id)
     try:
         answer = await verify_and_deliver(
             engine,

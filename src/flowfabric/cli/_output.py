@@ -131,12 +131,12 @@ def _bytes(data: bytes) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None = None) -> Any:
+def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
     """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
     if data is None or encoding == "redacted":
         return None
     if codecs is not None:
-        data, encoding = codecs.open(data, encoding), None
+        data, encoding = codecs.open(data, encoding, execution_id), None
     if encoding in (None, "", "json"):
         # Not NaN, which JSON does not have, and nothing nested too deeply to be written again.
         with contextlib.suppress(ValueError, RecursionError):
@@ -171,9 +171,18 @@ def first_line(text: str | None) -> str:
     return next((found.strip() for found in (text or "").splitlines() if found.strip()), "")
 
 
+def failure_text(text: str | None, codecs: Codecs | None, execution_id: UUID) -> str:
+    """A failure as its handler reported it; without the codecs of the app only that there is one."""
+    from flowfabric.contracts.codecs import shown  # noqa: PLC0415
+
+    return shown(text or "") if codecs is None else codecs.open_text(text or "", execution_id)
+
+
 def failure_line(text: str | None) -> str:
     """A failure in one line: the line of a traceback that names the exception, else the first line."""
-    lines = [found for found in (text or "").splitlines() if found.strip()]
+    from flowfabric.contracts.codecs import shown  # noqa: PLC0415
+
+    lines = [found for found in shown(text or "").splitlines() if found.strip()]
     if lines and lines[0].startswith("Traceback "):
         frames = [place for place, found in enumerate(lines) if found[0].isspace()]
         lines = lines[frames[-1] + 1 :] or lines if frames else lines

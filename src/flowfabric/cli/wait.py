@@ -68,10 +68,12 @@ async def until_ended(
         _output.document(_as_json(target, outcome, codecs))
     elif outcome.state is State.COMPLETED:
         if outcome.result is not None:
-            value = _output.payload(outcome.result, outcome.result_encoding, codecs)
+            value = _output.payload(outcome.result, outcome.result_encoding, codecs, target)
             _output.say(_output.printable(value if isinstance(value, str) else _json.dumps(value, ensure_ascii=False)))
     else:
-        why = _output.failure_line(outcome.failure_reason or outcome.cancellation_reason)
+        why = _output.failure_line(
+            _output.failure_text(outcome.failure_reason, codecs, target) or outcome.cancellation_reason
+        )
         _output.note(
             f"flowfabric: {target} {_ENDED.get(outcome.state, outcome.state)}"
             + (f": {_output.printable(why)}" if why else "")
@@ -84,8 +86,8 @@ def _as_json(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> di
         "execution_id": target,
         "public_state": outcome.state,
         "is_ended": True,
-        "result": _output.payload(outcome.result, outcome.result_encoding, codecs),
-        "failure_reason": outcome.failure_reason,
+        "result": _output.payload(outcome.result, outcome.result_encoding, codecs, target),
+        "failure_reason": _output.failure_text(outcome.failure_reason, codecs, target) or None,
         "failure_category": outcome.failure_category,
         "cancellation_reason": outcome.cancellation_reason,
     }

@@ -58,20 +58,19 @@ class BulkSubmitting(Submitting):
                 allowed="task.submission(..., idempotency_key=...) for each",
             )
         is_plain = not overriding(self._connector.middleware, "submit") and current.scope_of(self._connector) is None
-        if is_plain and not any(isinstance(one, Submission) for one in given):
-            encode, seal = known.signature.encode, known.codecs.seal
-            sealed = [seal(encode(one if isinstance(one, tuple) else (one,), {})) for one in given]
-            if all(encoding is None for _, encoding in sealed):
-                alike = await self._create_alike(chosen.item(known.name, b"", None), [data for data, _ in sealed])
-                if alike is not None:
-                    return [Run(place, kind=known.name, connector=self._connector) for place in alike]
+        if is_plain and known.codecs.is_plain and not any(isinstance(one, Submission) for one in given):
+            encode = known.signature.encode
+            payloads = [encode(one if isinstance(one, tuple) else (one,), {}) for one in given]
+            alike = await self._create_alike(chosen.item(known.name, b"", None), payloads)
+            if alike is not None:
+                return [Run(place, kind=known.name, connector=self._connector) for place in alike]
         submissions = [
             one
             if isinstance(one, Submission)
             else Submission(task=known, args=one if isinstance(one, tuple) else (one,), options=chosen)
             for one in given
         ]
-        items = [one.item() for one in submissions]
+        items = [one.item(self.engine) for one in submissions]
         if not is_plain:
             return [await self.send(one) for one in submissions]
         runs: list[Run[Any]] = []

@@ -54,13 +54,13 @@ def parse_failure(reason: str | None) -> tuple[str | None, str, str | None]:
     return kind, message if colon else "", (mark.lstrip("\n") + trace) if mark else None
 
 
-def task_failed(execution_id: ExecutionId, outcome: Outcome) -> TaskFailed:
+def task_failed(execution_id: ExecutionId, outcome: Outcome, codecs: Codecs) -> TaskFailed:
     """The exception for an execution that ended without a result."""
     if outcome.state is None:
         return Purged(execution_id)
     if outcome.state is State.CANCELLED:
         return TaskFailed("cancelled", outcome.cancellation_reason or "", execution_id=execution_id)
-    kind, message, trace = parse_failure(outcome.failure_reason)
+    kind, message, trace = parse_failure(codecs.open_text(outcome.failure_reason or "", execution_id))
     return TaskFailed(
         outcome.state.value,
         message,
@@ -74,9 +74,9 @@ def task_failed(execution_id: ExecutionId, outcome: Outcome) -> TaskFailed:
 def result_of(execution_id: ExecutionId, outcome: Outcome, result: ValueType, codecs: Codecs) -> object:
     """The value of a completed execution; `TaskFailed` for any other end."""
     if outcome.state is not State.COMPLETED:
-        raise task_failed(execution_id, outcome)
+        raise task_failed(execution_id, outcome, codecs)
     if outcome.result is None:
         return None
     if outcome.result_encoding == REDACTED:
         raise CannotDecode("was redacted", what="result", execution_id=execution_id)
-    return result.decode(codecs.open(outcome.result, outcome.result_encoding))
+    return result.decode(codecs.open(outcome.result, outcome.result_encoding, execution_id))

@@ -199,7 +199,7 @@ class FlowRun:
                     member.execution_id, outcome, client.result_type(member.execution_kind), client.codecs
                 )
             elif member.state is not State.SKIPPED and member.cancellation_reason not in _RACE:
-                failures[name] = task_failed(member.execution_id, outcome)
+                failures[name] = task_failed(member.execution_id, outcome, client.codecs)
         if failures:
             header = await client.engine.describe_flow(self.flow_id)
             is_cancelled = header is not None and header.public_flow_state == "cancelled"

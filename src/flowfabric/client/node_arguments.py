@@ -53,17 +53,17 @@ def _value(place: Any, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
         case ["value", value]:
             return value
         case ["node", str(uuid)]:
-            return _result(inputs.get(_uuid(uuid)), codecs)
+            return _result(_uuid(uuid), inputs, codecs)
         case ["list", list(places)]:
             return [value for one in places if (value := _value(one, inputs, codecs)) is not _ABSENT]
         case ["dict", dict(places)]:
             found = ((key, _value(one, inputs, codecs)) for key, one in places.items())
             return {key: value for key, value in found if value is not _ABSENT}
         case ["all", list(uuids)]:
-            results = (_result(inputs.get(_uuid(one)), codecs) for one in uuids)
+            results = (_result(_uuid(one), inputs, codecs) for one in uuids)
             return [value for value in results if value is not _ABSENT]
         case ["first", list(uuids)]:
-            results = (_result(inputs.get(_uuid(one)), codecs) for one in uuids)
+            results = (_result(_uuid(one), inputs, codecs) for one in uuids)
             return next((value for value in results if value is not _ABSENT), _ABSENT)
     raise _unknown()
 
@@ -79,9 +79,10 @@ def _unknown() -> CannotDecode:
     return CannotDecode("refers to an unknown place", what="arguments")
 
 
-def _result(passed: Passed | None, codecs: Codecs) -> Any:
+def _result(upstream: UUID, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
+    passed = inputs.get(upstream)
     if passed is None:
         return _ABSENT
     if passed.state is not State.COMPLETED:
         raise CannotDecode("the result of an upstream node is gone, because that node was replayed", what="arguments")
-    return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding))
+    return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding, upstream))

@@ -58,7 +58,7 @@ class Signalling(ClientBase):
     ) -> Accepted | DuplicateSignal:
         """Send a signal to an execution; `key` names the waitpoint if it has several."""
         target = parse_execution_id(execution_id)
-        data, encoding = encode_payload(payload, self.codecs)
+        data, encoding = encode_payload(payload, self.codecs, target)
         return await self.engine.signal_execution(
             target,
             key,

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
+from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.options import OPTION_NAMES, Options, meant
@@ -65,11 +66,22 @@ class Submission(Struct, frozen=True, kw_only=True):
         """A copy with some parts changed."""
         return msgspec.structs.replace(self, **changes)
 
-    def item(self, creator: str = "") -> NewExecution:
-        """The new execution to create; `InvalidInput` names a wrong argument or option."""
+    def item(self, engine: Engine | None, creator: str = "") -> NewExecution:
+        """The new execution to create; `InvalidInput` names a wrong argument or option.
+
+        Without an engine it belongs to no execution yet: codecs cannot bind its arguments.
+        """
         task = self.task
-        payload, encoding = task.codecs.seal(task.signature.encode(self.args, self.kwargs))
-        return self.options.item(task.name, payload, encoding, creator=creator)
+        plain = task.signature.encode(self.args, self.kwargs)
+        if engine is None or not task.codecs.binds:
+            payload, encoding = task.codecs.seal(plain, None)
+            return self.options.item(task.name, payload, encoding, creator=creator)
+        item = self.options.item(task.name, b"", None, creator=creator)
+        execution_id = engine.mint_id(namespace=item.namespace, idempotency_key=item.idempotency_key)
+        payload, encoding = task.codecs.seal(plain, execution_id)
+        return msgspec.structs.replace(
+            item, execution_id=execution_id, input_payload=payload, payload_encoding=encoding
+        )
 
 
 def new_submission(task: Submittable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Submission:

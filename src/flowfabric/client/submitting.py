@@ -46,7 +46,7 @@ class Submitting(ClientBase):
         return chain_submit(self._connector.middleware, final)
 
     async def _send(self, submission: Submission) -> Run[Any]:
-        return self._made(submission, await self.create(submission.item(), submission.options))
+        return self._made(submission, await self.create(submission.item(self.engine), submission.options))
 
     def _made(self, submission: Submission, verdict: Created | Duplicate) -> Run[Any]:
         is_new = isinstance(verdict, Created)

@@ -103,13 +103,13 @@ class WaitRequest:
         self.behavior: TimeoutBehavior = _BEHAVIORS[on_timeout]
         self.reason: ReasonCode = _REASONS[reason]
 
-    def signals(self, stored: bytes | None, codecs: Codecs) -> list[Signal[Any]]:
+    def signals(self, stored: bytes | None, codecs: Codecs, execution_id: UUID) -> list[Signal[Any]]:
         """Return the signals that ended the wait, with their payloads in the requested type."""
         found = _STORED.decode(stored or b"[]")
         return [
             Signal(
                 name=one.name,
-                payload=self._payload(one, codecs),
+                payload=self._payload(one, codecs, execution_id),
                 key=one.key,
                 signal_id=one.signal_id,
                 category=one.category,
@@ -121,12 +121,12 @@ class WaitRequest:
             for one in found
         ]
 
-    def _payload(self, one: _Stored, codecs: Codecs) -> Any:
+    def _payload(self, one: _Stored, codecs: Codecs, execution_id: UUID) -> Any:
         what = f"payload of signal {one.name!r}"
         try:
             data = None
             if one.payload is not None:
-                data = codecs.open(base64.b64decode(one.payload), one.payload_encoding)
+                data = codecs.open(base64.b64decode(one.payload), one.payload_encoding, execution_id)
             return self.payload.decode(data)
         except CannotDecode as error:
             raise CannotDecode(error.problem, what=what) from error
@@ -136,7 +136,7 @@ def _default_name(keys: Sequence[str]) -> str:
     return " ".join(keys).encode()[:TEXT_MAX_BYTES].decode(errors="ignore")
 
 
-def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
+def encode_payload(payload: Any, codecs: Codecs, execution_id: UUID) -> tuple[bytes | None, str]:
     """Return a signal's payload to send: JSON, sealed like the app's other data. The receiver chooses its type."""
     if payload is None:
         return None, "json"
@@ -146,5 +146,5 @@ def encode_payload(payload: Any, codecs: Codecs) -> tuple[bytes | None, str]:
         problem = f"{type_name(payload)} cannot be written as JSON ({why_not_written(error)})"
     if problem is not None:
         raise InvalidInput(problem, field="payload", allowed="a value with a JSON form")
-    sealed, encoding = codecs.seal(encoded)
+    sealed, encoding = codecs.seal(encoded, execution_id)
     return sealed, encoding or "json"

@@ -22,7 +22,7 @@ class Violation(Struct, frozen=True, kw_only=True):
 
 
 class Audits(Operations):
-    """audit, audit_sample."""
+    """audit, audit_sample, repair_floors."""
 
     async def audit(self, partition: int | None = None, *, events: bool = False) -> list[Violation]:
         """Return the violated invariants in one partition or all: none on a sound database. It repairs nothing.
@@ -50,6 +50,14 @@ class Audits(Operations):
             repeatable=True,
         )
         return _violations(found)
+
+    async def repair_floors(self, *, limit: int = 100) -> list[ExecutionId]:
+        """Make ready executions that no claim would find claimable again, in up to `limit` queues chosen at random.
+
+        Returns the first one of each queue that was repaired: none in a sound database.
+        """
+        found = await self._fetch(statements.REPAIR_FLOORS, check_int(limit, "limit", 1, 10_000), repeatable=True)
+        return [ExecutionId(row["id"]) for row in found]
 
 
 def _violations(found: Sequence[asyncpg.Record]) -> list[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeGuard, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -147,7 +147,7 @@ class Batch(Generic[_Given, _Ready]):
         return [spread[place] for place in range(self._count)]
 
 
-def is_override(authority: Authority) -> bool:
+def is_override(authority: Authority) -> TypeGuard[Operator]:
     """Whether the call needs no fence: an operator's. Other sources may cancel without one, but nothing else."""
     return type(authority) is Operator and authority.source == "operator_override"
 

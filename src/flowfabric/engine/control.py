@@ -31,6 +31,7 @@ class Control(Operations):
             nothing,
             nothing,
             nothing,
+            "operator_override",
             escape_text(reason, 4096),
             repeatable=True,
         )

@@ -19,7 +19,7 @@ from flowfabric.values.attempt import Cancelled, Completed, Completion, Failure,
 from flowfabric.values.checks import check_key, check_text, escape_text
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.failure import classify
-from flowfabric.values.ids import ExecutionId, FlowId, mint_execution_id, parse_flow_id
+from flowfabric.values.ids import ExecutionId, FlowId, mint_execution_id, parse_execution_id, parse_flow_id
 from flowfabric.values.lease import Authority, Fence, Handle, Operator
 from flowfabric.values.policies import PolicyInput
 from flowfabric.values.policy_json import retry_policy_to_json
@@ -146,32 +146,39 @@ class Executions(Operations):
         self, authority: Authority, result: bytes | None = None, *, result_encoding: str | None = None
     ) -> Completed:
         """Complete the execution. A repeated call with the same handle returns the first result and changes nothing."""
-        done = Completion(authority, result, result_encoding)  # type: ignore[arg-type]  # an operator: one item only
-        answer = (await self._complete([done], operator=is_override(authority)))[0]
+        if is_override(authority):
+            return await self._complete_as_operator(authority, result, result_encoding)
+        done = Completion(authority, result, result_encoding)  # type: ignore[arg-type]  # refused by the fences
+        answer = (await self._complete([done]))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
 
+    async def _complete_as_operator(
+        self, authority: Operator, result: bytes | None, result_encoding: str | None
+    ) -> Completed:
+        target = parse_execution_id(authority.execution_id)
+        row = await self._row(
+            statements.COMPLETE_AS_OPERATOR,
+            *self._at(target),
+            optional_bytes(result, "result"),
+            None if result_encoding is None else check_text(result_encoding, "result_encoding"),
+        )
+        if row["code"] != "ok":
+            raise raised(row, target)
+        return Completed(target)
+
     async def complete_many(self, items: Sequence[Completion | Handle | Fence]) -> list[Completed | FlowFabricError]:
         """Complete up to 1,000 executions in one call; one verdict per item. A bare handle completes without result."""
         check_batch(items)
-        return await self._complete(items, operator=False)
+        return await self._complete(items)
 
-    async def _complete(
-        self, items: Sequence[Completion | Handle | Fence], *, operator: bool
-    ) -> list[Completed | FlowFabricError]:
+    async def _complete(self, items: Sequence[Completion | Handle | Fence]) -> list[Completed | FlowFabricError]:
         batch = Batch(items, _completion_columns, self._database.flow_partitions)
         if batch.is_empty:
             return batch.verdicts([])
         fences, results, encodings = batch.ready
-        found = await self._fetch(
-            statements.COMPLETE,
-            *fences.columns,
-            results,
-            encodings,
-            operator,
-            repeatable=not operator,
-        )
+        found = await self._fetch(statements.COMPLETE, *fences.columns, results, encodings, repeatable=True)
         answers: list[Completed | FlowFabricError] = [
             Completed(ExecutionId(uuid)) if row["code"] in ("ok", "replayed") else raised(row, ExecutionId(uuid))
             for uuid, row in zip(fences.ids, rows.by_place(found, len(fences.ids)), strict=True)
@@ -191,20 +198,14 @@ class Executions(Operations):
 
         `retry_policy` replaces the frozen one for this failure. Text that cannot be stored is escaped, never refused.
         """
-        answer = (
-            await self._fail(
-                [
-                    Failure(
-                        authority=authority,  # type: ignore[arg-type]  # an operator: one item only
-                        reason=reason,
-                        failure_class=failure_class,
-                        category=category,
-                        retry_policy=retry_policy,
-                    )
-                ],
-                operator=is_override(authority),
-            )
-        )[0]
+        item = Failure(
+            authority=authority,  # type: ignore[arg-type]  # an operator: one item only
+            reason=reason,
+            failure_class=failure_class,
+            category=category,
+            retry_policy=retry_policy,
+        )
+        answer = (await (self._fail_as_operator(item) if is_override(authority) else self._fail([item])))[0]
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
@@ -212,30 +213,28 @@ class Executions(Operations):
     async def fail_many(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
         """Report up to 1,000 failures in one call; one verdict per item."""
         check_batch(items)
-        return await self._fail(items, operator=False)
+        return await self._fail(items)
 
-    async def _fail(
-        self, items: Sequence[Failure], *, operator: bool
-    ) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+    async def _fail_as_operator(self, item: Failure) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+        fences, columns = _failure_columns([item], self._database.flow_partitions)
+        found = await self._fetch(
+            statements.FAIL_AS_OPERATOR, *self._at(fences.execution_id(0)), *(column[0] for column in columns)
+        )
+        return _failed(found, fences)
+
+    async def _fail(self, items: Sequence[Failure]) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
         batch = Batch(items, _failure_columns, self._database.flow_partitions)
-        answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
         if batch.is_empty:
-            return batch.verdicts(answers)
+            return batch.verdicts([])
         fences, columns = batch.ready
-        found = await self._fetch(statements.FAIL, *fences.columns, *columns, operator, repeatable=not operator)
-        for place, row in enumerate(rows.by_place(found, len(fences.ids))):
-            execution_id = fences.execution_id(place)
-            if row["code"] not in ("ok", "replayed"):
-                answers.append(raised(row, execution_id))
-            elif row["detail"] == "retry_scheduled":
-                following = row["lease_epoch"] if row["code"] == "ok" else None
-                answers.append(RetryScheduled(execution_id, row["at"], following))
-            else:
-                answers.append(TerminalFailed(execution_id))
-        return batch.verdicts(answers)
+        found = await self._fetch(statements.FAIL, *fences.columns, *columns, repeatable=True)
+        return batch.verdicts(_failed(found, fences))
 
     async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
-        """Cancel the execution. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`."""
+        """Cancel the execution. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`.
+
+        Every source but `lease_holder` needs the role operate.
+        """
         text = escape_text(reason, _MAX_FAILURE_BYTES)
         holder = type(authority) is Handle
         if type(authority) is Operator and source is None:
@@ -246,10 +245,27 @@ class Executions(Operations):
         if holder and source != "lease_holder":
             raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
         fences = self._fences([authority])
-        row = await self._row(statements.CANCEL, *fences.columns, holder, source, text, repeatable=True)
+        if source == "lease_holder" and type(authority) is not Operator:
+            row = await self._row(statements.CANCEL, *fences.columns, holder, text, repeatable=True)
+        else:
+            row = await self._row(statements.CANCEL_AS_OPERATOR, *fences.columns, source, text, repeatable=True)
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
         return Cancelled(fences.execution_id(0))
+
+
+def _failed(found: Sequence[asyncpg.Record], fences: Fences) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
+    answers: list[RetryScheduled | TerminalFailed | FlowFabricError] = []
+    for place, row in enumerate(rows.by_place(found, len(fences.ids))):
+        execution_id = fences.execution_id(place)
+        if row["code"] not in ("ok", "replayed"):
+            answers.append(raised(row, execution_id))
+        elif row["detail"] == "retry_scheduled":
+            following = row["lease_epoch"] if row["code"] == "ok" else None
+            answers.append(RetryScheduled(execution_id, row["at"], following))
+        else:
+            answers.append(TerminalFailed(execution_id))
+    return answers
 
 
 def _completion_columns(

@@ -93,7 +93,7 @@ class Grants(Operations):
         """Consume a claim grant: starts a new attempt with the ids given. `expected_attempt_index` is advisory."""
         check_int(expected_attempt_index, "expected_attempt_index", 0, 2**32 - 1)
         return await self._claim_granted(
-            "fresh", execution_id, lane_id, worker_id, worker_instance_id, lease_id, attempt_id, lease_ttl, grant_key,
+            False, execution_id, lane_id, worker_id, worker_instance_id, lease_id, attempt_id, lease_ttl, grant_key,
             attempt_policy, attempt_timeout, execution_deadline_at,
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ class Grants(Operations):
         """Consume a claim grant to continue an interrupted attempt. `current_attempt_index` is advisory."""
         check_int(current_attempt_index, "current_attempt_index", 0, 2**32 - 1)
         return await self._claim_granted(
-            "resumed", execution_id, lane_id, worker_id, worker_instance_id, lease_id, None, lease_ttl, grant_key, None,
+            True, execution_id, lane_id, worker_id, worker_instance_id, lease_id, None, lease_ttl, grant_key, None,
             remaining_attempt_timeout, None,
         )  # fmt: skip
 
@@ -130,7 +130,7 @@ class Grants(Operations):
             raise InvalidInput(f"got {type(grant).__name__}", field="grant", allowed="a ClaimGrant or ResumeGrant")
         try:
             return await self._claim_granted(
-                "resumed", grant.execution_id, grant.lane_id if isinstance(grant, ResumeGrant) else None, worker_id,
+                True, grant.execution_id, grant.lane_id if isinstance(grant, ResumeGrant) else None, worker_id,
                 worker_instance_id, None, None, lease_ttl, grant.grant_key, None, None, None,
             )  # fmt: skip
         except Contention as error:
@@ -146,24 +146,22 @@ class Grants(Operations):
         lease_duration: timedelta = timedelta(seconds=30),
     ) -> Claimed:
         """Claim one execution as an operator, ignoring its requirements. A failure leaves no grant."""
-        return await self._claim_granted(
+        target = parse_execution_id(execution_id)
+        row = await self._row(
+            statements.CLAIM_AS_OPERATOR,
+            *self._at(target),
+            None if not lane_id else check_lane(lane_id),
             "operator",
-            execution_id,
-            lane_id,
             "operator",
-            "operator",
-            None,
-            None,
-            lease_duration,
-            None,
-            None,
-            None,
-            None,
+            check_duration(lease_duration, "lease_duration"),
         )
+        if row["code"] != "ok":
+            raise raised(_verdict(row), target)
+        return rows.claimed(tuple(row)[2:], lease_duration, "operator")
 
     async def _claim_granted(
         self,
-        call: str,
+        is_resumed: bool,
         execution_id: ExecutionId,
         lane_id: str | None,
         worker_id: str,
@@ -182,7 +180,7 @@ class Grants(Operations):
             raise InvalidInput("a duration", field="execution_deadline_at", allowed="an aware datetime")
         row = await self._row(
             statements.CLAIM_GRANTED,
-            call,
+            is_resumed,
             *_claim_columns(
                 self._at(target),
                 lane_id,

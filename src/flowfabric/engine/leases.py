@@ -92,9 +92,12 @@ class Leases(Operations):
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
 
-    async def _give_back(self, statement: str, authority: Authority, *args: object) -> asyncpg.Record:
+    async def _give_back(self, as_holder: str, as_operator: str, authority: Authority, *args: object) -> asyncpg.Record:
         fences = self._fences([authority])
-        row = await self._row(statement, *fences.first, is_override(authority), *args)
+        if is_override(authority):
+            row = await self._row(as_operator, *fences.first[:2], *args)
+        else:
+            row = await self._row(as_holder, *fences.first, *args)
         if row["code"] != "ok":
             raise raised(row, fences.execution_id(0))
         return row
@@ -103,17 +106,19 @@ class Leases(Operations):
         """Give the lease back until a time (or for a duration); the same attempt continues then."""
         if delay_until is None:
             raise InvalidInput("missing", field="delay_until", allowed="an aware datetime or a timedelta")
-        await self._give_back(statements.DELAY, authority, *instant(delay_until, "delay_until"))
+        await self._give_back(
+            statements.DELAY, statements.DELAY_AS_OPERATOR, authority, *instant(delay_until, "delay_until")
+        )
         return Delayed(_target(authority))
 
     async def wait_children(self, authority: Authority) -> Moved:
         """Give the lease back until dependencies are satisfied; claimable immediately if none is open."""
-        row = await self._give_back(statements.WAIT_CHILDREN, authority)
+        row = await self._give_back(statements.WAIT_CHILDREN, statements.WAIT_CHILDREN_AS_OPERATOR, authority)
         return Moved(_target(authority), State(row["state"]))
 
     async def release(self, authority: Authority) -> Released:
         """Give the lease back so that another worker continues the same attempt immediately."""
-        row = await self._give_back(statements.RELEASE, authority)
+        row = await self._give_back(statements.RELEASE, statements.RELEASE_AS_OPERATOR, authority)
         return Released(_target(authority), State(row["state"]))
 
     async def revoke_lease(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +16,12 @@ import asyncpg
 
 from flowfabric import settings
 from flowfabric._postgres import statements
+from flowfabric._postgres.build import Build
 from flowfabric._postgres.database import Database, check_server, connection_failed, translate
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_version, migrate
+from flowfabric._postgres.roles import Role
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
 from flowfabric.errors import FlowFabricError, TimedOut, TransportError
@@ -249,12 +252,30 @@ async def _open(dsn: str) -> asyncpg.Connection[Any]:
         raise connection_failed(error, describe(dsn)) from error
 
 
-async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> Migration:
-    """Bring the schema of a database up to date; safe to run from many processes at the same time."""
+async def migrate_database(
+    dsn: str,
+    *,
+    read_roles: Sequence[str] = (),
+    submit_roles: Sequence[str] = (),
+    worker_roles: Sequence[str] = (),
+    operate_roles: Sequence[str] = (),
+    force: bool = False,
+) -> Migration:
+    """Bring the schema of a database up to date; safe to run from many processes at the same time.
+
+    Each database role that is named may call the functions of its kind, now and after later migrations.
+    Functions that are newer than this package's stay as they are, unless `force`.
+    """
+    roles = {
+        Role.READ: read_roles,
+        Role.SUBMIT: submit_roles,
+        Role.WORK: worker_roles,
+        Role.OPERATE: operate_roles,
+    }
     connection = await _open(dsn)
     try:
         check_server(connection, describe(dsn))
-        return await migrate(connection, worker_roles=worker_roles)
+        return await migrate(connection, roles=roles, force=force)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error, describe(dsn)) from error
     finally:
@@ -263,6 +284,11 @@ async def migrate_database(dsn: str, *, worker_roles: tuple[str, ...] = ()) -> M
 
 async def schema_version(dsn: str) -> int:
     """Return the version of the schema in a database; 0 without a schema."""
+    return (await schema_build(dsn))[0]
+
+
+async def schema_build(dsn: str) -> tuple[int, Build | None]:
+    """Return the version of the schema in a database and the build of its functions; (0, None) without a schema."""
     connection = await _open(dsn)
     try:
         return await current_version(connection)

@@ -135,11 +135,10 @@ class Signals(Operations):
     ) -> Accepted | DuplicateSignal:
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
-            statements.DELIVER_SIGNAL,
+            statements.DELIVER_SIGNAL if lane is None else statements.DELIVER_SIGNAL_AS_OPERATOR,
             *self._at(target),
             waitpoint,
-            token,
-            lane,
+            token if lane is None else lane,
             *signal.identity(),
             None if signal.created_at is None else moment(signal.created_at, "created_at"),
             *signal.limits(),

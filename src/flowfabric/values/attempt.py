@@ -109,7 +109,7 @@ class Cancelled(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One attempt, as stored in the history."""
+    """One attempt, as stored in the history. `lease_id` is None unless the database user has the role operate."""
 
     attempt_index: int
     attempt_id: AttemptId
@@ -119,7 +119,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     resumed_at: datetime | None
     suspended_at: datetime | None
     ended_at: datetime | None
-    lease_id: LeaseId
+    lease_id: LeaseId | None
     lease_epoch: int
     worker_id: str
     worker_instance_id: str

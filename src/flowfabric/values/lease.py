@@ -177,7 +177,9 @@ class Revoked(Struct, frozen=True):
 
 
 class CurrentLease(Struct, frozen=True, kw_only=True):
-    lease_id: LeaseId
+    """The lease of an active execution. `lease_id` is the right to report: only the role operate reads it."""
+
+    lease_id: LeaseId | None
     lease_epoch: int
     worker_id: str
     worker_instance_id: str
@@ -189,8 +191,10 @@ class CurrentLease(Struct, frozen=True, kw_only=True):
 
 
 class ExpiredLease(Struct, frozen=True, kw_only=True):
+    """A lease that expired. `lease_id` is None unless the database user has the role operate."""
+
     execution_id: ExecutionId
-    lease_id: LeaseId
+    lease_id: LeaseId | None
     lease_epoch: int
     worker_instance_id: str
     expires_at: datetime

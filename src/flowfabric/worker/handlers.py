@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import msgspec
+
 from flowfabric.app.context import Context
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
@@ -18,6 +20,7 @@ from flowfabric.contracts.codecs import Codecs
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
 from flowfabric.middleware import chain_execute, overriding
 from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.checks import escape_text
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.parking import park
 from flowfabric.worker.durable.running import Running
@@ -28,6 +31,8 @@ from flowfabric.worker.runners.threads import Interruptible, Threads
 
 if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
+
+_MOST_SEALED_BYTES = 64 * 1024  # of the text of a failure; what becomes of it must fit where it is stored
 
 log = logging.getLogger("flowfabric.worker")
 LAST_CALLS = 5.0  # seconds to give back and report the rest after the grace period
@@ -83,7 +88,7 @@ class Handlers:
         task, claimed = running.task, running.claimed
         signature = task.signature
         try:
-            data = self._codecs.open(claimed.input_payload, claimed.payload_encoding)
+            data = self._codecs.open(claimed.input_payload, claimed.payload_encoding, claimed.execution_id)
             if claimed.inputs is not None:
                 data = node_arguments.fill(data, claimed.inputs, self._codecs)
             kwargs = signature.decode(data)
@@ -100,7 +105,7 @@ class Handlers:
                 value = await self._call(running, task, kwargs)
             if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
                 raise changed
-            result, encoding = self._sealed(task, value)
+            result, encoding = self._sealed(running, value)
         except BaseException as error:
             await self._unsuccessful(running, error)
         else:
@@ -115,13 +120,13 @@ class Handlers:
                 if other is not this:
                     other.cancel(HANDLER_ENDED)
 
-    def _sealed(self, task: Task[Any, Any], value: Any) -> tuple[bytes | None, str | None]:
+    def _sealed(self, running: Running, value: Any) -> tuple[bytes | None, str | None]:
         """Return a result as stored."""
         try:
-            result = task.signature.result.encode(value)
+            result = running.task.signature.result.encode(value)
         except InvalidInput as error:
             raise BadResult(str(error)) from error
-        return (None, None) if result is None else self._codecs.seal(result)
+        return (None, None) if result is None else self._codecs.seal(result, running.claimed.execution_id)
 
     async def _call(self, running: Running, task: Task[Any, Any], kwargs: dict[str, Any]) -> Any:
         parameter = task.signature.context_param
@@ -173,16 +178,29 @@ class Handlers:
             return
         while not running.is_cancelled:
             try:
-                failure = await failure_of(self._worker.engine, running, error)
+                failure = self._sealed_failure(running, await failure_of(self._worker.engine, running, error))
             except Exception as trouble:
                 if isinstance(trouble, FlowFabricError) and trouble.retryable:
                     await asyncio.sleep(0.5)
                     continue
                 log.exception("execution %s: its failure could not be described", running.claimed.execution_id)
-                failure = Failure(authority=running.handle, reason=f"{type(error).__name__} ({trouble})")
+                why = f" ({trouble})" if self._codecs.is_plain else ""
+                failure = Failure(authority=running.handle, reason=f"{type(error).__name__}{why}")
             self._worker.reports.fail(running, failure)
             return
         self._discard(running)
+
+    def _sealed_failure(self, running: Running, failure: Failure) -> Failure:
+        """Return a failure with its text as stored: what a handler raises may quote its arguments."""
+        if self._codecs.is_plain:
+            return failure
+        try:
+            text = escape_text(failure.reason, _MOST_SEALED_BYTES)
+            stored = self._codecs.seal_text(text, running.claimed.execution_id)
+        except Exception:
+            log.exception("execution %s: the text of its failure could not be encoded", running.claimed.execution_id)
+            stored = f"{failure.category}: its text could not be encoded"
+        return msgspec.structs.replace(failure, reason=stored)
 
     def _discard(self, running: Running) -> None:
         """Drop the result: this worker no longer holds the execution, or is about to give it back."""

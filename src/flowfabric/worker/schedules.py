@@ -119,7 +119,7 @@ async def declare(engine: Engine, app: App) -> None:
 
 async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
     """Store one schedule; returns created, changed or unchanged. `InvalidInput` if it belongs to another app."""
-    item: NewExecution = spec.submission.item()
+    item: NewExecution = spec.submission.item(None)
     payload, encoding = item.input_payload, item.payload_encoding
     before = await engine.read_schedule(spec.name)
     if before is not None:
@@ -162,8 +162,8 @@ async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
 
 def _is_same(app: App, before: Schedule, item: NewExecution) -> bool:
     try:
-        return app.codecs.open(before.payload, before.payload_encoding) == app.codecs.open(
-            item.input_payload, item.payload_encoding
+        return app.codecs.open(before.payload, before.payload_encoding, None) == app.codecs.open(
+            item.input_payload, item.payload_encoding, None
         )
     except CannotDecode:
         return False

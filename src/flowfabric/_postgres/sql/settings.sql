@@ -21,15 +21,17 @@ begin
         from (values
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
-                'block cancel change_priority claim_granted complete create_executions create_one create_waitpoint delay
-                 deliver_signal fail find heartbeat_worker issue_claim_grant issue_reclaim_grant mark_worker_dead open_wait
-                 park progress reclaim record_steps redact_execution register_worker release renew replay revoke_lease
-                 settle_wait signal_by_key suspend unblock unwatch verify_grant wait_children'),
+                'block cancel cancel_as_operator change_priority claim_as_operator claim_granted complete complete_as_operator
+                 create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
+                 deliver_signal_as_operator fail fail_as_operator find heartbeat_worker issue_claim_grant issue_reclaim_grant
+                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution register_worker release
+                 release_as_operator renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch verify_grant
+                 wait_children wait_children_as_operator'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids find_unserved may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
-                'audit_sample'),
+                'audit_sample repair_floors'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
                 'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow

@@ -78,7 +78,7 @@ def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *,
 
     flow_id = frame.graph.flow.flow_id
     results = {
-        named(one): _output.payload(one.result, one.result_encoding, codecs)
+        named(one): _output.payload(one.result, one.result_encoding, codecs, one.execution_id)
         for one in members
         if one.state is State.COMPLETED
     }
@@ -93,7 +93,7 @@ def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *,
                     named(one): {
                         "execution_id": one.execution_id,
                         "public_state": one.state,
-                        "failure_reason": one.failure_reason,
+                        "failure_reason": _output.failure_text(one.failure_reason, codecs, one.execution_id) or None,
                         "failure_category": one.failure_category,
                         "cancellation_reason": one.cancellation_reason,
                     }

@@ -11,7 +11,6 @@ from flowfabric.cli import _output
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
-    from flowfabric.contracts.codecs import Codecs
     from flowfabric.values.step import Step
 
 
@@ -21,16 +20,16 @@ def as_json(seen: Seen) -> dict[str, Any]:
         fields = _output.to_json(step)
         del fields["execution_id"], fields["result"]
         if seen.payloads and step.kind == "wait":
-            fields["result"] = waited_for(step, seen.codecs)
+            fields["result"] = waited_for(seen, step)
         elif seen.payloads:
-            fields["result"] = _output.payload(step.result, step.encoding, seen.codecs)
+            fields["result"] = _payload(seen, step.result, step.encoding)
         remembered.append(fields)
     received = []
     for signal in seen.signals:
         fields = _output.to_json(signal)
         del fields["payload"]
         if seen.payloads:
-            fields["payload"] = _output.payload(signal.payload, signal.payload_encoding, seen.codecs)
+            fields["payload"] = _payload(seen, signal.payload, signal.payload_encoding)
         received.append(fields)
     document: dict[str, Any] = {
         "execution": seen.execution,
@@ -45,12 +44,12 @@ def as_json(seen: Seen) -> dict[str, Any]:
         document["events"] = seen.events
     if seen.payloads:
         context, result = seen.context, seen.result
-        document["input"] = context and _output.payload(context.input_payload, context.payload_encoding, seen.codecs)
-        document["result"] = result and _output.payload(result.payload, result.encoding, seen.codecs)
+        document["input"] = context and _payload(seen, context.input_payload, context.payload_encoding)
+        document["result"] = result and _payload(seen, result.payload, result.encoding)
     return document
 
 
-def waited_for(step: Step, codecs: Codecs | None) -> list[dict[str, Any]]:
+def waited_for(seen: Seen, step: Step) -> list[dict[str, Any]]:
     """The signals that ended a wait, as recorded in its step."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(ValueError):
@@ -58,5 +57,9 @@ def waited_for(step: Step, codecs: Codecs | None) -> list[dict[str, Any]]:
     for one in found:
         if one["payload"] is not None:
             data = base64.b64decode(one["payload"])
-            one["payload"] = _output.payload(data, one["payload_encoding"], codecs)
+            one["payload"] = _payload(seen, data, one["payload_encoding"])
     return found
+
+
+def _payload(seen: Seen, data: bytes | None, encoding: str | None) -> Any:
+    return _output.payload(data, encoding, seen.codecs, seen.execution.execution_id)

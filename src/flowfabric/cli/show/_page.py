@@ -12,7 +12,6 @@ from flowfabric.cli.show._timeline import timeline
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Membership, Seen
-    from flowfabric.contracts.codecs import Codecs
     from flowfabric.values.attempt import Attempt
     from flowfabric.values.execution import Execution
     from flowfabric.values.signal import RecordedSignal
@@ -26,7 +25,7 @@ def page(seen: Seen) -> None:
     _show_wait(seen)
     if found.failure_reason:
         _output.heading(f"Failure ({found.failure_category or 'no category'})")
-        _output.block(found.failure_reason)
+        _output.block(_output.failure_text(found.failure_reason, seen.codecs, found.execution_id))
     if seen.attempts:
         _output.heading("Attempts")
         _output.table(
@@ -39,7 +38,7 @@ def page(seen: Seen) -> None:
                     one.started_at,
                     one.ended_at - one.started_at if one.ended_at else None,
                     one.worker_instance_id,
-                    _outcome(one),
+                    _outcome(seen, one),
                 )
                 for one in seen.attempts
             ],
@@ -48,10 +47,10 @@ def page(seen: Seen) -> None:
     _show_signals(seen)
     if seen.context is not None and seen.context.input_payload:
         _output.heading("Input")
-        _output.block(_text(seen.context.input_payload, seen.context.payload_encoding, seen.codecs))
+        _output.block(_text(seen, seen.context.input_payload, seen.context.payload_encoding))
     if seen.result is not None:
         _output.heading("Result")
-        _output.block(_text(seen.result.payload, seen.result.encoding, seen.codecs))
+        _output.block(_text(seen, seen.result.payload, seen.result.encoding))
     if seen.events is not None:
         _output.heading("Timeline")
         _output.table(
@@ -170,7 +169,7 @@ def _show_signals(seen: Seen) -> None:
                 one.waitpoint_key,
                 _waiting.source(one),
                 _effect(one),
-                *[_shortened(_text(one.payload, one.payload_encoding, seen.codecs))] * seen.payloads,
+                *[_shortened(_text(seen, one.payload, one.payload_encoding))] * seen.payloads,
             ]
             for one in seen.signals
         ],
@@ -184,8 +183,9 @@ def _effect(signal: RecordedSignal) -> str:
     return signal.observed_effect
 
 
-def _outcome(attempt: Attempt) -> str:
-    words = [attempt.end_disposition or "", _output.failure_line(attempt.failure_reason)]
+def _outcome(seen: Seen, attempt: Attempt) -> str:
+    failure = _output.failure_text(attempt.failure_reason, seen.codecs, seen.execution.execution_id)
+    words = [attempt.end_disposition or "", _output.failure_line(failure)]
     if attempt.attempt_type == "replay":
         words += [
             attempt.replay_reason or "",
@@ -203,7 +203,7 @@ def _show_steps(seen: Seen) -> None:
         what = "failed" if step.error else "done"
         if step.kind == "wait" and not step.error:
             what = step.outcome or "waiting"
-            value = ", ".join(str(one["name"]) for one in waited_for(step, None))
+            value = ", ".join(str(one["name"]) for one in waited_for(seen, step))
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"
         elif step.kind == "submit":
@@ -213,18 +213,18 @@ def _show_steps(seen: Seen) -> None:
         elif not seen.payloads:
             value = ""
         else:
-            value = _shortened(_text(step.result, step.encoding, seen.codecs))
+            value = _shortened(_text(seen, step.result, step.encoding))
         name = step.name if step.n == 0 else f"{step.name} #{step.n + 1}"
         seconds = None if step.seconds is None else _output.seconds(step.seconds)
         rows.append((name, step.kind, what, step.attempt_index + 1, step.recorded_at, seconds, value))
     _output.table(["STEP", "KIND", "STATE", "ATTEMPT", "RECORDED", "TOOK", "RESULT"], rows)
 
 
-def _text(data: bytes | None, encoding: str | None, codecs: Codecs | None) -> str:
+def _text(seen: Seen, data: bytes | None, encoding: str | None) -> str:
     """A payload for people."""
     if data is None:
         return ""
-    value = _output.payload(data, encoding, codecs)
+    value = _output.payload(data, encoding, seen.codecs, seen.execution.execution_id)
     if isinstance(value, dict) and list(value) == ["base64"]:
         return f"({len(data)} bytes{f' of {encoding}' if encoding else ''})"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -12,6 +12,7 @@ import msgspec
 from flowfabric.client.failure import parse_failure
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
+from flowfabric.contracts.codecs import shown
 from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import (
     Conflict,
@@ -55,7 +56,7 @@ async def submit_durably(
 
 async def _submit_child(running: Running, name: str, use: int, submission: Submission) -> Run[Any]:
     parent = str(running.claimed.execution_id)
-    item = submission.item(creator=parent)
+    item = submission.item(running.worker.engine, creator=parent)
     engine, made = running.worker.engine, None
     if submission.options.on_duplicate in ("raise", "replace") and item.idempotency_key:
         # Submit with the key first, then record the step, which finds the key known. If an earlier run got
@@ -154,15 +155,15 @@ def _name_of_result(running: Running, execution_id: ExecutionId) -> str:
 
 
 def _ended(running: Running, name: str, use: int, found: Outcome) -> NewStep:
-    sealed, encoding = running.worker.codecs.seal(_OUTCOME.encode(found) or b"")
+    sealed, encoding = running.worker.codecs.seal(_OUTCOME.encode(found) or b"", running.claimed.execution_id)
     error = None
     if found.state is not State.COMPLETED:
         how = "purged" if found.state is None else found.state.value
-        kind, message, _ = parse_failure(found.failure_reason)
+        kind, message, _ = parse_failure(shown(found.failure_reason or ""))
         error = msgspec.json.encode({"type": kind or how, "message": message[:200] or how}).decode()
     return NewStep(name=name, n=use, kind="result", result=sealed, encoding=encoding, error=error)
 
 
 def _recall_outcome(running: Running, result: bytes, encoding: str | None) -> Outcome:
-    found: Outcome = _OUTCOME.decode(running.worker.codecs.open(result, encoding))
+    found: Outcome = _OUTCOME.decode(running.worker.codecs.open(result, encoding, running.claimed.execution_id))
     return found

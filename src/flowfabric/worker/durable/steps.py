@@ -151,7 +151,9 @@ def _done(
     """Return the result of a step, as read back and as stored."""
     what = f"result of step {name!r}"
     encoded = returned.encode(value, field=what)
-    sealed, encoding = (None, None) if encoded is None else running.worker.codecs.seal(encoded)
+    sealed, encoding = (
+        (None, None) if encoded is None else running.worker.codecs.seal(encoded, running.claimed.execution_id)
+    )
     if sealed is not None and len(sealed) > MAX_PAYLOAD:
         raise InvalidInput(f"{len(sealed)} bytes", field=what, allowed=f"at most {MAX_PAYLOAD} bytes")
     took = time.perf_counter() - begun
@@ -160,26 +162,30 @@ def _done(
 
 def _failed(running: Running, name: str, use: int, error: Exception, begun: float) -> NewStep:
     text, details = encode_error(error, sealed=not running.worker.codecs.is_plain)
-    sealed, encoding = (None, None) if details is None else running.worker.codecs.seal(details)
+    sealed, encoding = (
+        (None, None) if details is None else running.worker.codecs.seal(details, running.claimed.execution_id)
+    )
     took = time.perf_counter() - begun
     return NewStep(name=name, n=use, error=text, result=sealed, encoding=encoding, seconds=took)
 
 
 def _recall(running: Running, known: Step, returned: ValueType) -> Any:
     """Return the stored result of a step, or raise its stored exception."""
-    codecs = running.worker.codecs
+    codecs, execution_id = running.worker.codecs, running.claimed.execution_id
     if known.error is not None:
         try:
-            details = None if known.result is None else codecs.open(known.result, known.encoding)
+            details = None if known.result is None else codecs.open(known.result, known.encoding, execution_id)
         except CannotDecode:
             details = None
         raise remembered_error(known, details)
     try:
-        return returned.decode(None if known.result is None else codecs.open(known.result, known.encoding))
+        return returned.decode(
+            None if known.result is None else codecs.open(known.result, known.encoding, execution_id)
+        )
     except CannotDecode as error:
         raise StepsChanged(
             f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
-            execution_id=running.claimed.execution_id,
+            execution_id=execution_id,
         ) from error
 
 

@@ -94,7 +94,7 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
 def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any:
     """Return the handler's result of a wait that has ended."""
     if result.outcome == "resumed":
-        signals = request.signals(result.result, running.worker.codecs)
+        signals = request.signals(result.result, running.worker.codecs, running.claimed.execution_id)
         return signals[-1] if request.is_single else signals
     if not isinstance(request.default, Raise):
         return request.default

@@ -659,7 +659,8 @@ create table flowfabric.log_epoch (
     last_position bigint,               -- null: the current epoch
     system        bigint,               -- the system identifier of the server; null: it may not be read
     timeline      integer,              -- its timeline; null: likewise
-    log           oid                   -- of the table with the events: restored from a dump, it is another
+    log           oid,                  -- of the table with the events: restored from a dump, it is another
+    database      oid                   -- put back from a copy on the same server, it is another
 );
 create unique index log_epoch_one_current on flowfabric.log_epoch ((true)) where last_position is null;
 insert into flowfabric.log_epoch (epoch) values (0);

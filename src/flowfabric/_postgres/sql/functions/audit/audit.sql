@@ -6,6 +6,7 @@
 -- Takes    p_events: check the event log too; counts of events are valid within its retention.
 -- Locks    nothing.
 -- Returns  one row per violation: the rule, and the execution, or the flow or edge if the rule is about one.
+-- Roles    operate
 create or replace function flowfabric.audit(p_partition integer, p_events boolean)
 returns table (rule text, partition integer, id uuid, detail text)
 language plpgsql stable security definer as $$

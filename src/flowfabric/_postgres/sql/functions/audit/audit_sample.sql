@@ -5,6 +5,7 @@
 -- Takes    p_limit: how many executions at most.
 -- Locks    nothing.
 -- Returns  one row per violation.
+-- Roles    work, operate
 create or replace function flowfabric.audit_sample(p_partition integer, p_limit integer)
 returns table (rule text, partition integer, id uuid, detail text)
 language plpgsql volatile security definer as $$

@@ -1,6 +1,7 @@
 -- register_service: the number of what a worker serves; p_kinds null means every kind.
 --
 -- Takes    p_versions: the version of each kind, null for any; as a whole null if no kind has one.
+-- Roles    work, operate
 create or replace function flowfabric.register_service(p_kinds text[], p_versions text[], p_capabilities text[])
 returns integer
 language plpgsql security definer as $$

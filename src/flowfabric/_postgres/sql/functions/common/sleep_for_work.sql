@@ -1,6 +1,7 @@
 -- sleep_for_work: announce that a worker waits for work in these lanes; returns until when, for the next call.
 --
 -- Takes    p_before: until when the worker was announced before; that row is removed.
+-- Roles    work, operate
 create or replace function flowfabric.sleep_for_work(
     p_instance uuid, p_lanes text[], p_service integer, p_slots integer, p_ms bigint, p_before timestamptz)
 returns timestamptz

@@ -1,6 +1,6 @@
 -- list_leads: which process leads each group of duties, and until when; its worker, if that is registered
 --
--- Roles: read, work, operate
+-- Roles    read, work, operate
 create or replace function flowfabric.list_leads()
 returns table (name text, process uuid, left_ms double precision, worker_instance_id text)
 language sql volatile security definer as $$

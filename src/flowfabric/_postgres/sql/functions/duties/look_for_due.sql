@@ -5,6 +5,7 @@
 --          until when this process was announced before.
 -- Returns  the kinds that are due, and the names of queues that are not empty; per kind, the time before which no timer
 --          is left; for how long it may sleep, and until when it is announced.
+-- Roles    work, operate
 create or replace function flowfabric.look_for_due(
     p_kinds text[], p_after timestamptz[], p_instance uuid, p_at_most_ms bigint, p_before timestamptz)
 returns table (due text[], low_water timestamptz[], pause_ms double precision, announced timestamptz)

@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  'done', or why there was nothing to do: not_found, not_yet_due, or the state that prevents it.
+-- Roles    operate
 create or replace function flowfabric.run_one(p_kind text, p_partition integer, p_id uuid)
 returns table (code text, state text, lease_lost text)
 language plpgsql security definer as $$

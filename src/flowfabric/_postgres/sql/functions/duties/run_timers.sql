@@ -1,8 +1,9 @@
 -- run_timers: run one round of one duty.
 --
--- A round that fails as a whole is repeated one by one; an execution that fails alone is postponed by p_backoff_ms and
--- reported.
+-- A round that fails as a whole is repeated one by one; an execution that fails alone is postponed by p_backoff_ms, at most
+-- an hour, and reported.
 -- Returns  how many were handled, how many failed with the last message, whether more timers are due.
+-- Roles    work, operate
 create or replace function flowfabric.run_timers(
     p_kind text, p_limit integer, p_after timestamptz, p_namespace text, p_tag_key text, p_tag_value text,
     p_backoff_ms bigint)
@@ -32,7 +33,7 @@ begin
                     failed := failed + 1;
                     message := sqlerrm;
                     insert into flowfabric.timer (kind, due_at, partitions, ids)
-                    values (p_kind, v_now + flowfabric.ms(p_backoff_ms), array[v_due.partitions[i]], array[v_due.ids[i]]);
+                    values (p_kind, v_now + least(flowfabric.ms(p_backoff_ms), interval '1 hour'), array[v_due.partitions[i]], array[v_due.ids[i]]);
                 end;
             end loop;
         end;

@@ -1,5 +1,7 @@
 -- sweep: remove expired idempotency records, grants and watches, empty flows, event segments past their retention, and
 -- workers that nothing refers to.
+--
+-- Roles    work, operate
 create or replace function flowfabric.sweep(p_limit integer) returns integer
 language plpgsql security definer as $$
 declare

@@ -1,13 +1,16 @@
 -- begin_epoch: begin another epoch of the event log if another server than before writes it
 --
--- Called by migrations, by every new connection of an engine, and again and again by the process that leads the duties:
--- a restore or failover ends all connections, so that the end of the old log is noted before the first new event.
--- Restores on the same server, from a dump, are recognised by the new table.
+-- Called by migrations, by every new connection of an engine, before the first event of every session (open_log), and
+-- again and again by the process that leads the duties: a restore or failover ends all sessions, so that the end of the
+-- old log is noted before the first new event. Restores on the same server, from a dump or a copy of the database, are
+-- recognised by the new table and the new database.
 -- Locks    the current epoch, if the server is another or was not known.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.begin_epoch() returns void
 language plpgsql security definer as $$
 declare
     v_log constant oid := 'flowfabric.event'::regclass;
+    v_database constant oid := (select d.oid from pg_database d where d.datname = current_database());
     v_system bigint;
     v_timeline integer;
     v_current flowfabric.log_epoch;
@@ -15,25 +18,28 @@ begin
     if pg_is_in_recovery() then
         return;
     end if;
+    perform set_config('flowfabric.epoch', 'known', false);
     select i.system, i.timeline into v_system, v_timeline from flowfabric.server_identity() i;
     select l.* into v_current from flowfabric.log_epoch l where l.last_position is null;
     -- A part that cannot be read is taken to be the same.
     v_system := coalesce(v_system, v_current.system);
     v_timeline := coalesce(v_timeline, v_current.timeline);
-    if (v_system, v_timeline, v_log) is not distinct from (v_current.system, v_current.timeline, v_current.log) then
+    if (v_system, v_timeline, v_log, v_database)
+       is not distinct from (v_current.system, v_current.timeline, v_current.log, v_current.database) then
         return;
     end if;
     select l.* into v_current from flowfabric.log_epoch l where l.last_position is null for update;
     if not found then
         return;   -- another connection has just begun it
-    elsif v_system <> v_current.system or v_timeline <> v_current.timeline or v_log <> v_current.log then
+    elsif v_system <> v_current.system or v_timeline <> v_current.timeline or v_log <> v_current.log
+          or v_database <> v_current.database then
         update flowfabric.log_epoch l set last_position = flowfabric.last_position() where l.epoch = v_current.epoch;
         -- The time, not a count: a server restored from before a failover must not begin the same epoch again.
-        insert into flowfabric.log_epoch (epoch, system, timeline, log)
+        insert into flowfabric.log_epoch (epoch, system, timeline, log, database)
         values (greatest(floor(extract(epoch from flowfabric.now()))::bigint, v_current.epoch + 1),
-                v_system, v_timeline, v_log);
+                v_system, v_timeline, v_log, v_database);
     else
-        update flowfabric.log_epoch l set system = v_system, timeline = v_timeline, log = v_log
+        update flowfabric.log_epoch l set system = v_system, timeline = v_timeline, log = v_log, database = v_database
         where l.epoch = v_current.epoch;
     end if;
 end;

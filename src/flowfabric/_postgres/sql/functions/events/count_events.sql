@@ -2,6 +2,7 @@
 --
 -- A cursor after which events are missing is refused (check_cursor).
 -- Returns  one row per type, then one row with the current epoch, and the number of the last event that it counted.
+-- Roles    read, operate
 create or replace function flowfabric.count_events(p_after bigint, p_epoch bigint)
 returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, n bigint, log_epoch bigint)
 language plpgsql volatile security definer as $$

@@ -3,7 +3,9 @@
 -- list_events: the events of one execution in the order of its history, as far back as the log goes
 --
 -- One call looks at p_most numbers at most. A cursor beyond what its log shares with this one is refused (check_epoch).
+-- For people: it shows events at once, and an event whose transaction is open while a later page is read may be missing.
 -- Returns  the events, then one row with the current epoch, and the number to continue after, unless all were read.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.list_events(
     p_partition integer, p_id uuid, p_after bigint, p_epoch bigint, p_limit integer, p_most integer)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
@@ -20,6 +22,7 @@ declare
     v_upto bigint;
     v_last bigint;
     v_found integer;
+    v_sees boolean := flowfabric.may_operate();
 begin
     select e.created_at, e.completed_at into v_created_at, v_completed_at
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
@@ -37,7 +40,7 @@ begin
     v_upto := least(v_last, v_from + p_most);
     return query
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-           e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
+           e.operator_type, e.signal_effect, case when v_sees then e.lease_id end, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
            w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
     from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
     where e.seq > v_from and e.seq <= v_upto and e.partition = p_partition and e.id = p_id

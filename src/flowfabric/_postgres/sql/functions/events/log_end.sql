@@ -1,22 +1,28 @@
 -- log_end: the number up to which the log is complete: no event can appear below it any more.
 --
--- The order of the two reads matters, and events up to this number must be read by a later statement.
+-- The order of the two reads matters, and events up to this number must be read by a later statement, with a snapshot of
+-- its own.
 create or replace function flowfabric.log_end() returns bigint
 language plpgsql volatile as $$
 declare
     v_upto bigint;
     v_announced bigint;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
+    end if;
     if pg_is_in_recovery() then
         -- Writers announce themselves on the primary only, and its sequences run ahead of it here.
         raise exception 'the event log cannot be read on a standby' using errcode = 'FF002';
     end if;
     select n.last_value into v_upto from flowfabric.event_number n;
-    select min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) into v_announced
-    from pg_locks l
-    where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
-      and l.database = (select d.oid from pg_database d where d.datname = current_database())
-      and flowfabric.may_announce(l.pid);
+    select min(a.number) into v_announced
+    from (select l.pid, min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) as number
+          from pg_locks l
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+          group by l.pid) a
+    where flowfabric.may_announce(a.pid);
     return least(v_upto, v_announced);
 end;
 $$;

@@ -10,12 +10,16 @@
 -- open_log: called before events are written; returns the segment they go to.
 --
 -- Never waits: anybody who can connect can take an advisory lock, so that an announcement may be taken. An earlier number
--- is as right.
+-- is as right. The first call of a session looks whether another server writes the log now (begin_epoch): behind a pooler
+-- the connections of processes outlive a failover, those of the server do not.
 create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
 language plpgsql as $$
 declare
     v_number bigint;
 begin
+    if current_setting('flowfabric.epoch', true) is distinct from 'known' then
+        perform flowfabric.begin_epoch();
+    end if;
     select n.last_value into v_number from flowfabric.event_number n;
     for i in 0 .. 99 loop
         if pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0))) then

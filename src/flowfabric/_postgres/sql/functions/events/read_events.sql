@@ -4,6 +4,7 @@
 -- filter. A cursor after which events are missing is refused (check_cursor).
 -- Returns  the events, then one row with the current epoch, and the number up to which the log was read: that of the last
 --          event, and only if another than the last one returned. Not the last number drawn: no event may have it.
+-- Roles    read, operate
 create or replace function flowfabric.read_events(
     p_family text, p_after bigint, p_epoch bigint, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text,
     p_most integer)
@@ -19,10 +20,8 @@ declare
     v_read bigint;
     v_floor bigint;
     v_found integer;
+    v_sees boolean := flowfabric.may_operate();
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'the event log can only be read in a transaction at READ COMMITTED' using errcode = 'FF002';
-    end if;
     v_upto := flowfabric.log_end();
     v_next := flowfabric.check_cursor(p_after, p_epoch);
     if v_next <= v_upto then
@@ -30,7 +29,7 @@ begin
         v_upto := least(v_upto, v_next + p_most - 1);
         return query
         select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-               e.operator_type, e.signal_effect, e.lease_id, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
+               e.operator_type, e.signal_effect, case when v_sees then e.lease_id end, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
                w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
         from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
         where e.seq >= v_next and e.seq <= v_upto

@@ -1,4 +1,6 @@
 -- unwatch: stop watching these executions.
+--
+-- Roles    submit, work, operate
 create or replace function flowfabric.unwatch(p_instance uuid, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer as $$
     delete from flowfabric.watch w where w.ctid = any (array(

@@ -1,4 +1,6 @@
 -- watch: notify this process when one of these executions ends.
+--
+-- Roles    submit, work, operate
 create or replace function flowfabric.watch(p_instance uuid, p_ms bigint, p_partition integer[], p_id uuid[]) returns void
 language sql volatile security definer as $$
     insert into flowfabric.watch as w (partition, id, instance, until)

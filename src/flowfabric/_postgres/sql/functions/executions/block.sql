@@ -4,6 +4,7 @@
 -- find it by its route, which only capable workers serve.
 -- Locks    the execution.
 -- Returns  ok, or why not: not_found, execution_not_active (it ended), execution_not_eligible.
+-- Roles    operate
 create or replace function flowfabric.block(p_partition integer, p_id uuid, p_reason text, p_detail text)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

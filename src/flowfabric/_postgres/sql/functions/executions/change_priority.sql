@@ -2,6 +2,7 @@
 --
 -- Called by operators. A live grant is not touched.
 -- Locks    the execution.
+-- Roles    operate
 create or replace function flowfabric.change_priority(p_partition integer, p_id uuid, p_priority integer, p_lane text)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

@@ -1,12 +1,13 @@
 -- complete: active -> completed, for many in one call
 --
--- Called by the worker that holds the leases, or by an operator (p_operator, no fence).
+-- Called by the worker that holds the leases.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict with ordinal 0 for all items that succeeded, and one for every other: replayed, or why it was
 --          refused.
+-- Roles    work, operate
 create or replace function flowfabric.complete(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_result bytea[], p_result_encoding text[], p_operator boolean)
+    p_result bytea[], p_result_encoding text[])
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
@@ -16,11 +17,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
-    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
-    if p_operator then
-        perform flowfabric.tell_holders(p_partition, p_id);
-    end if;
-
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     if cardinality(v_ok) = cardinality(p_id) then
         perform flowfabric.end_executions(
             p_partition, p_id, v_tids, 'completed', 'completed', p_result, p_result_encoding,
@@ -32,7 +29,7 @@ begin
             null, null, null, null, 'completed', 'backend', true, v_now)
         from unnest(v_ok) o having count(*) > 0;
         return query select * from flowfabric.refuse_holders(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator, 'completed', v_ok, v_now);
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, 'completed', v_ok, v_now);
     end if;
     return query select 0, 'ok', null::text, 'completed', null::bigint, null::uuid, v_now;
 end;

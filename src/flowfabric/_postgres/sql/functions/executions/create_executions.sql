@@ -7,6 +7,7 @@
 --          items.
 -- Returns  one row with ordinal 0 when all were created and wait; else one row per item: created, duplicate (with the
 --          id that exists), or lane_closed.
+-- Roles    submit, work, operate
 create or replace function flowfabric.create_executions(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,

@@ -4,6 +4,7 @@
 --
 -- Locks    the execution.
 -- Returns  ok, not_found, or execution_not_terminal.
+-- Roles    operate
 create or replace function flowfabric.delete_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare

@@ -1,12 +1,13 @@
 -- fail: active -> delayed (another attempt follows) or failed, for many in one call
 --
--- Called by the worker that holds the leases, or by an operator (p_operator, no fence).
+-- Called by the worker that holds the leases.
 -- Takes    per item the reason, its class and category, and optionally a retry policy instead of the frozen one.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict per item: ok with detail retry_scheduled (at = when) or terminal_failed; replayed; or a refusal.
+-- Roles    work, operate
 create or replace function flowfabric.fail(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_reason text[], p_class text[], p_category text[], p_retry_policy text[], p_operator boolean)
+    p_reason text[], p_class text[], p_category text[], p_retry_policy text[])
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
@@ -17,10 +18,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
-    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator) l;
-    if p_operator then
-        perform flowfabric.tell_holders(p_partition, p_id);
-    end if;
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
     -- An item given twice is handled once.
     select coalesce(array_agg(d.o), '{}'), coalesce(array_agg(d.t), '{}') into v_ok, v_tids
     from (select min(h.o) as o, h.t from unnest(v_ok, v_tids) as h (o, t) group by h.t) d;
@@ -49,7 +47,7 @@ begin
     join flowfabric.execution e on e.partition = p_partition[o] and e.id = p_id[o];
     if cardinality(v_ok) < cardinality(p_id) then
         return query select * from flowfabric.refuse_holders(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator, 'failed', v_ok, v_now);
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, 'failed', v_ok, v_now);
     end if;
 end;
 $$;

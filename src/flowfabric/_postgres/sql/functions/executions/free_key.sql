@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  whether the key is free now, also when another call freed it.
+-- Roles    submit, work, operate
 create or replace function flowfabric.free_key(
     p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_key text) returns boolean
 language plpgsql security definer as $$

@@ -3,6 +3,7 @@
 -- Payload, result, step results, failure texts, messages and reasons are removed; names, states and times stay.
 -- Locks    the execution.
 -- Returns  ok, not_found, or execution_not_terminal.
+-- Roles    operate
 create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare

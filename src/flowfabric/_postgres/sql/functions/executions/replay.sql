@@ -4,6 +4,7 @@
 -- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
 --          the backlogs of their flows, if one is marked to be cancelled.
 -- Returns  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
+-- Roles    operate
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
 returns setof flowfabric.verdict

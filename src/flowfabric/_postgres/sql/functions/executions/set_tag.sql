@@ -1,4 +1,6 @@
 -- set_tag: returns whether the execution exists.
+--
+-- Roles    operate
 create or replace function flowfabric.set_tag(p_partition integer, p_id uuid, p_key text, p_value text) returns boolean
 language plpgsql security definer as $$
 declare

@@ -1,6 +1,7 @@
 -- standing_executions: the verdict of an item with a bad policy, from the checks that come before the policy
 --
 -- Returns  one row per item: duplicate (with the id that exists), lane_closed, or free.
+-- Roles    submit, work, operate
 create or replace function flowfabric.standing_executions(
     p_partition integer[], p_id uuid[], p_namespace text[], p_key text[], p_flow uuid[], p_lane text[])
 returns table (ordinal integer, code text, id uuid)

@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  ok, not_found or execution_not_eligible.
+-- Roles    operate
 create or replace function flowfabric.unblock(p_partition integer, p_id uuid, p_expected text)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

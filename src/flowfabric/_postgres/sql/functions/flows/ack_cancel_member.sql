@@ -1,4 +1,6 @@
 -- ack_cancel_member: a member no longer has to be cancelled; the last one removes the backlog.
+--
+-- Roles    operate
 create or replace function flowfabric.ack_cancel_member(p_partition integer, p_flow uuid, p_id uuid) returns void
 language plpgsql security definer as $$
 begin

@@ -3,6 +3,7 @@
 -- Locks    the flow, then the executions, by id.
 -- Returns  one row: ok, already_member (all of them were; number: the members now) or why not, with the index of the
 --          first refused execution and, for execution_already_in_flow, the other flow.
+-- Roles    operate
 create or replace function flowfabric.add_to_flow(p_partition integer, p_flow uuid, p_id uuid[])
 returns table (code text, place integer, other uuid, members integer)
 language plpgsql security definer as $$

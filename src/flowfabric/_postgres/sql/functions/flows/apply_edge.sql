@@ -1,6 +1,7 @@
 -- apply_edge: a staged edge blocks its downstream from now on
 --
 -- Returns  ok or already_applied with the number of unsatisfied edges into the downstream; or why not.
+-- Roles    operate
 create or replace function flowfabric.apply_edge(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_kind_known boolean, p_ref text)
 returns table (code text, unsatisfied integer, detail text)

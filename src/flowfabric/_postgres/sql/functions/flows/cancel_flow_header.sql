@@ -5,6 +5,7 @@
 -- Claimable targets are frozen here, later ones by make_ready: from now on none is claimed.
 -- Locks    the flow, then its members that have not ended, by id.
 -- Returns  one row: ok, already_terminal or flow_not_found; what is stored; all members; how many are targets.
+-- Roles    operate
 create or replace function flowfabric.cancel_flow_header(
     p_partition integer, p_flow uuid, p_reason text, p_policy text, p_grace_ms bigint, p_requester text)
 returns table (code text, policy text, reason text, members uuid[], targets integer)

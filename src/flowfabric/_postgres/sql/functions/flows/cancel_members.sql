@@ -5,6 +5,7 @@
 -- Locks    the backlog of the flow, then the executions, by id; skips locked rows.
 -- Returns  how many were acknowledged, which could not be, how many are left, the last member checked; busy: another
 --          call is working on it.
+-- Roles    work, operate
 create or replace function flowfabric.cancel_members(
     p_partition integer, p_flow uuid, p_limit integer, p_after uuid)
 returns table (handled integer, failed uuid[], message text, remaining integer, last uuid, busy boolean)

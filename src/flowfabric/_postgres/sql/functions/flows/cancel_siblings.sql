@@ -7,6 +7,7 @@
 -- without progress goes to the end of the queue.
 -- Locks    the entry, then the group, then the executions, by id; skips locked rows.
 -- Returns  the action (none, orphan, not_owed, busy, more, drained), and the states of the siblings.
+-- Roles    work, operate
 create or replace function flowfabric.cancel_siblings(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer)
 returns table (action text, partition integer, flow_id uuid, downstream uuid, reason text, cancelled integer,

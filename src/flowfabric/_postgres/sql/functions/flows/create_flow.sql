@@ -3,6 +3,8 @@
 -- Lock order: the flow (for update where the graph grows, else shared), groups by downstream, executions by id.
 
 -- create_flow: returns created, or exists if the id was used before.
+--
+-- Roles    submit, work, operate
 create or replace function flowfabric.create_flow(p_partition integer, p_flow uuid, p_kind text, p_namespace text)
 returns boolean
 language plpgsql security definer as $$

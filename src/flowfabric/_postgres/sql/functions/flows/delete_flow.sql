@@ -2,6 +2,7 @@
 --
 -- Locks    the flow, then its groups and its members, by id.
 -- Returns  ok, flow_not_found, or flow_not_terminal.
+-- Roles    operate
 create or replace function flowfabric.delete_flow(p_partition integer, p_flow uuid) returns text
 language plpgsql security definer as $$
 begin

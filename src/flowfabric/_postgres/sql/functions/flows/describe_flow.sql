@@ -1,6 +1,8 @@
 -- Reading flows: headers, groups, edges, lists, tags, and the counted summary.
 
 -- describe_flow: the header of a flow, and as columns its groups: one per member with a staged edge into it, by id.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.describe_flow(p_partition integer, p_flow uuid)
 returns table (flow_id uuid, flow_kind text, namespace text, state text, node_count integer, edge_count integer,
                created_at timestamptz, last_mutation_at timestamptz, cancelled_at timestamptz, cancel_reason text,

@@ -4,6 +4,7 @@
 -- Takes    how many events and edges; the event to continue after; whose executions; p_event: only this event.
 -- Locks    pending rows, groups, downstreams; never waits.
 -- Returns  how many ends were read and finished, how many edges resolved, what failed, whether there may be more.
+-- Roles    work, operate
 create or replace function flowfabric.dispatch_cascades(
     p_limit integer, p_edges integer, p_after bigint, p_event bigint, p_stale_ms bigint,
     p_namespace text, p_tag_key text, p_tag_value text)

@@ -1,6 +1,7 @@
 -- drain_siblings: drop the sibling cancels of a group
 --
 -- Returns  drained, already_drained, or drained_sans_group if the group itself is deleted.
+-- Roles    operate
 create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare

@@ -1,4 +1,6 @@
 -- due_cancellations: cancelled flows past their grace with members still to cancel, oldest first.
+--
+-- Roles    work, operate
 create or replace function flowfabric.due_cancellations(p_limit integer)
 returns table (partition integer, flow_id uuid)
 language sql volatile security definer as $$

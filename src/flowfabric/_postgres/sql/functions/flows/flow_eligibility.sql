@@ -1,4 +1,6 @@
 -- flow_eligibility: whether the dependencies of an execution are satisfied.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.flow_eligibility(p_partition integer, p_id uuid) returns text
 language sql stable security definer as $$
     select coalesce((

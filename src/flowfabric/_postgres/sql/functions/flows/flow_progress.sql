@@ -1,4 +1,6 @@
 -- flow_progress: whether every member of a flow has ended, and the state of the flow; no row for an unknown flow.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.flow_progress(p_partition integer, p_flow uuid)
 returns table (members integer, live integer, state text)
 language sql stable security definer as $$

@@ -3,8 +3,10 @@
 -- Called with a checked graph: edges point only at new executions, and contain no cycle.
 -- Takes    p_new: the flow is created here. p_from: per edge the number of a new execution, or minus the number of an
 --          existing one in p_old; p_to: the number of a new one. p_deps: per new execution its edges (null: none has any).
+-- Refuses  a join that cancels existing executions, unless the user may cancel them directly.
 -- Locks    the flow, then the existing executions, by id.
 -- Returns  one row: ok, exists (the flow, or these executions, were created before) or why not, with an index.
+-- Roles    submit, work, operate
 create or replace function flowfabric.grow_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],
@@ -27,6 +29,12 @@ declare
 begin
     if cardinality(p_old) > 0 then
         perform flowfabric.require_read_committed();
+        if true = any (p_join_cancel) and not flowfabric.may_operate() and exists (
+               select from unnest(p_from, p_to) as u (f, t)
+               join unnest(p_join_of, p_join_cancel) as j (of, cancel) on j.of = u.t where u.f < 0 and j.cancel) then
+            raise exception 'permission denied for function cancel_as_operator: the join cancels executions that exist'
+            using errcode = 'insufficient_privilege';
+        end if;
     end if;
     v_now := flowfabric.now();
     if p_new then

@@ -1,6 +1,7 @@
 -- list_flows: the flows of a partition by id, or of all partitions by time, newest first
 --
 -- Takes    p_partition and p_after: after this id. Else p_before and p_before_id: older than this.
+-- Roles    read, operate
 create or replace function flowfabric.list_flows(
     p_partition integer, p_after uuid, p_before timestamptz, p_before_id uuid, p_namespace text, p_kind text, p_limit integer)
 returns table (partition integer, flow_id uuid, created_at timestamptz, state text, summary text, flow_kind text,

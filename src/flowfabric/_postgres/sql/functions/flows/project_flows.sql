@@ -1,6 +1,7 @@
 -- project_flows: count the members of flows again; returns how many summaries were written.
 --
 -- One at a time: of two counts the older must not be written last.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
 language plpgsql security definer as $$
 declare

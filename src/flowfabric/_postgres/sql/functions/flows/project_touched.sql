@@ -1,6 +1,7 @@
 -- project_touched: count the flows that changed since they were last counted; a bounded number of marks per call
 --
 -- Returns  how many flows were counted, and whether there are more marks.
+-- Roles    work, operate
 create or replace function flowfabric.project_touched(p_limit integer) returns table (counted integer, more boolean)
 language plpgsql security definer as $$
 declare

@@ -2,6 +2,7 @@
 --
 -- Locks    the group, then the execution.
 -- Returns  ok, not_found, terminal, not_runnable, not_blocked_by_deps, deps_not_satisfied.
+-- Roles    operate
 create or replace function flowfabric.promote_blocked(p_partition integer, p_id uuid) returns text
 language plpgsql security definer as $$
 declare

@@ -1,4 +1,6 @@
 -- queued_siblings: the groups with siblings to cancel, oldest first.
+--
+-- Roles    read, work, operate
 create or replace function flowfabric.queued_siblings(p_limit integer)
 returns table (partition integer, flow_id uuid, downstream uuid, siblings uuid[], enqueued_at timestamptz)
 language sql stable security definer as $$

@@ -1,4 +1,6 @@
 -- read_cancel_backlog: the members of a cancelled flow that still have to be cancelled.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_cancel_backlog(p_partition integer, p_flow uuid)
 returns table (requested_at timestamptz, requester text, reason text, cancellation_policy text, grace_until timestamptz,
                owed uuid[])

@@ -1,4 +1,6 @@
 -- read_edges: the edges of a flow, of one side of a member, or one of them, by id.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_edges(
     p_partition integer, p_flow uuid, p_upstream uuid, p_downstream uuid, p_edge uuid)
 returns setof flowfabric.edge

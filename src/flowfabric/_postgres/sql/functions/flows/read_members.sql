@@ -1,4 +1,6 @@
 -- read_members: the members of a flow for drawings and lists of results, in creation order.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_members(p_flow uuid, p_results boolean)
 returns table (partition integer, id uuid, node text, kind text, state text, created_at timestamptz, started_at timestamptz,
                completed_at timestamptz, failure_reason text, failure_category text, cancellation_reason text,

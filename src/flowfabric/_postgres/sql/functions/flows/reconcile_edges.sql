@@ -2,6 +2,7 @@
 --
 -- Finds nothing unless there is a defect. Takes the position to continue after and returns the last one it checked,
 -- null at the end.
+-- Roles    work, operate
 create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (scanned integer, reconciled integer, partition integer, flow_id uuid, downstream uuid)

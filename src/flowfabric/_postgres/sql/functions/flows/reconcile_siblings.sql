@@ -2,6 +2,7 @@
 --
 -- Returns  sremmed_stale (no cancel is needed), completed_drain (all siblings have ended) or no_op (the dispatcher's
 -- work).
+-- Roles    work, operate
 create or replace function flowfabric.reconcile_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
 declare

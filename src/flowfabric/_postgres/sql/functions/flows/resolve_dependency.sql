@@ -2,6 +2,7 @@
 --
 -- Locks    the group, then the downstream.
 -- Returns  satisfied, impossible, already_resolved, edge_not_found, not_applied.
+-- Roles    operate
 create or replace function flowfabric.resolve_dependency(
     p_partition integer, p_flow uuid, p_edge uuid, p_upstream uuid, p_downstream uuid, p_outcome text) returns text
 language plpgsql security definer as $$

@@ -1,4 +1,6 @@
 -- set_flow_tags: add tags to a flow or replace their values; returns whether the flow exists.
+--
+-- Roles    operate
 create or replace function flowfabric.set_flow_tags(p_partition integer, p_flow uuid, p_tags text) returns boolean
 language plpgsql security definer as $$
 begin

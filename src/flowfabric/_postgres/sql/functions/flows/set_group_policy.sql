@@ -1,6 +1,7 @@
 -- set_group_policy: set how the edges into an execution join, before the first one is staged
 --
 -- Returns  set, already_set, or why not.
+-- Roles    operate
 create or replace function flowfabric.set_group_policy(
     p_partition integer, p_flow uuid, p_downstream uuid, p_policy text, p_k integer, p_cancel_rest boolean) returns text
 language plpgsql security definer as $$

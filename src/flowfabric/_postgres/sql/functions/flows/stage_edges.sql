@@ -3,6 +3,7 @@
 -- Called with one edge, or with many and p_apply: then all or none are staged and applied.
 -- Locks    the flow; with p_apply also the groups, then all executions concerned, by id.
 -- Returns  one row: ok with the revision now; or why not, with the index of the first refused edge.
+-- Roles    operate
 create or replace function flowfabric.stage_edges(
     p_partition integer, p_flow uuid, p_edge uuid[], p_upstream uuid[], p_downstream uuid[], p_ref text[],
     p_revision bigint, p_apply boolean)

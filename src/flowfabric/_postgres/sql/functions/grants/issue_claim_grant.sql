@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  ok with the key in detail and its expiry, or the refusal.
+-- Roles    operate
 create or replace function flowfabric.issue_claim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text)

@@ -3,6 +3,7 @@
 -- Locks    the execution.
 -- Returns  ok with the key in detail and its expiry; not_reclaimable with the reason; reclaim_cap_exceeded (the
 --          execution has then failed) with the count in lease_epoch; or the refusal.
+-- Roles    operate
 create or replace function flowfabric.issue_reclaim_grant(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_capabilities text[], p_ttl_ms bigint,
     p_hash text, p_snapshot text, p_summary text, p_max_reclaims bigint)

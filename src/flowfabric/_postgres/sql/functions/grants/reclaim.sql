@@ -3,6 +3,7 @@
 -- Locks    the execution, then its ready row.
 -- Returns  the lease as a row with code ok; not_reclaimable, reclaim_cap_exceeded (count in lease_epoch),
 --          grant_not_found, or the refusal.
+-- Roles    work, operate
 create or replace function flowfabric.reclaim(
     p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid, p_attempt uuid,
     p_ttl_ms bigint, p_grant_key text, p_policy text, p_max_reclaims bigint)

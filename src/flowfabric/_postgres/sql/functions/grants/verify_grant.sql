@@ -1,10 +1,12 @@
 -- verify_grant: ok, or exactly one reason why a grant key is invalid.
+--
+-- Roles    work, operate
 create or replace function flowfabric.verify_grant(p_partition integer, p_id uuid, p_key text) returns text
 language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_part text[] := regexp_match(
-        p_key, '^pg:(reclaim:)?\{fp:(\d{1,5})\}:([0-9a-f-]{36}):(\d{1,15}):([^:]{1,64}):([0-9a-f]{64})$');
+        p_key, '^pg:(reclaim:)?[{]fp:([0-9]{1,5})[}]:([0-9a-f-]{36}):([0-9]{1,15}):([^:]{1,64}):([0-9a-f]{64})$');
     k flowfabric.keystore;
     g flowfabric.claim_grant;
 begin

@@ -1,4 +1,6 @@
 -- list_kids: which keys sign and verify; no secrets.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.list_kids()
 returns table (kid text, state text, expires_at timestamptz)
 language sql stable security definer as $$

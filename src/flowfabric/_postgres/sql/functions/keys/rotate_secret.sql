@@ -1,6 +1,7 @@
 -- rotate_secret: sign with a new key from now on; the old one verifies for another p_grace_ms
 --
 -- Returns  rotated (detail: the old key, count: how many were purged), noop, or rotation_conflict.
+-- Roles    owner
 create or replace function flowfabric.rotate_secret(p_kid text, p_secret bytea, p_grace_ms bigint)
 returns table (code text, detail text, purged integer)
 language plpgsql security definer as $$

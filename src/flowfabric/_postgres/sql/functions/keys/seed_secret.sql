@@ -1,6 +1,7 @@
 -- seed_secret: install the first key; never replaces one
 --
 -- Returns  seeded, already_seeded (detail: whether the secret is the same), or other_kid with the current one.
+-- Roles    owner
 create or replace function flowfabric.seed_secret(p_kid text, p_secret bytea)
 returns table (code text, detail text)
 language plpgsql security definer as $$

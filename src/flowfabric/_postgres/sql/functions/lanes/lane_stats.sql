@@ -1,4 +1,6 @@
 -- lane_stats: what waits, since when, and what runs. Members of flows that wait for their dependencies are counted by their flow.
+--
+-- Roles    read, operate
 create or replace function flowfabric.lane_stats(p_names text[])
 returns table (name text, state text, depth bigint, oldest_at timestamptz, delayed bigint, waiting_children bigint, running bigint, at timestamptz)
 language sql volatile security definer as $$

@@ -1,4 +1,6 @@
 -- list_lanes: the registered lanes and their states, by name.
+--
+-- Roles    read, operate
 create or replace function flowfabric.list_lanes(p_after text, p_limit integer)
 returns table (name text, state text, registered_at timestamptz, registered_by text)
 language sql stable security definer as $$

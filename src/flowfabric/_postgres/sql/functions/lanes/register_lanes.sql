@@ -2,6 +2,8 @@
 -- disabled (neither).
 
 -- register_lanes: returns how many were new.
+--
+-- Roles    work, operate
 create or replace function flowfabric.register_lanes(p_names text[]) returns integer
 language sql volatile security definer as $$
     with made as (

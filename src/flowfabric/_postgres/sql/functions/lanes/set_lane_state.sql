@@ -1,4 +1,6 @@
 -- set_lane_state: returns the previous state; registers an unknown lane.
+--
+-- Roles    operate
 create or replace function flowfabric.set_lane_state(p_name text, p_state text) returns text
 language plpgsql security definer as $$
 declare

@@ -6,6 +6,7 @@
 -- Locks    ready rows and their executions, skipping locked rows; it never waits.
 -- Returns  one row per lease, best first; no row without work.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
+-- Roles    work, operate
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text, p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
     p_sleeper uuid, p_asleep timestamptz)

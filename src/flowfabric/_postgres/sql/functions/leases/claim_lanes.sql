@@ -2,6 +2,7 @@
 --
 -- Called by workers that serve more than one lane. Takes up to its share from every lane first, then fills up to
 -- p_limit from the lanes in the order given.
+-- Roles    work, operate
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text, p_capabilities text[], p_worker text, p_instance text,
     p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz)
@@ -20,7 +21,7 @@ begin
             v_given := least(v_left, case when v_pass = 0 then p_shares[i] else v_left end);
             continue when v_given <= 0;
             return query select * from flowfabric.claim(
-                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, null, null);
+                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, p_sleeper, p_asleep);
             get diagnostics v_took = row_count;
             v_dry[i] := v_took < v_given;
             v_left := v_left - v_took;

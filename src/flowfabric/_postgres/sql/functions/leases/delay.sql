@@ -1,11 +1,12 @@
 -- delay: active -> delayed, until a time; the same attempt continues then
 --
--- Called by a lease holder, which gives the lease back, or an operator.
+-- Called by the lease holder, which gives the lease back.
 -- Takes    the fence; the time, or how long from now.
 -- Locks    the execution.
 -- Returns  one verdict: ok and the time, or the reason it was refused.
+-- Roles    work, operate
 create or replace function flowfabric.delay(
-    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_operator boolean,
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_until timestamptz, p_ms bigint)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
@@ -14,7 +15,7 @@ declare
     v_until timestamptz;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, p_operator);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
     if v_held.code is not null then
         return next v_held;
         return;

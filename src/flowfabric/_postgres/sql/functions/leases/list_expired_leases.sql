@@ -1,10 +1,13 @@
 -- list_expired_leases: active executions whose lease had expired at a time, marked or not; without revoked ones.
+--
+-- Returns  the ids of leases only to operators (may_operate).
+-- Roles    read, operate
 create or replace function flowfabric.list_expired_leases(
     p_as_of timestamptz, p_after_at timestamptz, p_after_id uuid, p_limit integer, p_namespace text)
 returns table (partition integer, id uuid, lease_id uuid, epoch bigint, worker_instance_id text,
                lease_expires_at timestamptz, attempt_index integer)
 language sql stable security definer as $$
-    select e.partition, e.id, e.lease_id, e.epoch, w.worker_instance_id, e.lease_expires_at, e.attempt_index
+    select e.partition, e.id, case when flowfabric.may_operate() then e.lease_id end, e.epoch, w.worker_instance_id, e.lease_expires_at, e.attempt_index
     from (select u.partition, u.id from flowfabric.timer t
           cross join lateral unnest(t.partitions, t.ids) as u (partition, id)
           where t.kind = 'lease' and t.due_at <= p_as_of

@@ -2,6 +2,7 @@
 --
 -- Called by the worker that holds the lease.
 -- Locks    the execution.
+-- Roles    work, operate
 create or replace function flowfabric.progress(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_percent smallint, p_message text)

@@ -3,6 +3,7 @@
 -- Called by the worker that holds the leases; operators cannot.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict per item: ok with the new expiry, or the reason it was refused.
+-- Roles    work, operate
 create or replace function flowfabric.renew(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_ttl_ms bigint[])

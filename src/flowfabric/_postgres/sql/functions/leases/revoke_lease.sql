@@ -3,6 +3,7 @@
 -- Called by operators.
 -- Locks    the execution.
 -- Returns  ok with the lease just revoked (detail = lease id), already_satisfied with the reason, or not_found.
+-- Roles    operate
 create or replace function flowfabric.revoke_lease(
     p_partition integer, p_id uuid, p_expected_lease uuid, p_instance text, p_reason text)
 returns setof flowfabric.verdict

@@ -14,9 +14,10 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
-    -- Unique, but not secret. The ids of the call are its first 23 digits and a number. (gen_random_uuid opens a
-    -- device.)
-    v_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || pg_backend_pid()), 1, 23);
+    -- The ids of the call are the first 23 digits of a seed and a number. (gen_random_uuid opens a device.) The id of a lease
+    -- is the right to report, and must not follow from the id of its attempt, which refusals tell.
+    v_lease_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || random()), 1, 23);
+    v_seed text := substr(md5(v_lease_seed), 1, 23);
 begin
     if not p_again and p_deadline_at is null then
         -- The common case has its own statement: the general one makes a claim 5 % slower.
@@ -24,10 +25,10 @@ begin
         with started as (
             update flowfabric.execution e
             set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, delay_until = null,
-                epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_seed || (100000000 + 2 * u.ord))::uuid),
+                epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (v_lease_seed || (100000000 + u.ord))::uuid),
                 worker = p_worker, lease_expires_at = v_expires,
                 attempts = 1, attempt_index = 0,
-                attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000001 + 2 * u.ord))::uuid),
+                attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000000 + u.ord))::uuid),
                 attempt_started_at = p_now,
                 attempt_policy = p_policy,
                 attempt_timeout_at = p_now + flowfabric.ms(coalesce(
@@ -67,7 +68,7 @@ begin
     else
         return query select * from flowfabric.start_later_attempts(
             p_tids, p_lease, p_attempt, p_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
-            p_again, v_slot, v_seed, v_expires, p_now);
+            p_again, v_slot, v_seed, v_lease_seed, v_expires, p_now);
     end if;
 end;
 $$;
@@ -75,7 +76,7 @@ $$;
 -- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint,
-    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_slot smallint, p_seed text,
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_slot smallint, p_seed text, p_lease_seed text,
     p_expires timestamptz, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
@@ -96,7 +97,7 @@ begin
         update flowfabric.execution e
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
             lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
-            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (p_seed || (100000000 + 2 * u.ord))::uuid),
+            epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (p_lease_seed || (100000000 + u.ord))::uuid),
             worker = p_worker, lease_renewed_at = null, lease_expires_at = p_expires,
             started_at = coalesce(e.started_at, e.attempt_started_at),
             deadline_at = coalesce(p_deadline_at, e.deadline_at),
@@ -109,7 +110,7 @@ begin
             attempt_index = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_index else e.attempts end,
             attempts = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempts else e.attempts + 1 end,
             attempt_id = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_id
-                              else coalesce(p_attempt[u.ord], (p_seed || (100000001 + 2 * u.ord))::uuid) end,
+                              else coalesce(p_attempt[u.ord], (p_seed || (100000000 + u.ord))::uuid) end,
             attempt_type = case when e.lease_lost is not null then 'reclaim' when e.pending = 'interrupted'
                                 then e.attempt_type else nullif(e.pending, 'first') end,
             attempt_started_at = case when flowfabric.continues(e.pending, e.lease_lost) then e.attempt_started_at else p_now end,

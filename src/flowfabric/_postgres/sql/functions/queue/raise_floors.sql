@@ -73,10 +73,24 @@ begin
 end;
 $$;
 
--- may_announce: whether the holder of an advisory lock may use our schema. Anybody who can connect can take such a lock.
+-- may_announce: whether the holder of an advisory lock can have written. Anybody who can connect can take such a lock, also
+-- a user who may only read.
+--
+-- A session may have taken a role that its login role is only a member of (set role), and its login role may have been
+-- dropped since. Ignoring an announcement loses work or events; heeding one that is none costs time. So only sessions of
+-- roles that cannot write in any way are ignored.
 create or replace function flowfabric.may_announce(p_pid integer) returns boolean
 language sql stable as $$
     select p_pid is null or p_pid = pg_backend_pid() or not exists (
-        select from pg_stat_get_activity(p_pid) a
-        where not coalesce(has_schema_privilege(a.usesysid, 'flowfabric', 'usage'), false))
+        select from pg_stat_get_activity(p_pid) a join pg_roles r on r.oid = a.usesysid
+        where case when flowfabric.may_write(r.oid) then false
+                   else not exists (select from pg_roles o
+                                    where pg_has_role(r.oid, o.oid, 'member') and flowfabric.may_write(o.oid)) end)
+$$;
+
+-- may_write: whether a role may submit, work or operate.
+create or replace function flowfabric.may_write(p_role oid) returns boolean
+language sql stable as $$
+    select has_function_privilege(
+        p_role, 'flowfabric.create_one(text, text, text, integer, uuid, bytea, text)', 'execute')
 $$;

@@ -4,6 +4,7 @@
 -- reads at most p_budget rows and then returns where it stopped, so its cost is bounded.
 -- Returns  the matches, then one row without state that has the position to continue from, if there is more or the
 --          budget ran out.
+-- Roles    read, operate
 create or replace function flowfabric.find(
     p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,
     p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
@@ -95,6 +96,7 @@ begin
                     return next v_last;
                     return;
                 end if;
+                v_row.lease_id := null;   -- the right to report; see may_operate
                 return next v_row;
             end if;
             v_last.created_at := v_at; v_last.id := v_id; v_last.partition := v_partition;

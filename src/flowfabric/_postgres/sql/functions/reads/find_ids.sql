@@ -3,6 +3,7 @@
 -- Takes    the digits, the partition they name if they are an end, and the lowest and the highest id they begin; the
 --          whole id is looked up in its partition. p_flows: only flows, or only executions.
 -- Returns  at most p_limit, newest first; the state of a flow is the one it was given, and the one last counted.
+-- Roles    read, operate
 create or replace function flowfabric.find_ids(
     p_digits text, p_partition integer, p_low uuid, p_high uuid, p_flows boolean, p_limit integer)
 returns table (id uuid, is_flow boolean, kind text, state text, summary text, created_at timestamptz)

@@ -1,4 +1,6 @@
 -- read_outcomes: how executions ended; no row for unfinished ones. An unknown one has no state.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_outcomes(p_partition integer[], p_id uuid[])
 returns table (ordinal integer, state text, result bytea, result_encoding text, failure_reason text,
                failure_category text, cancellation_reason text)

@@ -1,4 +1,6 @@
 -- read_payload: the input, with its kind and encoding.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_payload(p_partition integer, p_id uuid)
 returns table (payload bytea, payload_encoding text, kind text, tags jsonb)
 language sql stable security definer as $$

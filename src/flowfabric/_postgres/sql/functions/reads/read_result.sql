@@ -1,4 +1,6 @@
 -- read_result: the result, if the execution completed and one was given.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_result(p_partition integer, p_id uuid)
 returns table (result bytea, result_encoding text)
 language sql stable security definer as $$

@@ -1,4 +1,6 @@
 -- scan_eligible: ids of claimable executions, in claim order. For schedulers and tests, not for workers.
+--
+-- Roles    operate
 create or replace function flowfabric.scan_eligible(p_lane text, p_partition integer, p_limit integer)
 returns table (partition integer, id uuid)
 language sql stable security definer as $$

@@ -1,4 +1,6 @@
 -- due_schedules: the schedules that are due, and the time.
+--
+-- Roles    work, operate
 create or replace function flowfabric.due_schedules(p_limit integer)
 returns table (name text, kind text, timing jsonb, catch_up text, payload bytea, payload_encoding text, options jsonb,
                next_at timestamptz, now timestamptz)

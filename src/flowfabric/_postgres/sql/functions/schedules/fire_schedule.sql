@@ -3,6 +3,7 @@
 -- Takes    the arguments of create_executions, then those of advance_schedule.
 -- Locks    the schedule; then as create_executions.
 -- Returns  the rows of create_executions; none if another process has advanced the schedule.
+-- Roles    work, operate
 create or replace function flowfabric.fire_schedule(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,

@@ -1,4 +1,6 @@
 -- list_schedules: one schedule by name, or a page of all, by name.
+--
+-- Roles    read, work, operate
 create or replace function flowfabric.list_schedules(p_name text, p_after text, p_limit integer)
 returns setof flowfabric.schedule
 language sql stable security definer as $$

@@ -1,4 +1,6 @@
 -- next_schedule: seconds until the next schedule fires; null if none will.
+--
+-- Roles    work, operate
 create or replace function flowfabric.next_schedule() returns double precision
 language sql volatile security definer as $$
     select extract(epoch from s.next_at - flowfabric.now()) from flowfabric.schedule s

@@ -3,6 +3,7 @@
 -- put_schedule: store a schedule under its name; an existing, unchanged one keeps its times.
 --
 -- Returns  created, changed or unchanged.
+-- Roles    work, operate
 create or replace function flowfabric.put_schedule(
     p_name text, p_kind text, p_timing text, p_catch_up text, p_payload bytea, p_payload_encoding text, p_options text,
     p_next_at timestamptz)

@@ -1,4 +1,6 @@
 -- set_schedule_paused: returns whether the schedule exists. A resumed schedule continues at p_next_at.
+--
+-- Roles    operate
 create or replace function flowfabric.set_schedule_paused(p_name text, p_paused boolean, p_next_at timestamptz)
 returns boolean
 language plpgsql security definer as $$

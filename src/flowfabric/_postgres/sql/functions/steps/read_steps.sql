@@ -1,4 +1,6 @@
 -- read_steps: the recorded steps of executions; of the current generation, or of all.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_steps(p_partition integer[], p_id uuid[], p_all boolean)
 returns table (partition integer, id uuid, generation integer, name text, n integer, kind text, run integer,
                attempt_index integer, result bytea, encoding text, error jsonb, at timestamptz, child_partition integer,

@@ -10,6 +10,7 @@
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict with ordinal 0 if all succeeded and no time was requested; else one per item, with `at` for
 --          now (the time) and sleep (when it ends).
+-- Roles    work, operate
 create or replace function flowfabric.record_steps(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
     p_name text[], p_n integer[], p_kind text[], p_result bytea[], p_encoding text[], p_error text[],

@@ -4,6 +4,7 @@
 -- Locks    as may_submit, which holds the lease until the transaction ends; then as create_executions.
 -- Returns  the row of create_executions; none if the fence does not match or a child is already recorded. A child
 --          that a closed lane refuses is not recorded.
+-- Roles    work, operate
 create or replace function flowfabric.submit_child(
     p_lanes text[], p_kinds text[], p_capabilities text[],
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,

@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  one verdict: ok (also if it is already closed), or why not.
+-- Roles    work, operate
 create or replace function flowfabric.close_waitpoint(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_waitpoint uuid,
     p_reason text)

@@ -7,6 +7,7 @@
 --
 -- Locks    the execution.
 -- Returns  one verdict; with ok the token and when it expires.
+-- Roles    work, operate
 create or replace function flowfabric.create_waitpoint(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_waitpoint uuid, p_key text, p_ms double precision, p_outlives_attempt boolean)

@@ -1,10 +1,11 @@
 -- deliver_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
 --
--- Called with the token; with p_lane instead by an operator the caller has already authenticated.
+-- Called with the token, which is the right to do it.
 -- Locks    nothing before the token is verified, then the execution.
--- Returns  one row: as record_signal; or invalid_token, not_found, or invalid_input for another lane.
+-- Returns  one row: as record_signal; invalid_token or not_found.
+-- Roles    submit, work, operate
 create or replace function flowfabric.deliver_signal(
-    p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_lane text, p_signal uuid, p_name text,
+    p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_signal uuid, p_name text,
     p_category text, p_source_type text, p_source_identity text, p_payload bytea, p_encoding text, p_correlation text,
     p_idempotency_key text, p_scope text, p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint,
     p_max_signals bigint, p_maxlen bigint)
@@ -13,28 +14,19 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     e flowfabric.signalled;
-    v_lane text;
 begin
     perform flowfabric.require_read_committed();
     signal_id := p_signal;
-    if p_lane is null then
-        detail := flowfabric.check_token(p_partition, p_id, p_waitpoint, p_token);
-        if detail is not null then
-            code := 'invalid_token';
-            perform flowfabric.note_bad_token(p_partition, p_id);
-            return next;
-            return;
-        end if;
+    detail := flowfabric.check_token(p_partition, p_id, p_waitpoint, p_token);
+    if detail is not null then
+        code := 'invalid_token';
+        perform flowfabric.note_bad_token(p_partition, p_id);
+        return next;
+        return;
     end if;
     e := flowfabric.lock_signalled(p_partition, p_id);
-    if p_lane is not null then
-        select r.lane into v_lane from flowfabric.route r where r.id = e.route;
-    end if;
     if e.id is null then
-        code := 'not_found';   -- purged since the token was verified, or an operator's mistake
-        return next;
-    elsif v_lane <> p_lane then
-        code := 'invalid_input'; detail := 'lane_mismatch: ' || v_lane;
+        code := 'not_found';   -- purged since the token was verified
         return next;
     else
         return query

@@ -3,6 +3,7 @@
 -- Locks    the execution.
 -- Returns  done with the applied behaviour, or why there was nothing to do: not_found, not_suspended,
 --          no_active_suspension or not_yet_due.
+-- Roles    operate
 create or replace function flowfabric.expire_suspension(p_partition integer, p_id uuid)
 returns table (code text, behavior text)
 language plpgsql security definer as $$

@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  expired, or why there was nothing to do: not_found, not_pending, not_yet_due.
+-- Roles    operate
 create or replace function flowfabric.expire_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid) returns text
 language plpgsql security definer as $$
 declare

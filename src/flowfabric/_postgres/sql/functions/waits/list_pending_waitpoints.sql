@@ -3,6 +3,7 @@
 -- list_pending_waitpoints: the pending and active waitpoints of an execution, by id, without their tokens
 --
 -- Returns  one row more than the page if there is more; a row without a waitpoint for an unknown execution.
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.list_pending_waitpoints(p_partition integer, p_id uuid, p_after uuid, p_limit integer)
 returns table (waitpoint_id uuid, waitpoint_key text, state text, required_signal_names text[], created_at timestamptz,
                activated_at timestamptz, expires_at timestamptz, token_kid text, token_fingerprint text)

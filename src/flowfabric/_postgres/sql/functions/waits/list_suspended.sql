@@ -1,4 +1,6 @@
 -- list_suspended: executions with an open suspension, oldest first.
+--
+-- Roles    read, operate
 create or replace function flowfabric.list_suspended(
     p_partition integer, p_after_at timestamptz, p_after_id uuid, p_limit integer)
 returns table (id uuid, suspended_at timestamptz, reason_code text, timeout_at timestamptz)

@@ -1,4 +1,6 @@
 -- list_waits: the open waitpoints of all executions, the longest waiting first.
+--
+-- Roles    read, operate
 create or replace function flowfabric.list_waits(
     p_after_at timestamptz, p_after_id uuid, p_limit integer, p_lane text, p_namespace text, p_key text)
 returns table (partition integer, id uuid, kind text, lane text, namespace text, waitpoint_id uuid, waitpoint_key text,

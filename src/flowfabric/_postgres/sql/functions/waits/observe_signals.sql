@@ -1,4 +1,6 @@
 -- observe_signals: the signals that ended the newest suspension of an attempt, in the order of acceptance.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.observe_signals(p_partition integer, p_id uuid, p_attempt_index integer)
 returns table (signal_id uuid, signal_name text, signal_category text, source_type text, source_identity text,
                correlation_id text, accepted_at timestamptz, payload bytea, payload_encoding text, waitpoint_key text)

@@ -5,6 +5,7 @@
 -- Called by the lease holder. An existing record is returned unchanged.
 -- Locks    the execution.
 -- Returns  one verdict; with ok the waitpoints, their keys and tokens, and `at`, the deadline.
+-- Roles    work, operate
 create or replace function flowfabric.open_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
     p_n integer, p_waitpoints uuid[], p_keys text[], p_ms double precision)

@@ -14,6 +14,7 @@
 --          before (and is seen here) or after (and finds the waiter rows).
 -- Returns  one verdict: ok; ok with detail 'ended', 'due' or 'signal' when there is nothing to wait for (the lease is kept);
 --          or the reason it was refused.
+-- Roles    work, operate
 create or replace function flowfabric.park(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_until timestamptz, p_child_partition integer[], p_child_id uuid[], p_waitpoints uuid[], p_seen integer[],

@@ -1,4 +1,6 @@
 -- probe_waitpoint: an early check for a bridge: unknown, mismatch or ok. The delivery verifies again.
+--
+-- Roles    submit, work, operate
 create or replace function flowfabric.probe_waitpoint(p_partition integer, p_id uuid, p_waitpoint uuid, p_token text) returns text
 language sql stable security definer as $$
     select coalesce((

@@ -1,4 +1,6 @@
 -- read_signals: the signals that an execution accepted, in order, for people and tests.
+--
+-- Roles    read, submit, work, operate
 create or replace function flowfabric.read_signals(p_partition integer, p_id uuid, p_after integer, p_limit integer)
 returns table (ordinal integer, signal_id uuid, waitpoint_id uuid, waitpoint_key text, suspension_id uuid, signal_name text,
                signal_category text, source_type text, source_identity text, correlation_id text, payload bytea,

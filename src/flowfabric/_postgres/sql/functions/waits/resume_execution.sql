@@ -2,6 +2,7 @@
 --
 -- Locks    the execution.
 -- Returns  one verdict: ok with the state, not_found or execution_not_suspended.
+-- Roles    operate
 create or replace function flowfabric.resume_execution(p_partition integer, p_id uuid, p_trigger text, p_delay_ms bigint)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$

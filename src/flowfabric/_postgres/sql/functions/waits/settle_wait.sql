@@ -4,6 +4,7 @@
 -- Locks    the execution.
 -- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, its record, and
 --          the number of signals that each waitpoint has received.
+-- Roles    work, operate
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
     p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)

@@ -5,6 +5,7 @@
 -- If none is open, a signal accepted earlier with the same idempotency key is found at the closed one.
 -- Locks    the execution.
 -- Returns  one row: as record_signal; or several_open, waitpoint_not_found or not_found. `keys` are the open ones.
+-- Roles    operate
 create or replace function flowfabric.signal_by_key(
     p_partition integer, p_id uuid, p_key text, p_signal uuid, p_name text, p_category text, p_source_type text,
     p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,

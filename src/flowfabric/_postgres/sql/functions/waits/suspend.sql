@@ -4,6 +4,7 @@
 -- Locks    the execution; waitpoints, suspensions and signals change under that lock only.
 -- Returns  one row: ok with variant suspended or already_satisfied (the lease is kept), or the reason it was
 --          refused. A repeated call with the same key and fence gets the result of the first.
+-- Roles    work, operate
 create or replace function flowfabric.suspend(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_by_triple boolean,
     p_suspension uuid, p_waitpoints uuid[], p_keys text[], p_condition text, p_policy text, p_reason text,

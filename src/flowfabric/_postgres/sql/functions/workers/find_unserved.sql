@@ -1,7 +1,7 @@
 -- find_unserved: of these executions, those that wait for a worker although none that is alive serves them
 --
 -- Called by clients that have waited for a result for some time, to say why nothing happens.
--- Roles: read, submit, work, operate
+-- Roles    read, submit, work, operate
 -- Returns  one row per route and namespace: the position of its first execution, what a worker would have to serve, the
 --          state of the lane (a worker claims nothing from a paused or disabled one), and how many workers are alive.
 create or replace function flowfabric.find_unserved(p_partition integer[], p_id uuid[])

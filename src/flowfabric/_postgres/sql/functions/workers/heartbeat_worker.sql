@@ -2,7 +2,7 @@
 --
 -- Called by workers, in a statement with another call where they make one. It never revives: a worker that was marked
 -- dead, swept or silent for too long registers again.
--- Roles: work, operate
+-- Roles    work, operate
 -- Takes    p_process: the process that registered, which does not wait for locks; null: whichever, waits for the lock.
 -- Locks    the registration.
 -- Returns  refreshed, with the time until which it counts as alive; not_registered; busy (it is locked).

@@ -1,6 +1,6 @@
 -- list_worker_events: what happened to a worker, newest first
 --
--- Roles: read, work, operate
+-- Roles    read, work, operate
 -- Takes    p_before: only events with a lower number; null: from the newest on.
 create or replace function flowfabric.list_worker_events(
     p_namespace text, p_instance text, p_before bigint, p_limit integer)

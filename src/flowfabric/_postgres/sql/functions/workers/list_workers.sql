@@ -1,6 +1,6 @@
 -- list_workers: the workers that are alive, by namespace and instance
 --
--- Roles: read, work, operate
+-- Roles    read, work, operate
 -- Takes    p_namespace: of one namespace, empty for workers that serve every namespace; null: all of them.
 --          p_after_namespace, p_after: only those after this one.
 -- Returns  what each registered with, and the groups of duties that its process leads.

@@ -1,7 +1,7 @@
 -- mark_worker_dead: remove a worker from the registry. Its leases are left to expire, or to be revoked.
 --
 -- Called by workers that stop, and by operators.
--- Roles: work, operate
+-- Roles    work, operate
 -- Takes    p_process: only if this process registered it; null: whichever.
 -- Locks    the registration, and waits for it.
 -- Returns  marked, or not_registered.

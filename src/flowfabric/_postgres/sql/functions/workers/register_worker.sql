@@ -1,7 +1,7 @@
 -- register_worker: a worker says that it is there, and what it serves
 --
 -- Called by workers when they start, when what they serve changes, and when they were forgotten.
--- Roles: work, operate
+-- Roles    work, operate
 -- Takes    p_process: the process that registers; null: not told. p_exclusive: refuse if another process has registered
 --          this instance and is alive.
 -- Locks    the registration, and waits for it.

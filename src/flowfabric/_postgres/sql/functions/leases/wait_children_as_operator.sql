@@ -1,0 +1,29 @@
+-- wait_children_as_operator: active -> waiting_children, whoever holds the lease; if its dependencies are satisfied,
+-- active -> waiting
+--
+-- Called by operators. The same attempt continues.
+-- Locks    the execution's group; the execution.
+-- Returns  one verdict: ok, or the reason it was refused.
+-- Roles    operate
+create or replace function flowfabric.wait_children_as_operator(p_partition integer, p_id uuid)
+returns setof flowfabric.verdict
+language plpgsql security definer as $$
+declare
+    v_held flowfabric.verdict;
+begin
+    perform flowfabric.require_read_committed();
+    -- In the order of wait_children, which takes both locks again.
+    perform 1 from flowfabric.execution e
+    join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
+    where e.partition = p_partition and e.id = p_id and g.n > 0 for update of g;
+    v_held := flowfabric.hold_one(p_partition, p_id, null, null, null, null, true);
+    if v_held.code is not null then
+        return next v_held;
+        return;
+    end if;
+    return query
+    select w.* from flowfabric.execution e
+    cross join lateral flowfabric.wait_children(e.partition, e.id, e.lease_id, e.epoch, e.attempt_id, e.attempt_index) w
+    where e.partition = p_partition and e.id = p_id;
+end;
+$$;

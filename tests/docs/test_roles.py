@@ -1,0 +1,63 @@
+"""The page about roles, followed word by word: users created, commands typed into one shell, output compared."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from flowfabric.embedded import server as embedded
+from tests.docs.pages import ROOT, fences
+from tests.docs.test_tutorial import _expression, _plain, _save, shell
+from tests.integration.test_connection import as_user
+
+PAGE = ROOT / "docs" / "guides" / "roles.md"
+_ADDRESS = re.compile(r"postgresql://(\w+)@db\.example/app")
+
+
+@pytest.fixture
+def owners_database(on_one_server: dict[str, str], data_dir: Path) -> Iterator[str]:
+    """The address of an empty database that belongs to app_owner, for the administrator."""
+    server = embedded.start(data_dir)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("create role app_owner login")
+        connection.execute("alter database flowfabric owner to app_owner")
+        yield server.dsn
+        created = connection.execute("select rolname from pg_roles where rolname like 'app\\_%'").fetchall()
+        connection.execute("drop schema flowfabric cascade")
+        connection.execute("alter database flowfabric owner to current_user")
+        for (role,) in created:
+            connection.execute(f"drop owned by {role}".encode())
+            connection.execute(f"drop role {role}".encode())
+    server.release()
+
+
+@pytest.mark.timeout(300)
+def test_the_page_can_be_followed(on_one_server: dict[str, str], owners_database: str, tmp_path: Path) -> None:
+    dsn = owners_database
+    found = fences(PAGE)
+    followed = 0
+    with shell(tmp_path, on_one_server) as typing:
+        for block, following in zip(found, [*found[1:], None], strict=True):
+            where = f"{PAGE.name}:{block.line}"
+            if block.language == "python":
+                assert block.file is not None, where
+                _save(tmp_path, block, block.file)
+            elif block.language == "sql":
+                user = dsn if "create role" in block.code else as_user(dsn, "app_owner")
+                with psycopg.connect(user, autocommit=True) as connection:
+                    connection.execute(block.code.encode())
+            elif block.language == "sh":
+                code = _ADDRESS.sub(lambda found: shlex.quote(as_user(dsn, found[1])), block.code)
+                printed, status = typing.type(code)
+                followed += 1
+                if following is not None and following.language == "text":
+                    says = _expression(_plain(following.code))
+                    assert re.fullmatch(says, _plain(printed)), f"{where}\n{printed}\n--- the page:\n{following.code}"
+                else:
+                    assert status == 0, f"{where}\n{printed}"
+    assert followed > 7
