@@ -329,11 +329,16 @@ async def _workers(connection: asyncpg.Connection[Any]) -> Finding:
         alive = await connection.fetch(
             "select lanes, slots, package_version from flowfabric.list_workers(null, null, null, 10000)"
         )
+    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+        return Finding("workers", "ok", "unknown until the schema is installed")
+    except asyncpg.InsufficientPrivilegeError:
+        return Finding("workers", "ok", "this user may not list them")
+    try:
         waiting = await connection.fetch(
             "select name, depth from flowfabric.lane_stats(null) where depth > 0 and state in ('active', 'draining')"
         )
-    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
-        return Finding("workers", "ok", "unknown until the schema is installed")
+    except asyncpg.InsufficientPrivilegeError:
+        waiting = []  # a worker's user reads no lanes
     served = {lane for row in alive for lane in row["lanes"]}
     detail = f"{len(alive):,} alive, {sum(row['slots'] or 0 for row in alive):,} slots" if alive else "none is alive"
     if unserved := [row for row in waiting if row["name"] not in served]:

@@ -1,7 +1,7 @@
 -- sweep_workers: remove up to p_limit workers whose time to live has passed; returns how many
 --
 -- Called by the duty worker_registry_ttl_sweep. Nothing waits for it: such workers count as absent before.
--- Roles    work
+-- Roles    work, operate
 -- Locks    their registrations, skipping locked rows.
 create or replace function flowfabric.sweep_workers(p_limit integer) returns integer
 language plpgsql security definer as $$

@@ -1,7 +1,7 @@
 -- trim_worker_events: remove up to p_limit events of workers that are older than the retention; returns how many
 --
 -- Called by the duty registry_event_trimmer.
--- Roles    work
+-- Roles    work, operate
 create or replace function flowfabric.trim_worker_events(p_limit integer) returns integer
 language plpgsql security definer as $$
 declare
