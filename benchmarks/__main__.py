@@ -127,6 +127,15 @@ def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
             ],
             few,
         ),
+        Group(
+            [
+                WorkersDrain(
+                    server, f"registry.drain{n}", tasks.noops(sizes), sizes.jobs, beside=scale.registered_workers(n)
+                )
+                for n in (0, 1000)
+            ],
+            sizes.repetitions,
+        ),
         Group([scale.Wake(server, sizes, 1), scale.Wake(server, sizes, 200), scale.Wake(server, sizes, 1, True)], few),
         Group(
             [

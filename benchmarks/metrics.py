@@ -137,6 +137,7 @@ METRICS = (
     Metric("scale.wal.per_job", "task.drain1.wal", None, "bytes, fill + drain", _at_most(1900.0)),
     Metric("scale.wal.stored_per_job", "task.drain1.stored_without_events", None, "bytes", _at_most(800.0)),
     Metric("scale.idle200.of_none", "task.drain_beside200", "task.drain_beside0", "jobs/s", _at_least(0.9)),
+    Metric("registry.workers1000.of_none", "registry.drain1000", "registry.drain0", "jobs/s", _at_least(0.95)),
     Metric("scale.suspended.all_duties_of_none", "wait.drain_suspended", "wait.drain_empty", "jobs/s", _at_least(0.9)),
     Metric("scale.drain2.of_drain1", "task.drain2", "task.drain1", "jobs/s", _at_least(1.0)),
     Metric("scale.cpu2.over_cpu1", "task.drain2.all_cpu", "task.drain1.all_cpu", "µs of CPU/job", _at_most(1.1)),
@@ -170,6 +171,8 @@ NOTES = {
     " Completions of nodes commit synchronously.",
     "scale.cpu2": "scale.cpu2, scale.steps_cpu2: processor time of workers and server together.",
     "scale.idle200": "scale.idle200: 200 idle workers of another lane in one process, each with its own connections.",
+    "registry.": "registry.*: a default worker drains beside 1,000 registered workers of another lane, each with a"
+    " heartbeat every 20 s.",
     "scale.sustained": "scale.sustained.*: calls at fixed moments from 4 connections, one worker process each.",
     "held.": "held.*: the same load beside a REPEATABLE READ transaction with an id, open from before the first job.",
 }

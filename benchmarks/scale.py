@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,6 +27,7 @@ from benchmarks.stolen import Stolen
 from flowfabric._duties import ALL, DelayedPromotion, TimerRunner
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.worker import OwnWorker, Refreshed
 from flowfabric.worker.claims import Claims as WorkerClaims
 
 _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
@@ -320,6 +322,42 @@ def idle_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextM
             yield
 
     return beside
+
+
+def registered_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextManager[None]]:
+    """So many registered workers of another lane, each with a heartbeat every 20 s, as those of default workers."""
+
+    @contextlib.asynccontextmanager
+    async def beside(dsn: str) -> AsyncIterator[None]:
+        async with await ff.Engine.connect(dsn, max_size=4, notifications=False) as engine:
+            names = [f"bench@host-{n}/{n}/0123456789ab" for n in range(count)]
+            for name in names:
+                await engine.register_worker(
+                    "bench", name, lanes=["another"], kinds=["noop"], liveness_ttl=timedelta(seconds=60), slots=100
+                )
+            beating = asyncio.create_task(_beat(engine, names)) if names else None
+            try:
+                yield
+            finally:
+                if beating is not None:
+                    beating.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await beating  # raises what ended it before
+            alive = len((await engine.list_workers("", limit=10_000)).items)
+            if alive < count:
+                raise RuntimeError(f"{alive} of {count} workers are alive")
+
+    return beside
+
+
+async def _beat(engine: ff.Engine, names: Sequence[str]) -> None:
+    """Send the heartbeats of all of them, evenly spread."""
+    own = [OwnWorker(worker_instance_id=name, process=engine.instance) for name in names]
+    begun = time.perf_counter()
+    for n in itertools.count():
+        await asyncio.sleep(max(0.0, begun + n * 20 / len(own) - time.perf_counter()))
+        if not isinstance(await engine.heartbeat_own(own[n % len(own)]), Refreshed):
+            raise RuntimeError("a heartbeat was refused")
 
 
 @dataclass(frozen=True)

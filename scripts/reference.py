@@ -55,6 +55,7 @@ from flowfabric.values import (
     vector,
     wait,
 )
+from flowfabric.values import worker as worker_values
 from flowfabric.values.options import Options
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -236,7 +237,7 @@ def records_page() -> str:
         ("Executions", [execution, attempt, lease, step, reads]),
         ("Waits", [wait, signal, callback, keystore, conditions]),
         ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, edges]),
-        ("Lanes, schedules, events", [lane, schedule, event, page, timers, audit]),
+        ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, page, timers, audit]),
         ("Grants", [grant]),
     ):
         lines += [f"## {title}", ""]

@@ -69,6 +69,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.wait import PendingWaitpoint, Wait
+from flowfabric.values.worker import WorkerRecord
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

@@ -75,7 +75,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows(
         "conflict",
         "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
-        " waitpoint_already_exists rotation_conflict duplicate_submission",
+        " waitpoint_already_exists rotation_conflict duplicate_submission instance_in_use",
         "terminal",
         409,
     ),

@@ -612,3 +612,56 @@ async def test_workers_work_behind_a_transaction_pooling_proxy(site: Site, pgbou
         await one.stop()
         assert "WARNING" not in one.words, one.words
     await site.audit()
+
+
+# The registry
+
+
+@pytest.mark.parametrize("victims", ["a follower", "the leader", "both"])
+async def test_killed_workers_disappear_from_the_registry_once(site: Site, victims: str) -> None:
+    """Of three workers one leads the duties, among them the sweep; those that live must not be forgotten."""
+    workers = [site.hire(lease_ttl=1, env={"SWEEP_SECONDS": "0.5"}) for _ in range(3)]
+    for worker in workers:
+        await worker.ready()
+    engine = (await site.app.client()).engine
+    by_pid = {worker.process.pid: worker for worker in workers}
+
+    async def names() -> dict[int, str]:
+        return {one.pid or 0: one.worker_instance_id for one in (await engine.list_workers("")).items}
+
+    registered = await names()
+    assert registered.keys() == by_pid.keys()
+    leader = await _leader(engine, registered)
+    follower = next(pid for pid in by_pid if pid != leader)
+    killed = {"a follower": [follower], "the leader": [leader], "both": [leader, follower]}[victims]
+    for pid in killed:
+        by_pid[pid].process.kill()
+    async with asyncio.timeout(PATIENCE):
+        while (await names()).keys() & set(killed):
+            await asyncio.sleep(0.05)
+        for pid in killed:
+            while (await engine.list_worker_events(registered[pid])).items[0].event != "ttl_swept":
+                await asyncio.sleep(0.05)
+    living = by_pid.keys() - set(killed)
+    assert (await names()).keys() == living
+    assert await _leader(engine, await names()) in living
+    run = await site.submit("job", 0)
+    assert await run.result(PATIENCE) == 0
+    for pid in living:
+        await by_pid[pid].stop()
+    assert await names() == {}
+    for pid, instance in registered.items():
+        told = [one.event for one in (await engine.list_worker_events(instance)).items]
+        assert told == ["ttl_swept" if pid in killed else "marked_dead", "registered"]
+    await site.audit()
+
+
+async def _leader(engine: ff.Engine, names: dict[int, str]) -> int:
+    """The process that leads the duties, once one does."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            for one in await engine.list_leaders():
+                for pid, instance in names.items():
+                    if one.name == "duties" and one.worker_instance_id == instance:
+                        return pid
+            await asyncio.sleep(0.05)

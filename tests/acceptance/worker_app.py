@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import flowfabric as ff
+from flowfabric._duties import WorkerRegistryTtlSweep
 from flowfabric._postgres import database as database_module
 from flowfabric._postgres import listen
 from flowfabric.worker import second_thread, worker
@@ -111,6 +112,8 @@ def main() -> None:
         seconds = float(os.environ["PATIENCE"])
         database_module._CONNECT_TIMEOUT = listen._ASK_AFTER = seconds
         worker._PATIENCE = second_thread._PATIENCE = timedelta(seconds=seconds)
+    if "SWEEP_SECONDS" in os.environ:
+        WorkerRegistryTtlSweep.interval = timedelta(seconds=float(os.environ["SWEEP_SECONDS"]))
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options: dict[str, Any] = json.loads(sys.argv[1])
     ff.Worker(app, **options).main()

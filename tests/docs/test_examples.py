@@ -76,6 +76,10 @@ SAYS = {
         r"alice: appended_to_waitpoint\nalice: known already\nbob: resume_condition_satisfied\n",
         "live, approved by alice and bob",
     ],
+    "who_serves_what.py": [
+        r"\Aphotos serves thumbnail\nin images with gpu, 8 slots\n"
+        r"no live worker serves thumbnail in lane imgaes; 1 alive\nsmall cat\.png\nalive afterwards: 0\n\Z"
+    ],
 }
 AGAIN = {"schedules.py", "submit_in_transaction.py"}  # what they declare or create is there already; the others: --full
 NEED_A_WORKER = {"first_task.py", "sync_client.py"}  # as their page or their docstring says

@@ -1007,5 +1007,7 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "edge_repair": 15,
         "flow_summaries": 15,
         "record_expiry": 30,
+        "worker_registry_ttl_sweep": 30,
+        "registry_event_trimmer": 60,
         "audit": 45,
     }

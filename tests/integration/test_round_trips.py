@@ -32,6 +32,7 @@ from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
+from flowfabric.values.worker import OwnWorker
 from tests.ids import home
 from tests.support import OTHER, STATES, WORKER, Clock, Reached, started, submit, submit_member
 
@@ -103,6 +104,13 @@ async def waiting(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
 
 async def two_active(engine: ff.Engine, _clock: Clock) -> list[Handle]:
     return [(await started(engine)).handle for _ in range(2)]
+
+
+OWN = OwnWorker(worker_instance_id="pool-1", process=mint_uuid())
+
+
+async def registered(engine: ff.Engine, _clock: Clock) -> None:
+    await engine.register_worker("pool", "pool-1", lanes=["default"], liveness_ttl=timedelta(hours=1))
 
 
 async def granted(engine: ff.Engine, _clock: Clock) -> ClaimGrant:
@@ -316,6 +324,25 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "create_alike": (nothing, lambda e, _: e.create_alike(NewExecution(execution_kind="test"), [b"1", b"2"])),
     "claim_lanes": (waiting, lambda e, _: e.claim_lanes({"default": 1, "other": 1}, limit=2, **WORKER)),
     "sleep_for_work": (nothing, lambda e, _: e.sleep_for_work(["default"], timedelta(seconds=1))),
+    "sleep_and_heartbeat": (
+        nothing,
+        lambda e, _: e.sleep_and_heartbeat(["default"], timedelta(seconds=1), worker=OWN),
+    ),
+    "renew_and_heartbeat": (two_active, lambda e, handles: e.renew_and_heartbeat(handles, worker=OWN)),
+    "register_worker": (
+        nothing,
+        lambda e, _: e.register_worker("pool", "pool-1", lanes=["default"], liveness_ttl=timedelta(1)),
+    ),
+    "heartbeat_worker": (registered, lambda e, _: e.heartbeat_worker("pool-1")),
+    "heartbeat_own": (registered, lambda e, _: e.heartbeat_own(OWN)),
+    "mark_worker_dead": (registered, lambda e, _: e.mark_worker_dead("pool-1", reason="gone")),
+    "list_workers": (registered, lambda e, _: e.list_workers("")),
+    "list_all_workers": (registered, lambda e, _: e.list_all_workers()),
+    "list_worker_events": (registered, lambda e, _: e.list_worker_events("pool-1")),
+    "find_unserved": (waiting, lambda e, at: e.find_unserved([at])),
+    "sweep_workers": (registered, lambda e, _: e.sweep_workers()),
+    "trim_worker_events": (registered, lambda e, _: e.trim_worker_events()),
+    "list_leaders": (nothing, lambda e, _: e.list_leaders()),
     "record_steps": (two_active, lambda e, handles: e.record_steps([(h, NewStep(name="s")) for h in handles])),
     "read_steps": (state("A"), lambda e, at: e.read_steps([at.id])),
     "park": (two_active, lambda e, handles: e.park(handles[0], ends_of=[handles[1].execution_id])),

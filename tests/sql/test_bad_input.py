@@ -38,6 +38,7 @@ from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, ResumePolicy, Suspended, UsePending
+from flowfabric.values.worker import OwnWorker
 from tests import sampling
 from tests.ids import home, id_in
 from tests.support import WORKER, Clock, Wipe, claim_one, started, submit, submit_member
@@ -78,6 +79,13 @@ KEYS: list[Any] = [5, b"x", "\0", "\ud800", "x" * 513, "é" * 257]
 LANES: list[Any] = [5, b"x", "x" * 65, "é", "\x1f", "\x7f", "a\nb", "\0", "\ud800", "\u200b"]
 WORKERS: list[Any] = [
     "", None, 5, b"w", "a b", "a\tb", "\n", "a|b", "\x7f", "\x85", "a\u2003b", "\0", "\ud800", "x" * 257, "é" * 129,
+]  # fmt: skip
+OWN = OwnWorker(worker_instance_id="w-1", process=UUID(UUID_TEXT))
+OWN_WORKERS: list[Any] = [
+    None, 5, "w-1", ("w-1", UUID_TEXT),
+    *(OwnWorker(worker_instance_id=value, process=UUID(UUID_TEXT)) for value in WORKERS),
+    *(OwnWorker(worker_instance_id="w-1", process=UUID(UUID_TEXT), namespace=value) for value in (None, *TEXTS)),
+    *(OwnWorker(worker_instance_id="w-1", process=value) for value in (None, "x", 5)),
 ]  # fmt: skip
 INTS: list[Any] = [None, "5", 1.0, True, -1, 2**31]
 DURATIONS: list[Any] = [5, "5", 1.5, timedelta(0), timedelta(microseconds=999), timedelta(-1), timedelta.max]
@@ -930,6 +938,88 @@ CASES = [
         capabilities=by_kind("invalid_capabilities", CAPABILITIES),
         before=by_field([5, "x", datetime(2026, 1, 1)]),
     ),
+    Case(
+        "sleep_and_heartbeat",
+        lambda world: {"lanes": ["default"], "at_most": timedelta(1), "worker": OWN},
+        lanes=by_field([None, 5, "x", [""], ["é"], [5]]),
+        at_most=by_field([None, *DURATIONS]),
+        slots=by_field([*INTS, 0, 100_001]),
+        kinds=by_field([*LISTS, [5], ["\0"], ["x" * 257]]),
+        capabilities=by_kind("invalid_capabilities", CAPABILITIES),
+        before=by_field([5, "x", datetime(2026, 1, 1)]),
+        worker=by_field(OWN_WORKERS),
+    ),
+    # workers
+    Case(
+        "register_worker",
+        lambda world: {**WORKER, "lanes": ["default"], "liveness_ttl": timedelta(1)},
+        worker_id=by_field(WORKERS),
+        worker_instance_id=by_field(WORKERS),
+        lanes=by_field([None, [], *LISTS, *([lane] for lane in LANES)]),
+        liveness_ttl=by_field([None, *DURATIONS]),
+        capabilities=by_kind("invalid_capabilities", CAPABILITIES),
+        kinds=by_field(
+            [5, "abc", b"abc", [5], [""], ["\0"], ["x" * 257], {"a": "1"}, {"a": [""]}, {"a": [5]}, {5: []}]
+        ),
+        namespace=by_field([None, *TEXTS]),
+        slots=by_field(["5", 1.0, True, -1, 2**31]),
+        package_version=by_field(TEXTS),
+        host=by_field(TEXTS),
+        pid=by_field(["5", 1.0, True, -1, 2**31]),
+    ),
+    Case(
+        "heartbeat_worker",
+        lambda world: {"worker_instance_id": "w-1"},
+        worker_instance_id=by_field(WORKERS),
+        namespace=by_field([None, *TEXTS]),
+    ),
+    Case("heartbeat_own", lambda world: {"worker": OWN}, worker=by_field(OWN_WORKERS)),
+    Case(
+        "renew_and_heartbeat",
+        lambda world: {"authorities": [], "worker": OWN},
+        authorities=by_field([None, 5, "x", b"x"]),
+        worker=by_field(OWN_WORKERS),
+    ),
+    Case(
+        "mark_worker_dead",
+        lambda world: {"worker_instance_id": "w-1", "reason": "gone"},
+        worker_instance_id=by_field(WORKERS),
+        namespace=by_field([None, *TEXTS]),
+        reason=by_field([None, *TEXTS, "a\nb", "\x7f", "\x85"]),
+    ),
+    Case(
+        "list_workers",
+        lambda world: {"namespace": ""},
+        namespace=by_field(TEXTS),
+        after=by_field([one for one in WORKERS if one is not None]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_all_workers",
+        lambda world: {},
+        after=by_field([5, "x", ("",), ("", ""), ("\0", "a"), ("", "a b"), (None, "a")]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_worker_events",
+        lambda world: {"worker_instance_id": "w-1"},
+        worker_instance_id=by_field(WORKERS),
+        namespace=by_field([None, *TEXTS]),
+        before=by_field(["5", 1.0, True, -1, 2**63]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "find_unserved",
+        lambda world: {"execution_ids": [world.waiting]},
+        execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
+    ),
+    Case(
+        "find_unserved",
+        lambda world: {"execution_ids": []},
+        execution_ids=by_field([[value] for value in IDS], "execution_id"),
+    ),
+    Case("sweep_workers", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case("trim_worker_events", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     # many at once, and forgetting
     Case(
         "cancel_many",
@@ -1504,6 +1594,7 @@ CASES = [
 NO_ARGUMENTS = {
     "close",
     "leave_lead",
+    "list_leaders",
     "prepare",
     "ping",
     "server_time_ms",

@@ -200,6 +200,14 @@ class Ground:
             " flowfabric.now() from generate_series(1, 1500) n;"
             "insert into flowfabric.lead select 'lead ' || n, gen_random_uuid(), flowfabric.now()"
             " from generate_series(1, 100) n;"
+            # The past, which submissions and claims must not read.
+            "insert into flowfabric.sleeper select l, clock_timestamp() - n * interval '1 ms', gen_random_uuid(), 1, 1"
+            " from generate_series(1, 3000) n, unnest('{\"\",default,lane}'::text[]) l;"
+            "select flowfabric.register_worker(case when n % 2 = 0 then '' else 'space' end, 'worker-' || n, 'pool',"
+            " '{default}', '{waiting}', null, '{}', case when n % 3 = 0 then 60000 else 2600000000 end, 1, null, null,"
+            " null, null, false) from generate_series(1, 1500) n;"
+            "insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id)"
+            " select flowfabric.now(), 'heartbeat', '', 'worker-2', 'pool' from generate_series(1, 1500) n;"
         )
 
     async def complete(self, kind: str, count: int) -> None:
@@ -560,6 +568,19 @@ CALLS = [
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),
     Call("set_lane_state", 1, lambda g: g.engine.set_lane_state("other", "paused")),
     Call("lane_stats", 12 * N, lambda g: g.engine.lane_stats()),
+    # workers
+    Call("register_worker", 1, lambda g: g.engine.register_worker("pool", "new", lanes=["other"], liveness_ttl=HOUR)),
+    Call("register_worker", 1, lambda g: g.engine.register_worker(
+        "pool", "worker-3", namespace="space", lanes=["other"], liveness_ttl=HOUR), an_hour_later),
+    Call("heartbeat_worker", 1, lambda g: g.engine.heartbeat_worker("worker-2")),
+    Call("mark_worker_dead", 1, lambda g: g.engine.mark_worker_dead("worker-2", reason="gone")),
+    Call("list_workers", 100, lambda g: g.engine.list_workers("space", after="worker-5", limit=100)),
+    Call("list_workers", 100, lambda g: g.engine.list_all_workers(after=("", "worker-5"), limit=100)),
+    Call("list_worker_events", 100, lambda g: g.engine.list_worker_events("worker-2")),
+    Call("find_unserved", 3 * N, lambda g: g.engine.find_unserved(g.waiting)),
+    Call("sweep_workers", 3 * N, lambda g: g.engine.sweep_workers(), an_hour_later),
+    Call("trim_worker_events", N, lambda g: g.engine.trim_worker_events(limit=N), days_later),
+    Call("list_leads", 100, lambda g: g.engine.list_leaders()),
     # schedules
     Call("put_schedule", 1, lambda g: g.engine.put_schedule("new", kind="k", timing={}, next_at=None)),
     Call("list_schedules", 100, lambda g: g.engine.list_schedules()),

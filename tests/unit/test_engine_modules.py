@@ -18,6 +18,7 @@ BESIDE = {
     ("admission", "scan_eligible"),
     ("base", "read_edges"),
     ("claims", "register_service"),
+    ("claims", "heartbeat_worker"),
     ("claims", "sleep_for_work"),
     ("service", "register_lanes"),
     ("steps", "progress"),

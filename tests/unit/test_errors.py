@@ -151,6 +151,7 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
     yield "state", "flow_not_terminal", "terminal", 409, "state_conflict"
     # Nor this: what submitters may ask to be told.
     yield "conflict", "duplicate_submission", "terminal", 409, "duplicate_submission"
+    yield "conflict", "instance_in_use", "terminal", 409, "instance_in_use"
 
 
 def build(row: TaxonomyRow) -> FlowFabricError:

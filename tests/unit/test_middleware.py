@@ -29,6 +29,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric._taxonomy import TAXONOMY
+from flowfabric.engine.timers import Round
 from flowfabric.errors import (
     Conflict,
     ConnectionFailed,
@@ -770,14 +771,57 @@ async def used(meter: mw.Metrics) -> None:
     await mw.chain_submit([meter], store)(Submission())
     await mw.chain_execute([meter], Task(new_id()), answering(1))()
     await chain_call([meter], "ping", answering(1))()
+    hooks = mw.DutyHooks([meter])
+    await hooks.round("lease_expiry", answering(Round(handled=3, failed=2)))
+    for group in ("duties", "cascades"):
+        hooks.leads(group, True)
+    hooks.leads("duties", False)
+
+
+async def test_a_round_that_raises_is_a_failure_and_one_that_is_cancelled_is_none() -> None:
+    sink = mw.MemorySink()
+    hooks = mw.DutyHooks([mw.Middleware(), mw.Metrics(sink)])
+    for error in (Unavailable("x"), OSError("x"), asyncio.CancelledError()):
+
+        async def fail(error: BaseException = error) -> Round:
+            raise error
+
+        with pytest.raises(type(error)):
+            await hooks.round("audit", fail)
+    await hooks.round("audit", answering(Round(handled=0)))
+    seen = sink.snapshot()
+    assert seen.counts == {'flowfabric_duty_failures_total{duty="audit"}': 2}
+    assert {series.split("outcome=")[1]: one.count for series, one in seen.timings.items()} == {
+        '"unavailable"}': 1,
+        '"unknown"}': 1,
+        '"cancelled"}': 1,
+        '"ok"}': 1,
+    }
+
+
+def test_a_hook_for_leads_that_fails_is_reported_and_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(mw.Middleware):
+        def leads(self, group: str, is_ours: bool) -> None:
+            raise OSError("disk")
+
+    meter = mw.Metrics()
+    mw.DutyHooks([Broken(), meter]).leads("duties", True)
+    assert "Broken.leads failed" in caplog.text
+    assert isinstance(meter.sink, mw.MemorySink)
+    assert meter.sink.snapshot().gauges == {'flowfabric_leads{group="duties"}': 1.0}
 
 
 async def test_the_table_of_metrics_names_every_series_and_its_labels() -> None:
     seen: dict[str, tuple[str, set[str]]] = {}
 
     class Sink:
-        def count(self, name: str, labels: Mapping[str, str]) -> None:
+        def count(self, name: str, labels: Mapping[str, str], by: int = 1) -> None:
+            assert by > 0
             seen[name] = "counter", set(labels)
+
+        def gauge(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+            assert value in (0, 1)
+            seen[name] = "gauge", set(labels)
 
         def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
             assert seconds >= 0
@@ -799,6 +843,11 @@ async def test_prometheus_shows_every_series_with_buckets_below_a_millisecond() 
         'flowfabric_execution_seconds_count{kind="send"} 2.0',
         'flowfabric_queue_seconds_count{kind="send"} 2.0',
         'flowfabric_call_seconds_count{method="ping",outcome="ok"} 2.0',
+        'flowfabric_duty_seconds_count{duty="lease_expiry",outcome="ok"} 2.0',
+        'flowfabric_duty_items_total{duty="lease_expiry"} 6.0',
+        'flowfabric_duty_failures_total{duty="lease_expiry"} 4.0',
+        'flowfabric_leads{group="duties"} 0.0',
+        'flowfabric_leads{group="cascades"} 1.0',
     ):
         assert line in text.splitlines()
     assert 'flowfabric_call_seconds_bucket{le="0.0001",method="ping",outcome="ok"}' in text
@@ -808,10 +857,10 @@ async def test_prometheus_shows_every_series_with_buckets_below_a_millisecond() 
 
 async def test_a_sink_that_fails_is_reported_once_and_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def count(self, name: str, labels: Mapping[str, str]) -> None:
+        def count(self, name: str, labels: Mapping[str, str], by: int = 1) -> None:
             raise OSError("disk")
 
-        observe = None  # not even callable
+        observe = gauge = None  # not even callable
 
     meter = mw.Metrics(Broken())  # type: ignore[arg-type]
     await used(meter)

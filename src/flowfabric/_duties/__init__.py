@@ -18,6 +18,7 @@ from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.record_expiry import RecordExpiry
+from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
 from flowfabric._duties.retention import Retention
 from flowfabric._duties.runner import Duties, TimerRunner
 from flowfabric._duties.sibling_cancel import SiblingCancel
@@ -25,6 +26,8 @@ from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric._duties.suspension_timeout import SuspensionTimeout
 from flowfabric._duties.timer import TimerDuty
 from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
+from flowfabric._duties.watcher import Watcher
+from flowfabric._duties.worker_registry_ttl_sweep import WorkerRegistryTtlSweep
 
 __all__ = [
     "ALL",
@@ -41,6 +44,7 @@ __all__ = [
     "LeaseExpiry",
     "ParkedPromotion",
     "RecordExpiry",
+    "RegistryEventTrimmer",
     "Retention",
     "SiblingCancel",
     "SiblingRepair",
@@ -48,4 +52,6 @@ __all__ = [
     "TimerDuty",
     "TimerRunner",
     "WaitpointExpiry",
+    "Watcher",
+    "WorkerRegistryTtlSweep",
 ]

@@ -14,11 +14,13 @@ from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.record_expiry import RecordExpiry
+from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
 from flowfabric._duties.retention import Retention
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric._duties.suspension_timeout import SuspensionTimeout
 from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
+from flowfabric._duties.worker_registry_ttl_sweep import WorkerRegistryTtlSweep
 
 ALL: tuple[type[Duty], ...] = (
     LeaseExpiry,
@@ -36,5 +38,7 @@ ALL: tuple[type[Duty], ...] = (
     EdgeRepair,
     FlowSummaries,
     RecordExpiry,
+    WorkerRegistryTtlSweep,
+    RegistryEventTrimmer,
     Audit,
 )

@@ -10,10 +10,13 @@ import asyncio
 import logging
 import random
 import re
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from flowfabric._duties.watcher import Watcher
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
+from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.page import ScannerFilter
 
@@ -39,6 +42,14 @@ class Duty:
         self.engine = engine
         self.filter = filter
         self.stopping = asyncio.Event()
+        self.watcher: Watcher | None = None
+
+    async def watched(self, proceed: Callable[[], Awaitable[Round]]) -> Round:
+        """Run one round and let the watcher know."""
+        return await (proceed() if self.watcher is None else self.watcher.round(self.name, proceed))
+
+    async def _whole_round(self) -> Round:
+        return Round(handled=await self.run_once())
 
     async def run_once(self) -> int:
         """Run one round; returns how many items it handled. A long round checks `stopping` between its batches."""
@@ -58,9 +69,9 @@ class Duty:
             try:
                 if woken is not None:
                     woken.clear()
-                handled = await self.run_once()
-                if handled:
-                    log.debug("%s handled %d", self.name, handled)
+                done = await self.watched(self._whole_round)
+                if done.handled:
+                    log.debug("%s handled %d", self.name, done.handled)
                 pause = await self.until_next()
             except FlowFabricError as error:
                 pause = 1.0

@@ -11,6 +11,7 @@ import logging
 import random
 from datetime import timedelta
 
+from flowfabric._duties.watcher import Watcher
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError
@@ -26,8 +27,9 @@ _SPREAD = 0.5  # seconds over which the processes spread their looks
 class Leadership:
     """Takes and keeps the lead where it can. `leads[name]` is set while this process leads the group."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, watcher: Watcher | None = None) -> None:
         self._engine = engine
+        self._watcher = watcher
         self.leads = {DUTIES: asyncio.Event(), CASCADES: asyncio.Event()}
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -38,10 +40,10 @@ class Leadership:
                 pause = await self._look()
             except FlowFabricError as error:
                 log.warning("leading the duties: %s", error)
-                self._resign()
+                self.resign()
             except Exception:
                 log.exception("leading the duties failed")
-                self._resign()
+                self.resign()
             await first_of(pause, stopping)
 
     async def _look(self) -> float:
@@ -57,14 +59,22 @@ class Leadership:
                 await self._engine.take_lead([CASCADES], _GIVEN_BACK)
                 del found[CASCADES]
         for name, event in self.leads.items():
-            if name in found and found[name].is_ours:
-                event.set()
-            else:
-                event.clear()
+            self._set(name, event, name in found and found[name].is_ours)
         if any(event.is_set() for event in self.leads.values()):
             return _LEASE.total_seconds() / 3
         return min(lead.left for lead in found.values()) + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
 
-    def _resign(self) -> None:
-        for event in self.leads.values():
+    def resign(self) -> None:
+        """Lead nothing any more."""
+        for name, event in self.leads.items():
+            self._set(name, event, False)
+
+    def _set(self, name: str, event: asyncio.Event, is_ours: bool) -> None:
+        if event.is_set() == is_ours:
+            return
+        if is_ours:
+            event.set()
+        else:
             event.clear()
+        if self._watcher is not None:
+            self._watcher.leads(name, is_ours)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,9 @@ from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
 from flowfabric._duties.timer import TimerDuty, WokenDuty
+from flowfabric._duties.watcher import Watcher
 from flowfabric.engine import Engine
+from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.page import ScannerFilter
 
@@ -51,7 +53,7 @@ class TimerRunner(Duty):
                 break
             for duty in waiting:
                 try:
-                    done = await duty.round()
+                    done = await duty.watched(duty.round)
                 except Exception as error:  # raised below, after the others have run
                     failure = failure or error
                     passed_over.add(duty)
@@ -62,6 +64,9 @@ class TimerRunner(Duty):
         if failure is not None:
             raise failure
         return handled
+
+    async def watched(self, proceed: Callable[[], Awaitable[Round]]) -> Round:
+        return await proceed()  # the rounds of its duties are what counts
 
     async def _with_work(self) -> list[WokenDuty]:
         timed = {duty.kind: duty for duty in self._duties if isinstance(duty, TimerDuty)}
@@ -92,17 +97,21 @@ class Duties:
         duties: Sequence[type[Duty]] = ALL,
         *,
         filter: ScannerFilter | None = None,  # noqa: A002
+        watcher: Watcher | None = None,
     ) -> None:
         made = [duty(engine, filter=filter) for duty in duties]
+        second = Cascade(engine)  # of the process that leads the cascades only
+        for duty in (*made, second):
+            duty.watcher = watcher
         timed = [duty for duty in made if isinstance(duty, WokenDuty)]
         self._engine = engine
         # Duties with a filter are not led: other processes have other filters.
-        self._leadership = Leadership(engine) if filter is None and made else None
+        self._leadership = Leadership(engine, watcher) if filter is None and made else None
         self._loops: list[tuple[Duty, str]] = [(duty, DUTIES) for duty in made if not isinstance(duty, WokenDuty)]
         if timed:
             self._loops.insert(0, (TimerRunner(engine, timed), DUTIES))
         if self._leadership is not None and Cascade in duties:
-            self._loops.append((TimerRunner(engine, [Cascade(engine)]), CASCADES))
+            self._loops.append((TimerRunner(engine, [second]), CASCADES))
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.ExitStack()
@@ -163,4 +172,5 @@ class Duties:
             with contextlib.suppress(FlowFabricError, TimeoutError):
                 async with asyncio.timeout(1.0):  # otherwise the lease ends by itself
                     await self._engine.leave_lead()
+            self._leadership.resign()
         return not late

@@ -324,6 +324,35 @@ async def _duties(connection: asyncpg.Connection[Any]) -> Finding:
     return Finding("duties", "ok", "no timer is late")
 
 
+async def _workers(connection: asyncpg.Connection[Any]) -> Finding:
+    try:
+        alive = await connection.fetch(
+            "select lanes, slots, package_version from flowfabric.list_workers(null, null, null, 10000)"
+        )
+    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+        return Finding("workers", "ok", "unknown until the schema is installed")
+    except asyncpg.InsufficientPrivilegeError:
+        return Finding("workers", "ok", "this user may not list them")
+    try:
+        waiting = await connection.fetch(
+            "select name, depth from flowfabric.lane_stats(null) where depth > 0 and state in ('active', 'draining')"
+        )
+    except asyncpg.InsufficientPrivilegeError:
+        waiting = []  # a worker's user reads no lanes
+    served = {lane for row in alive for lane in row["lanes"]}
+    detail = f"{len(alive):,} alive, {sum(row['slots'] or 0 for row in alive):,} slots" if alive else "none is alive"
+    if unserved := [row for row in waiting if row["name"] not in served]:
+        lanes = ", ".join(f"{row['name']} ({row['depth']:,} waiting)" for row in unserved[:5])
+        more = f" and {len(unserved) - 5} more" if len(unserved) > 5 else ""
+        advice = "no live worker serves these lanes: run `flowfabric worker module:app` for them"
+        return Finding("workers", "warning", f"{detail}; lanes without a worker: {lanes}{more}", advice)
+    versions = sorted({row["package_version"] for row in alive if row["package_version"]})
+    if len(versions) > 1:
+        advice = "finish the rollout: old workers do not serve what is new"
+        return Finding("workers", "warning", f"{detail}, of flowfabric {', '.join(versions)}", advice)
+    return Finding("workers", "ok", detail)
+
+
 CHECKS: tuple[Check, ...] = (
     _server,
     _schema,
@@ -336,6 +365,7 @@ CHECKS: tuple[Check, ...] = (
     _bloat,
     _old_transactions,
     _prepared_transactions,
+    _workers,
     _duties,
 )
 

@@ -109,7 +109,7 @@ SET_TAG = _value("set_tag", 4, "found")
 CLAIM = _rows("claim", 9, CLAIMED)
 CLAIM_LANES = _rows("claim_lanes", 10, CLAIMED)
 SLEEP_FOR_WORK = _value("sleep_for_work", 6, "until")
-REGISTER_SERVICE = _value("register_service", 2, "service")
+REGISTER_SERVICE = _value("register_service", "$1, null, $2", "service")
 RENEW = _rows("renew", 7, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
 DELAY = _rows("delay", 8, VERDICT)
@@ -306,6 +306,31 @@ LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
 SET_LANE_STATE = _value("set_lane_state", 2, "before")
 LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, waiting_children, running, at")
 
+# Workers
+
+_WORKER = (
+    "namespace, worker_instance_id, worker_id, lanes, kinds, versions, capabilities, liveness_ttl, registered_at,"
+    " heartbeat_at, expires_at, slots, package_version, host, pid, leads"
+)
+REGISTER_WORKER = _rows("register_worker", 14, "code, expires_at")
+HEARTBEAT_WORKER = _rows("heartbeat_worker", 3, "code, expires_at")
+# Heartbeats of the worker library. A heartbeat that a crash of the server undoes does no harm, so it commits
+# asynchronously unless it is part of a renewal.
+_LAZILY = "set_config('synchronous_commit', 'off', true) as commits"
+HEARTBEAT_LAZILY = _rows("heartbeat_worker", 3, f"code, expires_at, {_LAZILY}")
+SLEEP_AND_HEARTBEAT = _rows(
+    "heartbeat_worker", "$7, $8, $9", f"code, expires_at, flowfabric.sleep_for_work({_marks(6)}) as until, {_LAZILY}"
+)
+RENEW_AND_HEARTBEAT = f"{RENEW} union all " + _rows(
+    "heartbeat_worker", "$8, $9, $10", "0, code, null, null, null, null, expires_at"
+)
+MARK_WORKER_DEAD = _value("mark_worker_dead", 4, "code")
+LIST_WORKERS = _rows("list_workers", 4, _WORKER)
+LIST_WORKER_EVENTS = _rows("list_worker_events", 4, "seq, occurred_at, event, worker_id, reason")
+FIND_UNSERVED = _rows("find_unserved", 2, "lane, lane_state, kind, capabilities, namespace, workers")
+SWEEP_WORKERS = _value("sweep_workers", 1, "n")
+TRIM_WORKER_EVENTS = _value("trim_worker_events", 1, "n")
+
 # Schedules
 
 PUT_SCHEDULE = _value("put_schedule", 8, "did")
@@ -342,6 +367,7 @@ NEXT_DUE = _value("next_due", 1, "at")
 LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")
 TAKE_LEAD = _rows("take_lead", 3, "name, is_ours, left_ms")
 LEAVE_LEAD = _value("leave_lead", 1, "left")
+LIST_LEADS = _rows("list_leads", 0, "name, process, left_ms, worker_instance_id")
 AUDIT = _rows("audit", 2, "rule, partition, id, detail")
 AUDIT_SAMPLE = _rows("audit_sample", 2, "rule, partition, id, detail")
 REPAIR_FLOORS = _rows("repair_floors", 1, "partition, id")

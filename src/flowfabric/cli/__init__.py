@@ -32,6 +32,7 @@ from flowfabric.cli import (
     wait,
     waits,
     worker,
+    workers,
 )
 from flowfabric.cli._program import EXIT_CODES, Program, show_help
 
@@ -67,6 +68,7 @@ app.command("show", rich_help_panel=_INSPECT)(show.show)
 app.command("waits", rich_help_panel=_INSPECT)(waits.waits)
 app.command("failures", rich_help_panel=_INSPECT)(failures.failures)
 app.command("top", rich_help_panel=_INSPECT)(top.top)
+app.add_typer(workers.app, name="workers", rich_help_panel=_INSPECT)
 app.add_typer(flow.app, name="flow", rich_help_panel=_INSPECT)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)

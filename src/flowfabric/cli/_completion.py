@@ -36,6 +36,15 @@ def schedules(ctx: Any, incomplete: str) -> list[str]:
     return _ask(ctx, incomplete, names)
 
 
+def workers(ctx: Any, incomplete: str) -> list[str]:
+    """Live workers whose instance ids begin with the text."""
+
+    async def instances(engine: Engine) -> list[str]:
+        return [one.worker_instance_id for one in (await engine.list_all_workers(limit=1000)).items]
+
+    return _ask(ctx, incomplete, instances)
+
+
 def flows(ctx: Any, incomplete: str) -> list[str]:
     """Ids of the newest flows that begin with the text."""
 

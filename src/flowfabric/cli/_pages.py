@@ -19,7 +19,7 @@ Cursor = Annotated[
 PAGE = 1000
 
 _T = TypeVar("_T")
-_C = TypeVar("_C", bound="str | Place")
+_C = TypeVar("_C", bound="str | Place | tuple[str, str]")
 
 
 async def up_to(

@@ -1,4 +1,4 @@
-"""`flowfabric top`: a live view of lanes, rates, running and failed executions."""
+"""`flowfabric top`: a live view of workers, lanes, rates, running and failed executions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import Struct
 
-from flowfabric.cli import _output, lanes
+from flowfabric.cli import _output, lanes, workers
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, parse_duration
 from flowfabric.errors import CursorRefused, InvalidInput
@@ -19,6 +19,7 @@ from flowfabric.values.event import EventCounts
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.lane import LaneStats
 from flowfabric.values.state import State
+from flowfabric.values.worker import Leader
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -47,6 +48,9 @@ class Frame(Struct, frozen=True, kw_only=True):
     cancelled_rate: float
     expired_rate: float
     lost_lease_rate: float
+    workers: int
+    slots: int
+    leaders: list[Leader]
     lanes: list[LaneStats]
     running: list[ExecutionInfo]
     failed: list[Failed]
@@ -60,7 +64,7 @@ def top(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Watch lanes, rates, running and failed executions. With --json one line per refresh."""
+    """Watch workers, lanes, rates, running and failed executions. With --json one line per refresh."""
     pause = parse_duration(interval, "--interval").total_seconds()
     if not 0.1 <= pause <= 3600:
         raise InvalidInput(f"got {interval!r}", field="--interval", allowed="100ms to 1h")
@@ -105,8 +109,10 @@ class _Watch:
 
     async def frame(self) -> Frame:
         engine = self._engine
-        counts, stats, running, failed = await asyncio.gather(
+        counts, alive, leaders, stats, running, failed = await asyncio.gather(
             self._count(),
+            workers.alive(engine),
+            engine.list_leaders(),
             engine.lane_stats(),
             engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
             engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
@@ -125,6 +131,9 @@ class _Watch:
             cancelled_rate=rate.completion("cancelled"),
             expired_rate=rate.completion("expired"),
             lost_lease_rate=rate.lease("expired"),
+            workers=len(alive),
+            slots=sum(one.slots or 0 for one in alive),
+            leaders=leaders,
             lanes=stats,
             running=list(running.items),
             failed=[
@@ -170,6 +179,15 @@ def _rates(frame: Frame) -> str:
     return "per second: " + ", ".join(f"{number:,.1f} {word}" for number, word in words)
 
 
+def _workers(frame: Frame) -> str:
+    if not frame.workers:
+        return "workers: none is alive"
+    leader = next((one.worker_instance_id for one in frame.leaders if one.name == "duties"), None)
+    return f"workers: {frame.workers:,} with {frame.slots:,} slots" + (
+        f"; {_output.printable(leader)} leads the duties" if leader else ""
+    )
+
+
 def _running(frame: Frame) -> tuple[list[str], list[tuple[Any, ...]]]:
     return ["ID", "KIND", "LANE", "ATTEMPT", "FOR"], [
         (
@@ -192,6 +210,7 @@ def _failed(frame: Frame) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 def _print(frame: Frame) -> None:
     _output.say(_head(frame))
+    _output.say(_workers(frame))
     _output.say(_rates(frame))
     _output.heading("Lanes")
     _output.table(lanes.HEADERS, [lanes.row(one) for one in frame.lanes])
@@ -207,7 +226,7 @@ def _picture(frame: Frame) -> Any:
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    parts: list[Any] = [Text(_head(frame), style="bold"), Text(_rates(frame)), Text()]
+    parts: list[Any] = [Text(_head(frame), style="bold"), Text(_workers(frame)), Text(_rates(frame)), Text()]
     parts.append(_output.rich_table(lanes.HEADERS, [lanes.row(one) for one in frame.lanes]))
     if frame.running:
         parts += [Text("\nRunning, newest first", style="bold"), _output.rich_table(*_running(frame))]

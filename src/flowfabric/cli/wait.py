@@ -50,7 +50,7 @@ async def until_ended(
     """Wait and print the result or the failure; returns the exit code."""
     from flowfabric.client.outcomes import Outcomes  # noqa: PLC0415
 
-    outcomes = Outcomes(engine)
+    outcomes = Outcomes(engine, lambda line: _output.note(f"flowfabric: {_output.printable(line)}"))
     try:
         outcome = await outcomes.wait(target, seconds)
     except TimeoutError:

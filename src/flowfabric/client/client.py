@@ -19,6 +19,7 @@ from flowfabric.values.options import meant
 from flowfabric.values.page import Page
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.state import State
+from flowfabric.values.worker import WorkerRecord
 
 _CHUNK = 500  # executions per call when a method goes through many
 _FAILED = (State.FAILED, State.EXPIRED)
@@ -156,7 +157,18 @@ class AsyncClient(Signalling, BulkSubmitting):
                 progress(done)
         return done
 
-    # Lanes and schedules
+    # Workers, lanes and schedules
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All workers that are alive, by namespace and instance id, with what they serve."""
+        found: list[WorkerRecord] = []
+        cursor: tuple[str, str] | None = None
+        while True:
+            page = await self.engine.list_all_workers(after=cursor)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
 
     async def lanes(self) -> list[LaneStats]:
         """State and counts of every lane."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from flowfabric._waiting import first_of
@@ -19,6 +20,7 @@ from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, TransportError
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
+from flowfabric.values.worker import why_unserved
 
 log = logging.getLogger("flowfabric.client")
 _FIRST_POLL = 0.005
@@ -27,13 +29,18 @@ _MAX_POLL_WITHOUT_NOTIFY = 0.5
 _FIRST_READ = 1.0  # what the first read may take, even with a shorter timeout
 _WATCHED_FOR = 60.0
 _CHUNK = 1000
+_UNSERVED_AFTER = 5.0  # seconds of waiting after which work that no worker serves is reported
 
 
 class Outcomes:
     """Resolves waiting futures when executions end."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, report: Callable[[str], None] | None = None) -> None:
+        """`report` receives the line that says why nothing happens; by default it is logged."""
         self._engine = engine
+        self._report = report or log.warning
+        self._unchecked: dict[ExecutionId, float] = {}  # when to check whether a worker serves them, earliest first
+        self._reported: set[str] = set()
         self._waiting: dict[ExecutionId, set[asyncio.Future[Outcome]]] = {}
         self._new: set[ExecutionId] = set()
         self._given_up: set[ExecutionId] = set()
@@ -46,6 +53,7 @@ class Outcomes:
         self._waiting.setdefault(execution_id, set()).add(waiter)
         waiter.add_done_callback(lambda done: self._left(execution_id, done))
         self._new.add(execution_id)
+        self._unchecked.setdefault(execution_id, time.monotonic() + _UNSERVED_AFTER)
         self._woken.set()
         if self._task is None or self._task.done():
             self._task = background(self._run(), "flowfabric outcomes")
@@ -67,6 +75,7 @@ class Outcomes:
             waiters.discard(waiter)
             if not waiters:
                 del self._waiting[execution_id]
+                self._unchecked.pop(execution_id, None)
                 if waiter.cancelled() and execution_id not in self._new:
                     self._given_up.add(execution_id)
                 self._new.discard(execution_id)
@@ -99,14 +108,40 @@ class Outcomes:
                             for waiter in list(self._waiting.get(execution_id, ())):
                                 if not waiter.done():
                                     waiter.set_result(outcome)
+                    await asyncio.sleep(0)  # let the waiters that were just resolved leave
+                    await self._say_why()
                 except Exception as error:
                     log.warning("waiting for results: %s", error, exc_info=not isinstance(error, FlowFabricError))
                     watched_until = 0.0
                     pause = max(pause, 0.5)
                 await asyncio.sleep(0)  # let the waiters that were just resolved leave
                 if self._waiting:
-                    await first_of(pause, self._woken, notified)
+                    check_in = next(iter(self._unchecked.values()), math.inf) - time.monotonic()
+                    await first_of(min(pause, max(check_in, _FIRST_POLL)), self._woken, notified)
                     pause = min(pause * 4, _MAX_POLL if notified is not None else _MAX_POLL_WITHOUT_NOTIFY)
+
+    async def _say_why(self) -> None:
+        """Report, once for each kind and lane, that no worker serves what has been waited for since some seconds."""
+        now = time.monotonic()
+        late: list[ExecutionId] = []
+        for execution_id, at in self._unchecked.items():
+            if at > now or len(late) == _CHUNK:
+                break
+            late.append(execution_id)
+        if not late:
+            return
+        for execution_id in late:
+            del self._unchecked[execution_id]
+        try:
+            unserved = await self._engine.find_unserved(late)
+        except FlowFabricError as error:  # a hint, which the role may not be allowed to read
+            log.debug("cannot say which work no worker serves: %s", error)
+            return
+        for found in unserved:
+            line = why_unserved(found)
+            if line not in self._reported:
+                self._reported.add(line)
+                self._report(line)
 
     async def close(self) -> None:
         """Stop; the remaining futures get a `TransportError`."""

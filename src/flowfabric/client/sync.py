@@ -42,6 +42,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.wait import PendingWaitpoint, Wait
+from flowfabric.values.worker import WorkerRecord
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -516,6 +517,10 @@ class Client:
     ) -> int:
         """Replay all executions that match the filters and failed or expired; returns how many. See `cancel_all`."""
         return self._portal.call(self._client.replay_all(reason, progress=progress, **filters))
+
+    def workers(self) -> list[WorkerRecord]:
+        """All workers that are alive, by namespace and instance id, with what they serve."""
+        return self._portal.call(self._client.workers())
 
     def lanes(self) -> list[LaneStats]:
         """State and counts of every lane."""

@@ -6,6 +6,7 @@ several modules. `Engine` combines them all.
     common       service
     keys         keys
     lanes        lanes
+    workers      workers
     events       events, watches
     leases       claims, leases
     grants       grants
@@ -52,6 +53,7 @@ from flowfabric.engine.vector import Vector
 from flowfabric.engine.waitpoints import Waitpoints
 from flowfabric.engine.waits import Waits
 from flowfabric.engine.watches import Watches
+from flowfabric.engine.workers import Workers
 
 __all__ = ["Engine"]
 
@@ -60,7 +62,7 @@ class Engine(
     Executions, Claims, Leases, Control, Steps, Watches,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Flows, FlowReads, FlowCancels, Cascades, Siblings,
-    Vector, Reads, Lanes, Schedules, Events, Timers, Audits, Service,
+    Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
     Admission, Grants, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -14,16 +14,18 @@ import asyncpg
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int, check_list
+from flowfabric.engine.workers import heartbeat_of, own
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane, check_text, check_worker, moment, worker_capabilities
+from flowfabric.values.worker import Heartbeat, OwnWorker
 
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
 
 
 class Claims(Operations):
-    """claim, claim_many, claim_lanes, sleep_for_work."""
+    """claim, claim_many, claim_lanes, sleep_for_work, sleep_and_heartbeat."""
 
     async def claim(
         self,
@@ -216,6 +218,38 @@ class Claims(Operations):
 
         Returns until when it is announced. `before` is what the previous announcement returned; this one replaces it.
         """
+        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, before)
+        row = await self._row(statements.SLEEP_FOR_WORK, *args, repeatable=True)
+        until: datetime = row["until"]
+        return until
+
+    async def sleep_and_heartbeat(
+        self,
+        lanes: Collection[str],
+        at_most: timedelta,
+        *,
+        worker: OwnWorker,
+        slots: int = 1,
+        kinds: Collection[str] | None = None,
+        capabilities: Collection[str] = (),
+        before: datetime | None = None,
+    ) -> tuple[datetime, Heartbeat | None]:
+        """Do the same, and say that a worker of this process is still there, as `heartbeat_own` does, in one call."""
+        identity = own(worker)
+        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, before)
+        row = await self._row(statements.SLEEP_AND_HEARTBEAT, *args, *identity, repeatable=True)
+        return row["until"], heartbeat_of(row)
+
+    async def _sleep(
+        self,
+        lanes: Collection[str],
+        at_most: timedelta,
+        slots: int,
+        kinds: Collection[str] | None,
+        capabilities: Collection[str],
+        before: datetime | None,
+    ) -> tuple[Any, ...]:
+        """The arguments of an announcement. What the worker serves is registered first, once."""
         served = [check_lane(lane, "lanes") for lane in check_list(lanes, "lanes")]
         named = None if kinds is None else sorted(check_text(kind, "kinds") for kind in check_list(kinds, "kinds"))
         serves = (None if named is None else tuple(named), tuple(worker_capabilities(capabilities)))
@@ -227,18 +261,7 @@ class Claims(Operations):
                 statements.REGISTER_SERVICE, *(each and list(each) for each in serves), repeatable=True
             )
             self._services[serves] = row["service"]
-        row = await self._row(
-            statements.SLEEP_FOR_WORK,
-            self._instance,
-            served,
-            self._services[serves],
-            slots,
-            span,
-            replaced,
-            repeatable=True,
-        )
-        until: datetime = row["until"]
-        return until
+        return self._instance, served, self._services[serves], slots, span, replaced
 
 
 def _as_array(kinds: Collection[Any]) -> str:

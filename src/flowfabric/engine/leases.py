@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +15,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
 from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit
+from flowfabric.engine.workers import heartbeat_of, own
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.attempt import Delayed, Moved
 from flowfabric.values.checks import check_text, check_worker, escape_text, instant, moment
@@ -22,6 +24,7 @@ from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Rele
 from flowfabric.values.page import Page
 from flowfabric.values.state import State
 from flowfabric.values.wait import AlreadySatisfied
+from flowfabric.values.worker import Heartbeat, OwnWorker
 
 
 class Leases(Operations):
@@ -38,6 +41,29 @@ class Leases(Operations):
         self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
     ) -> list[Renewed | FlowFabricError]:
         """Extend up to 1,000 leases in one call; one verdict per lease."""
+        batch, args = self._renewal(authorities, lease_ttl)
+        if batch.is_empty:
+            return batch.verdicts([])
+        return _renewed(batch, await self._fetch(statements.RENEW, *args, repeatable=True))
+
+    async def renew_and_heartbeat(
+        self, authorities: Sequence[Handle | Fence], *, worker: OwnWorker
+    ) -> tuple[list[Renewed | FlowFabricError], Heartbeat | None]:
+        """Do the same, and say that a worker of this process is still there, as `heartbeat_own` does, in one call.
+
+        The heartbeat comes after the renewals and does not wait for a lock.
+        """
+        identity = own(worker)
+        batch, args = self._renewal(authorities, None)
+        if batch.is_empty:
+            return batch.verdicts([]), None
+        found = await self._fetch(statements.RENEW_AND_HEARTBEAT, *args, *identity, repeatable=True)
+        beat = next(row for row in found if row["ordinal"] == 0)
+        return _renewed(batch, [row for row in found if row is not beat]), heartbeat_of(beat, "at")
+
+    def _renewal(
+        self, authorities: Sequence[Handle | Fence], lease_ttl: timedelta | None
+    ) -> tuple[Batch[Any, Any], tuple[Any, ...]]:
         check_batch(authorities, "authorities")
         ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
 
@@ -49,17 +75,9 @@ class Leases(Operations):
 
         batch = Batch(authorities, prepare, self._database.flow_partitions)
         if batch.is_empty:
-            return batch.verdicts([])
+            return batch, ()
         fences, ttls = batch.ready
-        found = await self._fetch(statements.RENEW, *fences.columns, ttls, repeatable=True)
-        return batch.verdicts(
-            [
-                Renewed(row["at"], row["lease_epoch"])
-                if row["code"] == "ok"
-                else raised(row, fences.execution_id(place))
-                for place, row in enumerate(rows.by_place(found, len(ttls)))
-            ]
-        )
+        return batch, (*fences.columns, ttls)
 
     async def progress(
         self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
@@ -167,6 +185,16 @@ class Leases(Operations):
             return
         with self._listener.topic(f"lost {check_worker(worker_instance_id, 'worker_instance_id')}") as lost:
             yield lost
+
+
+def _renewed(batch: Batch[Any, Any], found: Sequence[asyncpg.Record]) -> list[Renewed | FlowFabricError]:
+    fences, ttls = batch.ready
+    return batch.verdicts(
+        [
+            Renewed(row["at"], row["lease_epoch"]) if row["code"] == "ok" else raised(row, fences.execution_id(place))
+            for place, row in enumerate(rows.by_place(found, len(ttls)))
+        ]
+    )
 
 
 def _target(authority: Authority) -> ExecutionId:

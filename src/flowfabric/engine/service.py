@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import asyncpg
 
@@ -47,6 +48,10 @@ _PRESENT = [
     "cancel_flow_wait_timeout",
     "cancel_flow_wait_indefinite",
     "ack_cancel_member",
+    "register_worker",
+    "heartbeat_worker",
+    "mark_worker_dead",
+    "list_workers",
 ]
 _LATER = [
     "budget_admin",
@@ -58,10 +63,6 @@ _LATER = [
     "subscribe_instance_tags",
     "stream_durable_summary",
     "stream_best_effort_live",
-    "register_worker",
-    "heartbeat_worker",
-    "mark_worker_dead",
-    "list_workers",
     "release_admission",
     "read_quota_policy_limits",
     "read_budget_usage_and_limits",
@@ -162,6 +163,11 @@ class Service(Operations):
     def dsn(self) -> str:
         """The DSN the engine was connected with, password included: for your own connections."""
         return self._dsn
+
+    @property
+    def instance(self) -> UUID:
+        """The name of this engine's process: of its notifications, of what it leads and of what it registers."""
+        return self._instance
 
     @property
     def flow_partitions(self) -> int:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_filter, check_int, check_list
 from flowfabric.errors import InvalidInput
@@ -19,6 +19,7 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.state import State
 from flowfabric.values.wait import AlreadySatisfied
+from flowfabric.values.worker import Leader
 
 
 class TimerKind(StrEnum):
@@ -208,6 +209,10 @@ class Timers(Operations):
     async def leave_lead(self) -> None:
         """Give up what this process leads."""
         await self._fetch(statements.LEAVE_LEAD, self._instance, repeatable=True)
+
+    async def list_leaders(self) -> list[Leader]:
+        """Return which process leads each group of duties."""
+        return [rows.leader(row) for row in await self._fetch(statements.LIST_LEADS, repeatable=True)]
 
     @contextlib.contextmanager
     def timer_wakeups(self) -> Iterator[asyncio.Event | None]:

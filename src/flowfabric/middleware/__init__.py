@@ -1,4 +1,4 @@
-"""Middleware: your code around submissions, handlers and engine calls.
+"""Middleware: your code around submissions, handlers, engine calls and background duties.
 
 Ships with tracing, metrics, logging, a rate limiter and a circuit breaker. A middleware sees only this process, so
 correctness across processes must not depend on it.
@@ -7,6 +7,7 @@ correctness across processes must not depend on it.
 from __future__ import annotations
 
 from flowfabric.middleware.base import (
+    DutyHooks,
     Middleware,
     Run,
     Running,
@@ -27,6 +28,7 @@ __all__ = [
     "METRICS",
     "CircuitBreaker",
     "CircuitOpen",
+    "DutyHooks",
     "JsonFormatter",
     "Logging",
     "MemorySink",

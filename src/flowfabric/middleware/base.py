@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
 
+from flowfabric.engine.timers import Round
 from flowfabric.errors import InvalidInput, RetryLater
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 
-Hook = Literal["submit", "execute", "call"]
+log = logging.getLogger("flowfabric.middleware")
+Hook = Literal["submit", "execute", "call", "duty", "leads"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
 # Operations that only release resources of this process. They do not need the database and must work without it.
@@ -84,6 +86,16 @@ class Middleware:
         """Runs around one operation of the `Engine`; `method` is its name."""
         return await proceed()
 
+    async def duty(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
+        """Runs around one round of a background duty, in the second thread of the worker that leads the duties.
+
+        `proceed` returns how many items the round handled, and how many failed.
+        """
+        return await proceed()
+
+    def leads(self, group: str, is_ours: bool) -> None:
+        """This process began or ceased to lead a group of duties (`duties`, `cascades`); in the second thread."""
+
 
 def check_middlewares(value: Iterable[Middleware], field: str = "middleware") -> tuple[Middleware, ...]:
     """Check that the list contains only middlewares."""
@@ -145,6 +157,32 @@ def chain_call(middlewares: Sequence[Middleware], method: str, final: Proceed) -
 
 def _around_call(middleware: Middleware, method: str, proceed: Proceed) -> Proceed:
     return lambda: middleware.call(method, proceed)
+
+
+class DutyHooks:
+    """The `duty` and `leads` hooks of some middlewares: what watches the duties of a worker."""
+
+    def __init__(self, middlewares: Sequence[Middleware]) -> None:
+        self._around = overriding(middlewares, "duty")
+        self._told = overriding(middlewares, "leads")
+
+    async def round(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
+        for each in reversed(self._around):
+            proceed = _around_duty(each, name, proceed)
+        return await proceed()
+
+    def leads(self, group: str, is_ours: bool) -> None:
+        for each in self._told:
+            try:
+                each.leads(group, is_ours)
+            except Exception:
+                log.exception("%s.leads failed", type(each).__name__)
+
+
+def _around_duty(
+    middleware: Middleware, name: str, proceed: Callable[[], Awaitable[Round]]
+) -> Callable[[], Awaitable[Round]]:
+    return lambda: middleware.duty(name, proceed)
 
 
 def is_resumed(task: Running) -> bool:

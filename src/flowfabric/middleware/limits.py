@@ -20,7 +20,7 @@ from flowfabric.middleware.base import LOCAL, Middleware, Run, Submission
 SOURCE: Final = "flowfabric.middleware"
 _PRUNE_FROM: Final = 1024
 # A worker's reports about executions it holds. If they were refused, the work would be lost.
-_RENEWALS: Final = frozenset({"renew", "renew_many"})
+_RENEWALS: Final = frozenset({"renew", "renew_many", "renew_and_heartbeat", "heartbeat_own", "heartbeat_worker"})
 _HOLDING: Final = frozenset(
     {
         *("complete", "complete_many", "fail", "fail_many", "release", "delay", "wait_children"),

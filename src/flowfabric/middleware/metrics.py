@@ -1,4 +1,4 @@
-"""Counts and times of submissions, executions and engine calls, and where they go.
+"""Counts and times of submissions, executions, engine calls and duties, and where they go.
 
 `METRICS` is every series with its labels. Labels are few and known beforehand: kinds, method names, outcomes; never an
 id. A sink that fails is reported once and never fails the work it measures.
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError
 from flowfabric.middleware.base import (
     Middleware,
@@ -31,7 +32,7 @@ from flowfabric.middleware.base import (
 )
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 log = logging.getLogger("flowfabric.middleware")
 
@@ -45,7 +46,7 @@ BUCKETS: Final = (
 class Metric(NamedTuple):
     """A metric: its type, labels and help text."""
 
-    type: Literal["counter", "histogram"]
+    type: Literal["counter", "histogram", "gauge"]
     labels: tuple[str, ...]
     text: str
 
@@ -55,6 +56,10 @@ EXECUTIONS: Final = "flowfabric_executions_total"
 EXECUTION_SECONDS: Final = "flowfabric_execution_seconds"
 QUEUE_SECONDS: Final = "flowfabric_queue_seconds"
 CALL_SECONDS: Final = "flowfabric_call_seconds"
+DUTY_SECONDS: Final = "flowfabric_duty_seconds"
+DUTY_ITEMS: Final = "flowfabric_duty_items_total"
+DUTY_FAILURES: Final = "flowfabric_duty_failures_total"
+LEADS: Final = "flowfabric_leads"
 METRICS: Final[Mapping[str, Metric]] = {
     SUBMITTED: Metric("counter", ("kind",), "Executions submitted, without those that existed already."),
     EXECUTIONS: Metric("counter", ("kind", "outcome"), "Runs of a handler, by outcome."),
@@ -65,6 +70,12 @@ METRICS: Final[Mapping[str, Metric]] = {
     CALL_SECONDS: Metric(
         "histogram", ("method", "outcome"), "How long an engine call took, including waiting for a connection."
     ),
+    DUTY_SECONDS: Metric(
+        "histogram", ("duty", "outcome"), "How long a round of a duty took; its count is the number of rounds."
+    ),
+    DUTY_ITEMS: Metric("counter", ("duty",), "Items that rounds of a duty handled."),
+    DUTY_FAILURES: Metric("counter", ("duty",), "Items that a round could not handle, and rounds that failed."),
+    LEADS: Metric("gauge", ("group",), "1 while this process leads the group of duties, 0 afterwards."),
 }
 
 _CATEGORIES: Final = frozenset(
@@ -83,11 +94,14 @@ def category(error: BaseException | None) -> str:
 class MetricsSink(Protocol):
     """Receives the measurements. It is called on the event loop, so it must not block."""
 
-    def count(self, name: str, labels: Mapping[str, str]) -> None:
-        """Increment a counter."""
+    def count(self, name: str, labels: Mapping[str, str], by: int = 1) -> None:
+        """Increase a counter."""
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
         """Record a duration."""
+
+    def gauge(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Record a current value."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -104,6 +118,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     counts: dict[str, int]
     timings: dict[str, Timing]
+    gauges: dict[str, float] = {}
 
 
 class _Times:
@@ -122,11 +137,16 @@ class MemorySink:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
         self._times: dict[tuple[str, tuple[tuple[str, str], ...]], _Times] = {}
+        self._gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
-    def count(self, name: str, labels: Mapping[str, str]) -> None:
+    def count(self, name: str, labels: Mapping[str, str], by: int = 1) -> None:
         key = name, tuple(sorted(labels.items()))
         with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + 1
+            self._counts[key] = self._counts.get(key, 0) + by
+
+    def gauge(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        with self._lock:
+            self._gauges[name, tuple(sorted(labels.items()))] = value
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
         key = name, tuple(sorted(labels.items()))
@@ -152,6 +172,7 @@ class MemorySink:
                     )
                     for key, times in self._times.items()
                 },
+                gauges={_series(*key): value for key, value in self._gauges.items()},
             )
 
 
@@ -179,26 +200,36 @@ class PrometheusSink:
         with _registering:
             collectors = _registered.get(chosen)
             if collectors is None:
-                collectors = {
-                    name: prometheus_client.Counter(name, metric.text, metric.labels, registry=chosen)
-                    if metric.type == "counter"
-                    else prometheus_client.Histogram(name, metric.text, metric.labels, registry=chosen, buckets=BUCKETS)
-                    for name, metric in METRICS.items()
-                }
+                collectors = {name: _collector(prometheus_client, name, chosen) for name in METRICS}
                 _registered[chosen] = collectors
         self._collectors = collectors
 
-    def count(self, name: str, labels: Mapping[str, str]) -> None:
+    def count(self, name: str, labels: Mapping[str, str], by: int = 1) -> None:
         counter: Counter = self._collectors[name]
-        counter.labels(**labels).inc()
+        counter.labels(**labels).inc(by)
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
         histogram: Histogram = self._collectors[name]
         histogram.labels(**labels).observe(seconds)
 
+    def gauge(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        gauge: Gauge = self._collectors[name]
+        gauge.labels(**labels).set(value)
+
+
+def _collector(library: Any, name: str, registry: CollectorRegistry) -> Any:
+    metric = METRICS[name]
+    match metric.type:
+        case "counter":
+            return library.Counter(name, metric.text, metric.labels, registry=registry)
+        case "histogram":
+            return library.Histogram(name, metric.text, metric.labels, registry=registry, buckets=BUCKETS)
+        case "gauge":
+            return library.Gauge(name, metric.text, metric.labels, registry=registry)
+
 
 class Metrics(Middleware):
-    """Measures submissions, executions and engine calls. `sink` receives the measurements; default: a `MemorySink`."""
+    """Measures submissions, executions, engine calls and duties; `sink` receives it all, by default a `MemorySink`."""
 
     def __init__(
         self,
@@ -245,6 +276,36 @@ class Metrics(Middleware):
             raise
         finally:
             self._observe(CALL_SECONDS, self._clock() - begun, method=method, outcome=outcome)
+
+    async def duty(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
+        outcome = "ok"
+        begun = self._clock()
+        try:
+            done = await proceed()
+        except BaseException as error:
+            outcome = category(error)
+            if outcome != "cancelled":
+                self._add(DUTY_FAILURES, 1, duty=name)
+            raise
+        else:
+            self._add(DUTY_ITEMS, done.handled, duty=name)
+            self._add(DUTY_FAILURES, done.failed, duty=name)
+            return done
+        finally:
+            self._observe(DUTY_SECONDS, self._clock() - begun, duty=name, outcome=outcome)
+
+    def leads(self, group: str, is_ours: bool) -> None:
+        try:
+            self.sink.gauge(LEADS, float(is_ours), {"group": group})
+        except Exception:
+            self._complain()
+
+    def _add(self, name: str, by: int, **labels: str) -> None:
+        if by:
+            try:
+                self.sink.count(name, labels, by)
+            except Exception:
+                self._complain()
 
     def _count(self, name: str, **labels: str) -> None:
         try:

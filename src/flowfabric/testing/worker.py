@@ -121,6 +121,7 @@ class KitWorker(Worker):
 
     def clock_moved(self, by: timedelta) -> None:
         """Apply a move of the database's clock: handlers see the new time, and sleeps that are due end."""
+        self.registration.clock_moved()
         for one in list(self._running):
             one.claimed_at -= by.total_seconds()
             now = one.database_now()
@@ -160,6 +161,7 @@ class KitWorker(Worker):
         log.info("the worker is killed %s", where)
         self.left_behind = [one.handle for one in self.held.values()]
         self.held.clear()
+        self.registration.is_abandoned = True
         self.grace = _CRASH_GRACE
         self.engine._database._pool._closing = True  # calls already sent may still arrive
         for one in list(self._running):

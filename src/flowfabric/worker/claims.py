@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowfabric._waiting import first_of
 from flowfabric.errors import FlowFabricError, InvalidInput
@@ -157,14 +157,15 @@ class Claims:
         now, connection = time.monotonic(), self._connection
         sleeps_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
         span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
-        self._asleep = await worker.engine.sleep_for_work(
-            list(worker.lanes),
-            timedelta(seconds=span + _OVERLAP),
-            slots=slots,
-            kinds=self._kinds,
-            capabilities=worker.capabilities,
-            before=self._asleep,
-        )
+        lanes, at_most = list(worker.lanes), timedelta(seconds=span + _OVERLAP)
+        serves: dict[str, Any] = {"slots": slots, "kinds": self._kinds, "capabilities": worker.capabilities}
+        if (own := worker.registration.due()) is None:
+            self._asleep = await worker.engine.sleep_for_work(lanes, at_most, before=self._asleep, **serves)
+        else:
+            self._asleep, outcome = await worker.engine.sleep_and_heartbeat(
+                lanes, at_most, worker=own, before=self._asleep, **serves
+            )
+            worker.registration.beaten(now, outcome)
         if not sleeps_on:
             self._next_look = _SECOND_LOOK
         self._announced_until, self._announced_on = now + span, connection

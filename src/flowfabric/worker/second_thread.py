@@ -1,6 +1,6 @@
 """The worker's second thread, with its own event loop, which no handler can block.
 
-It renews leases, runs the duties, fires schedules and receives the notifications for them.
+It renews leases, keeps the worker registered, runs the duties, fires schedules and receives the notifications for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from flowfabric._duties import ALL, Duties
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
+from flowfabric.errors import Conflict, ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
+from flowfabric.middleware import DutyHooks
+from flowfabric.values.lease import Handle, Renewed
 from flowfabric.worker.runners.threads import raise_in
 from flowfabric.worker.schedules import ScheduleDuty
 
@@ -92,7 +94,10 @@ class SecondThread(threading.Thread):
             min_size=1, max_size=6, command_timeout=_PATIENCE, reconnect_for=timedelta(0)
         )
         async with engine:
-            duties = Duties(engine, (*ALL, ScheduleDuty) if self._runs_duties else ())
+            await worker.registration.register(engine)
+            duties = Duties(
+                engine, (*ALL, ScheduleDuty) if self._runs_duties else (), watcher=DutyHooks(worker.app.middleware)
+            )
             async with duties:
                 self._ready.set()
                 watching = asyncio.create_task(self._watch_the_loop())
@@ -100,6 +105,7 @@ class SecondThread(threading.Thread):
                     await self._renew_until_stopped(engine, worker.lease_ttl.total_seconds())
                 finally:
                     watching.cancel()
+                    await worker.registration.leave(engine)
                     await duties.stop(_LAST_ROUND)
 
     # Leases
@@ -128,10 +134,24 @@ class SecondThread(threading.Thread):
                     await self._renew(engine, ttl, renew_all=renew_all)
                 except Exception:
                     log.exception("renewing leases failed")
+                await self._stay_registered(engine)
                 if has_leases and not is_listening:
                     await first_of(_AT_ONCE, self._stopping)
                 else:
                     await first_of(tick, self._stopping, lost if lost is not None else self._has_leases)
+
+    async def _stay_registered(self, engine: Engine) -> None:
+        try:
+            await self._worker.registration.keep(engine)
+        except Conflict as error:
+            log.critical("%s; stopping the worker", error)
+            self._worker.registration.is_abandoned = True
+            with contextlib.suppress(RuntimeError):
+                self._worker.loop.call_soon_threadsafe(self._worker.stop)
+        except (FlowFabricError, TimeoutError) as error:
+            log.warning("no heartbeat of the worker: %s", str(error) or "no response in time")
+        except Exception:
+            log.exception("the heartbeat of the worker failed")
 
     async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
         """Renew three times per lease: after two lost heartbeats there is time for a third."""
@@ -147,7 +167,7 @@ class SecondThread(threading.Thread):
             try:
                 # A heartbeat that takes longer than a third of the lease is too late.
                 async with asyncio.timeout(max(ttl / 3, 0.5)):
-                    verdicts = await engine.renew_many([one.handle for one in chunk])
+                    verdicts = await self._renew_chunk(engine, [one.handle for one in chunk])
             except (FlowFabricError, TimeoutError) as error:
                 log.warning("%d leases could not be renewed: %s", len(chunk), str(error) or "no response in time")
                 for one in chunk:
@@ -161,6 +181,15 @@ class SecondThread(threading.Thread):
                     log.warning("the lease of %s was not renewed: %s", one.claimed.execution_id, verdict)
                 else:
                     one.renewed_at = asked
+
+    async def _renew_chunk(self, engine: Engine, handles: list[Handle]) -> list[Renewed | FlowFabricError]:
+        registration = self._worker.registration
+        if (own := registration.due()) is None:
+            return await engine.renew_many(handles)
+        asked = time.monotonic()
+        verdicts, outcome = await engine.renew_and_heartbeat(handles, worker=own)
+        registration.beaten(asked, outcome)
+        return verdicts
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
         """Report a lost lease: set the flag for threads immediately, and notify the loop."""

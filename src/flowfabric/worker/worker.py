@@ -32,6 +32,7 @@ from flowfabric.worker.claims import Claims, lane_weights
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.running import StepHook
 from flowfabric.worker.handlers import LAST_CALLS, Handlers
+from flowfabric.worker.registration import Registration
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.runners.process_pool import is_loading_main
 from flowfabric.worker.runners.threads import Threads
@@ -51,7 +52,8 @@ class Worker:
     `lanes` are names, or names with weights: while both have work, the worker starts three executions of a lane of
     weight 3 for each of a lane of weight 1; a lane alone uses all slots. Without `lanes` it serves those of the app's
     tasks. `concurrency` is how many handlers run at the same time. `ack="each"` reports every execution in its own
-    call instead of in batches. `grace` is how long running handlers may continue after `stop`.
+    call instead of in batches. `grace` is how long running handlers may continue after `stop`. `worker_id` names the
+    pool in the history, `instance_id` this worker; two live workers cannot have the same, so by default it is made up.
     `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
 
@@ -78,6 +80,7 @@ class Worker:
         capabilities: Collection[str] = (),
         tasks: Collection[str] | None = None,
         worker_id: str | None = None,
+        instance_id: str | None = None,
         lease_ttl: Duration = timedelta(seconds=30),
         grace: Duration = timedelta(seconds=30),
         poll: Duration = timedelta(seconds=1),
@@ -95,7 +98,8 @@ class Worker:
         self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
         self.worker_id = check_worker(worker_id or f"{app.name}@{socket.gethostname()}"[:200])
-        self.instance_id = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
+        made = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
+        self.instance_id = check_worker(instance_id or made, "instance_id")
         self.lease_ttl = duration(lease_ttl, "lease_ttl")
         if self.lease_ttl < timedelta(milliseconds=300):
             raise InvalidInput(f"got {lease_ttl!r}", field="lease_ttl", allowed="0.3 seconds or more")
@@ -115,6 +119,7 @@ class Worker:
         )
         self.held = self.handlers.held
         self._running = self.handlers.running
+        self.registration = Registration(self)
         self._life: contextlib.AsyncExitStack | None = None
 
     # Life

@@ -22,6 +22,7 @@ from flowfabric._postgres.rows.waits import (
     wait,
     wait_result,
 )
+from flowfabric._postgres.rows.workers import leader, unserved, worker, worker_event
 
 __all__ = [
     "FOR_ALL",
@@ -43,6 +44,7 @@ __all__ = [
     "info",
     "lane",
     "lane_stats",
+    "leader",
     "open_wait",
     "outcome",
     "pending_waitpoint",
@@ -55,6 +57,9 @@ __all__ = [
     "suspended_execution",
     "suspension",
     "suspension_details",
+    "unserved",
     "wait",
     "wait_result",
+    "worker",
+    "worker_event",
 ]

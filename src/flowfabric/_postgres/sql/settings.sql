@@ -23,11 +23,12 @@ begin
                             'enable_seqscan = off', 'jit = off'],
                 'block cancel cancel_as_operator change_priority claim_as_operator claim_granted complete complete_as_operator
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
-                 deliver_signal_as_operator fail fail_as_operator find issue_claim_grant issue_reclaim_grant open_wait park
-                 progress reclaim record_steps redact_execution release release_as_operator renew replay revoke_lease
-                 settle_wait signal_by_key suspend unblock unwatch verify_grant wait_children wait_children_as_operator'),
+                 deliver_signal_as_operator fail fail_as_operator find heartbeat_worker issue_claim_grant issue_reclaim_grant
+                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution register_worker release
+                 release_as_operator renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch verify_grant
+                 wait_children wait_children_as_operator'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids may_submit read_outcomes read_steps'),
+                'find_ids find_unserved may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
                 'audit_sample repair_floors'),
@@ -40,7 +41,8 @@ begin
                 'claim'),
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
-                'list_partition look_for_due next_due read_events scan_eligible'),
+                'list_partition list_worker_events list_workers look_for_due next_due read_events scan_eligible
+                 trim_worker_events'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events')

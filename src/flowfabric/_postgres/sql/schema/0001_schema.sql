@@ -1,5 +1,5 @@
 -- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, waits,
--- flows, schedules, events, processes; then the types that functions pass around, and the view that readers use.
+-- flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
 --   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
@@ -25,7 +25,8 @@ create table flowfabric.deployment (
     event_retention   interval not null default '48 hours'  -- how long events are kept
         constraint deployment_event_retention_long_enough check (event_retention >= interval '24 hours'),
     failure_retention interval not null default '14 days',  -- how long failed and expired executions are kept
-    event_heartbeats  boolean not null default false,       -- renewals of leases are events too
+    event_heartbeats  boolean not null default false,       -- renewals of leases and heartbeats of workers are events too
+    worker_event_retention interval not null default '24 hours', -- how long events of workers are kept
     event_floor       bigint not null default 0             -- the last number of the events that were removed
 );
 insert into flowfabric.deployment (flow_partitions) values (256);
@@ -677,6 +678,7 @@ create unlogged table flowfabric.watch (
 create table flowfabric.service (
     id           integer generated always as identity primary key,
     kinds        text[],                -- null: every kind
+    versions     text[],                -- one for each of the kinds, null: any; a kind with several is there several times
     capabilities text[] not null,
     digest       text not null unique
 );
@@ -700,6 +702,40 @@ create unlogged table flowfabric.lead (
     instance uuid not null,
     until    timestamptz not null      -- real time, not the movable clock
 ) with (fillfactor = 50);
+
+-- The registry --------------------------------------------------------------------------------------------------------
+
+-- The workers, as they registered. A row whose time to live has passed counts as absent, swept or not. A heartbeat changes
+-- the last column only, which has no index: pages have room for the new version of every row beside it (HOT).
+create table flowfabric.registration (
+    namespace          text collate "C" not null,   -- empty: it serves every namespace
+    worker_instance_id text collate "C" not null,
+    registered_at      timestamptz not null,
+    liveness_ttl       interval not null,
+    process            uuid,                        -- the process that registered it, the same as in `lead`
+    service            integer not null,            -- its kinds with their versions, and its capabilities
+    slots              integer,
+    pid                integer,
+    worker_id          text not null,
+    lanes              text[] collate "C" not null,   -- sorted
+    host               text,
+    package_version    text,
+    heartbeat_at       timestamptz not null,
+    primary key (namespace, worker_instance_id)
+) with (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+-- What happened to workers. They have no execution, so that the event log is not theirs.
+create table flowfabric.worker_event (
+    seq                bigint generated always as identity primary key,
+    occurred_at        timestamptz not null,
+    event              text not null,    -- registered, heartbeat, marked_dead, ttl_swept
+    namespace          text collate "C" not null,
+    worker_instance_id text collate "C" not null,
+    worker_id          text not null,
+    reason             text              -- of marked_dead; of registered: refreshed, if the worker was registered already
+);
+create index worker_event_by_time on flowfabric.worker_event (occurred_at);
+create index worker_event_by_worker on flowfabric.worker_event (namespace, worker_instance_id, seq);
 
 -- Types ---------------------------------------------------------------------------------------------------------------
 

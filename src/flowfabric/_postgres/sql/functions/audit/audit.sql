@@ -57,6 +57,7 @@ begin
     union all select * from flowfabric.audit_signal_order(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_signal_count(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_keystore(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_registration_facts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_grant_state(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_hides(v_low, v_high, v_from, v_to, v_now);
 
@@ -92,6 +93,7 @@ begin
         return query
         select * from flowfabric.audit_completion_events(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_log_epochs(v_low, v_high, v_from, v_to)
+        union all select * from flowfabric.audit_worker_history(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_last_outcome(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_replayed_events(v_low, v_high, v_from, v_to)
         union all select * from flowfabric.audit_lease_epochs(v_low, v_high, v_from, v_to)

@@ -3,5 +3,5 @@ create or replace function flowfabric.wake_duties(p_due timestamptz) returns voi
 language sql volatile as $$
     select pg_notify('flowfabric_' || s.instance, 'timer')
     from flowfabric.sleeper s
-    where s.lane = '' and s.until > clock_timestamp() and (s.wakes_at is null or s.wakes_at > p_due)
+    where s.lane = '' and s.until > (select clock_timestamp()) and (s.wakes_at is null or s.wakes_at > p_due)
 $$;

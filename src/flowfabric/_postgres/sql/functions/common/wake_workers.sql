@@ -22,13 +22,14 @@ $$;
 -- wake_route: notify up to p_items sleeping workers that serve a route, those with the most free slots first.
 --
 -- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off.
+-- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
 create or replace function flowfabric.wake_route(p_route integer, p_items integer) returns void
 language sql volatile as $$
     select pg_notify('flowfabric_' || c.instance, 'work')
     from (select s.instance
           from (select x.instance, x.slots
                 from flowfabric.route r
-                join flowfabric.sleeper x on x.lane = r.lane and x.until > clock_timestamp()
+                join flowfabric.sleeper x on x.lane = r.lane and x.until > (select clock_timestamp())
                 join flowfabric.service v on v.id = x.service and (v.kinds is null or r.kind = any (v.kinds))
                      and r.capabilities <@ v.capabilities
                 where r.id = p_route and current_setting('flowfabric.wake', true) is distinct from 'off'

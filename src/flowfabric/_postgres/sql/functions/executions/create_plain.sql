@@ -47,7 +47,7 @@ begin
     v_known := flowfabric.announce_ready(v_route, flowfabric.rank_of(0), v_now, v_now);
     select exists (select from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_route
                    and (f.rank, f.created_at) < (flowfabric.rank_of(0), v_now)),
-           exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > clock_timestamp())
+           exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > (select clock_timestamp()))
     into v_covered, v_wakes;
     if not (v_known and v_covered) then   -- as cover_ready does
         insert into flowfabric.ready_floor (lane, route, rank, created_at, id)

@@ -12,7 +12,7 @@ begin
     update flowfabric.lane l set state = p_state where l.name = p_name;
     if p_state in ('active', 'draining') then
         perform pg_notify('flowfabric_' || s.instance, 'work') from flowfabric.sleeper s
-        where s.lane = p_name and s.until > clock_timestamp();
+        where s.lane = p_name and s.until > (select clock_timestamp());
     end if;
     return v_before;
 end;

@@ -107,7 +107,7 @@ begin
     end if;
     -- Work is left: the next worker may sleep.
     if cardinality(v_ids) = p_limit
-       and exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > clock_timestamp()) then
+       and exists (select from flowfabric.sleeper s where s.lane = p_lane and s.until > (select clock_timestamp())) then
         perform flowfabric.wake_workers(v_routes[1:8]);
     end if;
     -- Occasionally the floor follows the claims; a chance per row makes this independent of the batch size. Without work,

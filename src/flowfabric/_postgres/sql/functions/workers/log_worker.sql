@@ -1,0 +1,7 @@
+-- log_worker: append an event of a worker. The caller holds the lock of its registration: events of a worker are in order.
+create or replace function flowfabric.log_worker(
+    r flowfabric.registration, p_event text, p_reason text, p_now timestamptz) returns void
+language sql volatile as $$
+    insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id, reason)
+    values (p_now, p_event, r.namespace, r.worker_instance_id, r.worker_id, p_reason)
+$$;

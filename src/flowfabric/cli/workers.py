@@ -1,0 +1,192 @@
+"""`flowfabric workers`: show the workers that are alive and what they serve; remove one from the registry."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowfabric.cli import _completion, _output
+from flowfabric.cli._database import ask, near
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._pages import everything
+from flowfabric.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from flowfabric.engine import Engine
+    from flowfabric.values.worker import WorkerRecord
+
+app = typer.Typer(help="Show the workers that are alive; remove one from the registry.", invoke_without_command=True)
+
+Instance = Annotated[
+    str,
+    typer.Argument(
+        metavar="INSTANCE",
+        help="The instance id of a worker, or an end or beginning of one that is unique.",
+        autocompletion=_completion.workers,
+        show_default=False,
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="Only workers of this namespace.", show_default=False),
+]
+_EVENTS = 20
+_LANES_WIDTH = 18
+_NONE = "no worker is alive; start one with `flowfabric worker module:app`"
+
+
+@app.callback()
+def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+    """Show the workers that are alive; remove one from the registry. Without a command: list."""
+    if ctx.invoked_subcommand is None:
+        list_(json=json, dsn=dsn)
+
+
+@app.command("list")
+def list_(namespace: Namespace = None, json: Json = False, dsn: Dsn = None) -> None:
+    """List the workers that are alive: when each was last heard from, its slots, tasks and lanes, and what it leads."""
+
+    async def work(engine: Engine) -> None:
+        found = await alive(engine, namespace)
+        if json:
+            _output.document({"workers": found})
+        elif found:
+            _output.table(*rows(found, await now(engine)))
+        else:
+            _output.note(_NONE)
+
+    ask(dsn, work)
+
+
+@app.command()
+def show(instance: Instance, namespace: Namespace = None, json: Json = False, dsn: Dsn = None) -> None:
+    """Show what a worker serves, where it runs, and what happened to it in the last 24 hours."""
+
+    async def work(engine: Engine) -> None:
+        one = await _find(engine, instance, namespace)
+        page = await engine.list_worker_events(one.worker_instance_id, namespace=one.namespace, limit=_EVENTS)
+        if json:
+            _output.document({"worker": one, "events": list(page.items)})
+            return
+        _output.pairs(_facts(one, await now(engine)))
+        _output.heading("Events, newest first")
+        _output.table(["TIME", "EVENT", "REASON"], [(each.occurred_at, each.event, each.reason) for each in page.items])
+
+    ask(dsn, work)
+
+
+@app.command()
+def dead(
+    instance: Instance,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; kept with the worker's events.")
+    ] = "removed by an operator",
+    namespace: Namespace = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Remove a worker from the registry. Its leases are left to expire; a worker that still runs registers again."""
+
+    async def work(engine: Engine) -> None:
+        from flowfabric.values.worker import Marked  # noqa: PLC0415
+
+        one = await _find(engine, instance, namespace)
+        done = await engine.mark_worker_dead(one.worker_instance_id, namespace=one.namespace, reason=reason)
+        is_marked = isinstance(done, Marked)
+        if json:
+            _output.document({"worker_instance_id": one.worker_instance_id, "is_marked": is_marked})
+        else:
+            name = _output.printable(one.worker_instance_id)
+            _output.say(f"{name} is removed" if is_marked else f"{name} was gone already")
+
+    ask(dsn, work)
+
+
+async def alive(engine: Engine, namespace: str | None = None) -> list[WorkerRecord]:
+    """The workers that are alive, of one namespace or of all."""
+    if namespace is not None:
+        return await everything(lambda after, size: engine.list_workers(namespace, after=after, limit=size))
+    return await everything(lambda after, size: engine.list_all_workers(after=after, limit=size))
+
+
+async def now(engine: Engine) -> datetime:
+    """The time of the database, by which heartbeats are stored."""
+    from datetime import UTC, datetime  # noqa: PLC0415
+
+    return datetime.fromtimestamp(await engine.server_time_ms() / 1000, UTC)
+
+
+def rows(found: Sequence[WorkerRecord], at: datetime) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The workers as a table that fits 80 columns: only the last one, the instance, may be long."""
+    has_namespaces = any(one.namespace for one in found)
+    headers = ["HEARD", "SLOTS", "TASKS", "LEADS", "LANES", *(["NAMESPACE"] if has_namespaces else []), "INSTANCE"]
+    return headers, [
+        (
+            _ago(at - one.last_heartbeat_at),
+            one.slots,
+            "all" if one.kinds is None else len(one.kinds),
+            ", ".join(one.leads),
+            _short(one.lanes),
+            *([one.namespace] if has_namespaces else []),
+            one.worker_instance_id,
+        )
+        for one in found
+    ]
+
+
+def _short(lanes: Sequence[str]) -> str:
+    """The first lanes, and how many more there are."""
+    shown = lanes[0]
+    count = 1
+    while count < len(lanes) and len(f"{shown}, {lanes[count]}") <= _LANES_WIDTH:
+        shown, count = f"{shown}, {lanes[count]}", count + 1
+    return shown if count == len(lanes) else f"{shown} +{len(lanes) - count}"
+
+
+def _ago(span: timedelta) -> str:
+    seconds = round(span.total_seconds())
+    return "now" if seconds <= 0 else f"{_output.duration(timedelta(seconds=seconds))} ago"
+
+
+def _facts(one: WorkerRecord, at: datetime) -> list[tuple[str, object]]:
+    kinds = "every task" if one.kinds is None else ", ".join(_kind(*item) for item in one.kinds.items())
+    return [
+        ("instance", one.worker_instance_id),
+        ("worker", one.worker_id),
+        ("namespace", one.namespace or "every namespace"),
+        ("lanes", ", ".join(one.lanes)),
+        ("tasks", kinds),
+        ("capabilities", ", ".join(one.capabilities)),
+        ("slots", one.slots),
+        ("leads", ", ".join(one.leads)),
+        ("host", one.host),
+        ("process", one.pid),
+        ("package", None if one.package_version is None else f"flowfabric {one.package_version}"),
+        ("registered", one.registered_at),
+        ("heard from", _ago(at - one.last_heartbeat_at)),
+        ("counts as absent", f"in {_output.duration(one.expires_at - at)} without a heartbeat"),
+    ]
+
+
+def _kind(name: str, versions: Sequence[str]) -> str:
+    return f"{name} ({', '.join(versions)})" if versions else name
+
+
+async def _find(engine: Engine, text: str, namespace: str | None) -> WorkerRecord:
+    found = await alive(engine, namespace)
+    named = [one for one in found if one.worker_instance_id == text]
+    named = named or [one for one in found if one.worker_instance_id.endswith(text)]
+    named = named or [one for one in found if one.worker_instance_id.startswith(text)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        for one in named[:10]:
+            _output.note(_output.printable(f"{one.worker_instance_id}  {one.namespace}".rstrip()))
+        raise InvalidInput(f"{len(named)} workers fit {text!r}", field="INSTANCE", allowed="more of it, or --namespace")
+    hint = near(text, [one.worker_instance_id for one in found]) or "`flowfabric workers` lists those that are alive"
+    raise NotFound("worker", _output.printable(text), detail=hint)
