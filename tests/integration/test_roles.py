@@ -50,7 +50,7 @@ SUBMIT = """
 """
 WORK = """
     claim claim_lanes claim_granted reclaim verify_grant sleep_for_work register_service register_lanes
-    register_worker heartbeat_worker mark_worker_dead sweep_workers trim_worker_events
+    register_worker heartbeat_worker leave_registry sweep_workers trim_worker_events
     renew progress complete fail cancel delay release wait_children suspend park
     open_wait settle_wait create_waitpoint close_waitpoint record_steps submit_child
     take_lead leave_lead look_for_due run_timers sweep audit_sample repair_floors dispatch_cascades cascade_pending
@@ -65,7 +65,7 @@ OPERATE = """
     read_waitpoint_token signal_by_key resume_execution expire_waitpoint expire_suspension run_one audit
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
-    set_lane_state set_schedule_paused delete_schedule
+    set_lane_state set_schedule_paused delete_schedule mark_worker_dead
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {

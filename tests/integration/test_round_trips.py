@@ -335,6 +335,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     ),
     "heartbeat_worker": (registered, lambda e, _: e.heartbeat_worker("pool-1")),
     "heartbeat_own": (registered, lambda e, _: e.heartbeat_own(OWN)),
+    "leave_registry": (registered, lambda e, _: e.leave_registry("pool-1", reason="gone")),
     "mark_worker_dead": (registered, lambda e, _: e.mark_worker_dead("pool-1", reason="gone")),
     "list_workers": (registered, lambda e, _: e.list_workers("")),
     "list_all_workers": (registered, lambda e, _: e.list_all_workers()),

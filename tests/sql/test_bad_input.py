@@ -981,6 +981,13 @@ CASES = [
         worker=by_field(OWN_WORKERS),
     ),
     Case(
+        "leave_registry",
+        lambda world: {"worker_instance_id": "w-1", "reason": "gone"},
+        worker_instance_id=by_field(WORKERS),
+        namespace=by_field([None, *TEXTS]),
+        reason=by_field([None, *TEXTS, "a\nb", "\x7f", "\x85"]),
+    ),
+    Case(
         "mark_worker_dead",
         lambda world: {"worker_instance_id": "w-1", "reason": "gone"},
         worker_instance_id=by_field(WORKERS),

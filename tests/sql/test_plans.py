@@ -573,6 +573,7 @@ CALLS = [
     Call("register_worker", 1, lambda g: g.engine.register_worker(
         "pool", "worker-3", namespace="space", lanes=["other"], liveness_ttl=HOUR), an_hour_later),
     Call("heartbeat_worker", 1, lambda g: g.engine.heartbeat_worker("worker-2")),
+    Call("leave_registry", 1, lambda g: g.engine.leave_registry("worker-3", reason="stopped")),
     Call("mark_worker_dead", 1, lambda g: g.engine.mark_worker_dead("worker-2", reason="gone")),
     Call("list_workers", 100, lambda g: g.engine.list_workers("space", after="worker-5", limit=100)),
     Call("list_workers", 100, lambda g: g.engine.list_all_workers(after=("", "worker-5"), limit=100)),

@@ -154,8 +154,8 @@ async def test_a_second_process_with_the_same_instance_is_refused_while_the_firs
         first, second = (OwnWorker(worker_instance_id="a-1", process=each._instance) for each in (plain_engine, other))
         assert await plain_engine.heartbeat_own(first) == NotRegistered()
         assert isinstance(await other.heartbeat_own(second), Refreshed)
-        assert await plain_engine.mark_worker_dead("a-1", reason="stopped", only_ours=True) == NotRegistered()
-        assert await other.mark_worker_dead("a-1", reason="stopped", only_ours=True) == Marked()
+        assert await plain_engine.leave_registry("a-1", reason="stopped") == NotRegistered()
+        assert await other.leave_registry("a-1", reason="stopped") == Marked()
 
 
 # Heartbeats

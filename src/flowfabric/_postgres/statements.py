@@ -324,7 +324,8 @@ SLEEP_AND_HEARTBEAT = _rows(
 RENEW_AND_HEARTBEAT = f"{RENEW} union all " + _rows(
     "heartbeat_worker", "$8, $9, $10", "0, code, null, null, null, null, expires_at"
 )
-MARK_WORKER_DEAD = _value("mark_worker_dead", 4, "code")
+MARK_WORKER_DEAD = _value("mark_worker_dead", 3, "code")
+LEAVE_REGISTRY = _value("leave_registry", 4, "code")
 LIST_WORKERS = _rows("list_workers", 4, _WORKER)
 LIST_WORKER_EVENTS = _rows("list_worker_events", 4, "seq, occurred_at, event, worker_id, reason")
 FIND_UNSERVED = _rows("find_unserved", 2, "lane, lane_state, kind, capabilities, namespace, workers")

@@ -33,7 +33,8 @@ _MOST_WORKERS = 10_000
 
 
 class Workers(Operations):
-    """register_worker, heartbeat_worker, mark_worker_dead, list_workers, list_worker_events, find_unserved.
+    """register_worker, heartbeat_worker, leave_registry, mark_worker_dead, list_workers, list_worker_events,
+    find_unserved.
 
     The registry says who is there. It is no gate: a worker that is not registered may claim, and a worker that is
     marked dead keeps its leases.
@@ -112,17 +113,29 @@ class Workers(Operations):
         return heartbeat_of(row) or NotRegistered()
 
     async def mark_worker_dead(
-        self, worker_instance_id: str, *, reason: str, namespace: str = "", only_ours: bool = False
+        self, worker_instance_id: str, *, reason: str, namespace: str = ""
     ) -> Marked | NotRegistered:
         """Remove a worker from the registry. Its leases are not touched: they expire, or are revoked one by one.
 
-        A worker that still lives registers again. `only_ours`: only if this process registered it.
+        For operators. A worker that still lives registers again.
         """
         row = await self._row(
             statements.MARK_WORKER_DEAD,
             check_text(namespace, "namespace"),
             check_worker(worker_instance_id, "worker_instance_id"),
-            self._instance if only_ours else None,
+            _reason(reason),
+        )
+        return Marked() if row["code"] == "marked" else NotRegistered()
+
+    async def leave_registry(
+        self, worker_instance_id: str, *, reason: str, namespace: str = ""
+    ) -> Marked | NotRegistered:
+        """Remove a worker that this process registered: it stops."""
+        row = await self._row(
+            statements.LEAVE_REGISTRY,
+            check_text(namespace, "namespace"),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            self._instance,
             _reason(reason),
         )
         return Marked() if row["code"] == "marked" else NotRegistered()

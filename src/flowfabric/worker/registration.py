@@ -105,6 +105,6 @@ class Registration:
         self._own = None
         try:
             async with asyncio.timeout(_LAST_CALL):
-                await engine.mark_worker_dead(self._worker.instance_id, reason="stopped", only_ours=True)
+                await engine.leave_registry(self._worker.instance_id, reason="stopped")
         except (FlowFabricError, TimeoutError) as error:
             log.warning("the worker could not leave the registry: %s", str(error) or "no response in time")

@@ -1,13 +1,18 @@
 -- mark_worker_dead: remove a worker from the registry. Its leases are left to expire, or to be revoked.
 --
--- Called by workers that stop, and by operators.
--- Roles    work, operate
--- Takes    p_process: only if this process registered it; null: whichever.
+-- Called by operators.
+-- Roles    operate
 -- Locks    the registration, and waits for it.
 -- Returns  marked, or not_registered.
-create or replace function flowfabric.mark_worker_dead(
+create or replace function flowfabric.mark_worker_dead(p_namespace text, p_instance text, p_reason text) returns text
+language sql volatile security definer as $$
+    select flowfabric.drop_registration(p_namespace, p_instance, null, p_reason)
+$$;
+
+-- drop_registration: the same; p_process: only if this process registered it; null: whichever.
+create or replace function flowfabric.drop_registration(
     p_namespace text, p_instance text, p_process uuid, p_reason text) returns text
-language plpgsql security definer as $$
+language plpgsql as $$
 declare
     v_now timestamptz;
     r flowfabric.registration;
