@@ -98,6 +98,18 @@ async def test_migrating_again_changes_nothing(database: str, sql: asyncpg.Conne
     assert await sql.fetch("select * from flowfabric.keystore") == secret
 
 
+async def test_a_current_database_can_be_left_as_it_is(database: str, empty: str, sql: asyncpg.Connection[Any]) -> None:
+    assert (await migrate_database(empty, unless_current=True)).applied == ALL_STEPS
+    await sql.execute("create function flowfabric.left_behind() returns int language sql as 'select 1'")
+    before = await shape(sql)
+    unchanged = Migration((), SCHEMA_VERSION, THIS.version, replaced=False)
+    assert await migrate_database(database, unless_current=True) == unchanged
+    assert await shape(sql) == before
+    await sql.execute("update flowfabric.build set functions = 'another'")
+    assert (await migrate_database(database, unless_current=True)).replaced
+    assert await sql.fetchval("select to_regproc('flowfabric.left_behind')") is None
+
+
 async def test_many_processes_may_migrate_at_the_same_time(empty: str) -> None:
     code = (
         "import asyncio, sys; from flowfabric.engine.service import migrate_database;"

@@ -52,7 +52,8 @@ class Step:
 class Migration:
     """The result of a run: the steps it applied, and the versions of the schema and of the functions now.
 
-    `replaced` is false if the database has newer functions, which serve this package too: nothing was changed.
+    `replaced` is false if nothing was changed: the database has newer functions, which serve this package too, or is
+    current and was to be left alone.
     """
 
     applied: tuple[str, ...]
@@ -99,6 +100,14 @@ async def current_version(connection: asyncpg.Connection[Any]) -> tuple[int, Bui
                 check_steps(row["steps"])
                 return row["schema_version"] or 0, build_of(row)
     return await _recorded_version(connection), None
+
+
+async def current_migration(connection: asyncpg.Connection[Any]) -> Migration | None:
+    """Return the state of a database whose schema and functions are those of this package; None for any other."""
+    version, build = await current_version(connection)
+    if version < SCHEMA_VERSION or build is None or build.digest != THIS.digest:
+        return None
+    return Migration((), version, build.version, replaced=False)
 
 
 async def _recorded_version(connection: asyncpg.Connection[Any]) -> int:

@@ -80,7 +80,7 @@ def _migrate(dsn: str) -> None:
 
     from flowfabric.engine.service import migrate_database  # noqa: PLC0415
 
-    asyncio.run(migrate_database(dsn))
+    asyncio.run(migrate_database(dsn, unless_current=True))
 
 
 def _note(text: str) -> None:

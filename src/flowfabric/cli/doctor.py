@@ -60,7 +60,7 @@ def _examine(dsn: str | None, found: list[Finding]) -> None:
     async def asked(chosen: str) -> None:
         if is_embedded(dsn):
             # As every command that uses it does.
-            await migrate_database(chosen)
+            await migrate_database(chosen, unless_current=True)
         # One by one, to show the findings so far if the connection breaks.
         async for finding in examine(chosen):
             found.append(finding)  # noqa: PERF401

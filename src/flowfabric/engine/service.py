@@ -20,7 +20,7 @@ from flowfabric._postgres.build import Build
 from flowfabric._postgres.database import Database, check_server, connection_failed, translate
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
-from flowfabric._postgres.migrate import Migration, current_version, migrate
+from flowfabric._postgres.migrate import Migration, current_migration, current_version, migrate
 from flowfabric._postgres.roles import Role
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
@@ -106,7 +106,7 @@ class Service(Operations):
             chosen = server.dsn
         try:
             if server is not None:
-                await migrate_database(chosen)
+                await migrate_database(chosen, unless_current=True)
             database = await Database.connect(
                 chosen,
                 min_size=min_size,
@@ -260,11 +260,13 @@ async def migrate_database(
     worker_roles: Sequence[str] = (),
     operate_roles: Sequence[str] = (),
     force: bool = False,
+    unless_current: bool = False,
 ) -> Migration:
     """Bring the schema of a database up to date; safe to run from many processes at the same time.
 
     Each database role that is named may call the functions of its kind, now and after later migrations.
-    Functions that are newer than this package's stay as they are, unless `force`.
+    Functions that are newer than this package's stay as they are, unless `force`. `unless_current`: do nothing if
+    schema and functions are those of this package; otherwise the functions are replaced all the same.
     """
     roles = {
         Role.READ: read_roles,
@@ -275,6 +277,8 @@ async def migrate_database(
     connection = await _open(dsn)
     try:
         check_server(connection, describe(dsn))
+        if unless_current and (current := await current_migration(connection)) is not None:
+            return current
         return await migrate(connection, roles=roles, force=force)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error, describe(dsn)) from error
