@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -11,7 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from flowfabric._postgres import scratch
 from flowfabric.embedded import server as embedded
+from flowfabric.engine.service import migrate_database
 from tests.conftest import FAST
 from tests.places import place_of_data
 from tests.support import in_database
@@ -38,18 +41,23 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shared = tmp_path_factory.getbasetemp()
     place = place_of_data(shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared)
     server = embedded.start(place / f"documentation-{os.getpid()}", settings=FAST)
+    with psycopg.connect(in_database(server.dsn, "postgres"), autocommit=True) as connection:
+        connection.execute("create database ready strategy file_copy")
+    asyncio.run(migrate_database(in_database(server.dsn, "ready")))
+    with psycopg.connect(in_database(server.dsn, "ready"), autocommit=True) as connection:
+        connection.execute(scratch.UNCLAIMED)
     yield server.data_dir
     server.release()
 
 
 @pytest.fixture
 def on_one_server(surroundings: dict[str, str], data_dir: Path) -> dict[str, str]:
-    """An environment in which the embedded server runs already, with an empty database."""
+    """An environment in which the embedded server runs already, with a migrated database."""
     server = embedded.start(data_dir)
     try:
         with psycopg.connect(in_database(server.dsn, "postgres"), autocommit=True) as connection:
             connection.execute("drop database if exists flowfabric with (force)")
-            connection.execute("create database flowfabric strategy file_copy")
+            connection.execute("create database flowfabric template ready strategy file_copy")
     finally:
         server.release()
     return {**surroundings, "FLOWFABRIC_DATA_DIR": str(data_dir)}

@@ -24,6 +24,7 @@ def owners_database(on_one_server: dict[str, str], data_dir: Path) -> Iterator[s
     """The address of an empty database that belongs to app_owner, for the administrator."""
     server = embedded.start(data_dir)
     with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("drop schema flowfabric cascade")
         connection.execute("create role app_owner login")
         connection.execute("alter database flowfabric owner to app_owner")
         yield server.dsn
