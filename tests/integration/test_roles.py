@@ -534,7 +534,7 @@ async def test_steps_children_and_waiting_need_only_the_role_work(
     )
     assert sent.signal_id
     await worker.cancel(again.handle, "enough")
-    assert await worker.free_key(child.execution_id, "k") is False
+    assert await worker.free_key(child.execution_id, "k") is True
     assert await engine.audit(events=True) == []
 
 
@@ -872,3 +872,50 @@ async def test_no_function_gives_a_signing_key_away(
     for statement in ("select * from flowfabric.keystore", "select flowfabric.hmac('a', 'b', 'c')"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await session.fetch(statement)
+
+
+async def test_a_submitter_cannot_cancel_through_positions_and_partitions(
+    database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
+) -> None:
+    async with a_role(sql) as user:
+        await migrate_database(database, submit_roles=(user,))
+        connection = await asyncpg.connect(as_user(database, user))
+        try:
+            member = "'{00000000-0000-0000-0000-000000000001}'"
+            for old, start in ((member.replace("'{", "'[0:0]={"), "'{-1}'"), (member, "'{0}'")):
+                statement = await _grow_call(sql, p_id=member, p_old=old, p_from=start, p_to="'{1}'")
+                with pytest.raises(asyncpg.InvalidParameterValueError, match="begin with one"):
+                    await connection.execute(statement)
+            one = await submit(plain_engine, idempotency_key="k")
+            for partition in range(5):
+                freed = await connection.fetchval(
+                    "select flowfabric.free_key($1, $2, null, '', 'k')", partition if partition != home(one) else 9, one
+                )
+                assert freed is False, "the execution lives, wherever the caller says it is"
+            async with connection.transaction():
+                assert await connection.fetchval(
+                    "select flowfabric.free_key($1, $2, null, '', 'another')", home(one), one
+                )
+                claimed = await asyncio.wait_for(plain_engine.claim(**WORKER), PATIENCE)
+                assert claimed is not None, "a key that is not its own locks nothing"
+        finally:
+            await connection.close()
+            await sql.execute("delete from flowfabric.granted_role")
+
+
+async def _grow_call(sql: asyncpg.Connection[Any], **given: str) -> str:
+    """A call of grow_flow with null for everything that is not given."""
+    names = await sql.fetchval("select proargnames[1:pronargs] from pg_proc where proname = 'grow_flow'")
+    return f"select flowfabric.grow_flow({', '.join(given.get(name, 'null') for name in names)})"
+
+
+async def test_only_an_operator_sees_which_process_leads(
+    database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
+) -> None:
+    await plain_engine.take_lead(["duties"], timedelta(seconds=30))
+    async with a_role(sql) as worker, a_role(sql) as operator:
+        await migrate_database(database, worker_roles=(worker,), operate_roles=(operator,))
+        for user, process in ((worker, None), (operator, plain_engine._instance)):
+            async with await ff.Engine.connect(as_user(database, user)) as engine:
+                assert [leader.process for leader in await engine.list_leaders()] == [process]
+        await sql.execute("delete from flowfabric.granted_role")

@@ -573,7 +573,11 @@ async def _digest(sql: asyncpg.Connection[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "policy",
     [
+        5,
+        {"timeout_policy": "x"},
         {"timeout_policy": {"attempt_timeout_ms": "x"}},
+        {"timeout_policy": {"attempt_timeout_ms": "5 6"}},
+        {"timeout_policy": {"attempt_timeout_ms": ""}},
         {"timeout_policy": {"attempt_timeout_ms": 1.5}},
         {"timeout_policy": {"attempt_timeout_ms": 10**18}},
         {"timeout_policy": {"attempt_timeout_ms": -1}},
@@ -581,7 +585,9 @@ async def _digest(sql: asyncpg.Connection[Any]) -> dict[str, Any]:
         {"max_replay_count": [1]},
         {"stream_policy": {"retention_ttl_ms": "9 days"}},
         {"suspension_policy": {"default_timeout_ms": True}},
-        {"suspension_policy": {"max_signals_per_execution": 10**30}},
+        {"max_signals_per_execution": "x"},
+        {"max_signals_per_execution": 10**30},
+        {"retry_policy": "abc"},
         {"retry_policy": {"max_retries": {}}},
         {"retry_policy": {"retryable_categories": 5}},
         {"retry_policy": {"retryable_categories": None}},
@@ -593,7 +599,7 @@ async def _digest(sql: asyncpg.Connection[Any]) -> dict[str, Any]:
     ids=str,
 )
 async def test_a_policy_that_would_stop_others_is_refused_by_the_database(
-    engine: CheckedEngine, sql: asyncpg.Connection[Any], policy: dict[str, Any]
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], policy: Any
 ) -> None:
     """A user who may submit can call the functions without the checks of the engine."""
     await engine.create_execution(execution_kind="test")
@@ -603,3 +609,39 @@ async def test_a_policy_that_would_stop_others_is_refused_by_the_database(
             "select flowfabric.create_one('default', 'test', '', $1, $2, '', $3)", home(one), one, json.dumps(policy)
         )
     assert len(await engine.claim_many(**WORKER, limit=10)) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_at": "20000-01-01"},
+        {"delay_until": "4000-01-01 BC"},
+        {"delay_ms": -1},
+        {"deadline_ms": 10**17},
+        {"tags": '{"a": [[[[]]]]}'},
+        {"tags": '{"a": 5}'},
+        {"tags": "[]"},
+        {"tags": '"x"'},
+    ],
+    ids=str,
+)
+async def test_what_not_every_reader_can_hold_is_refused_by_the_database(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], options: dict[str, Any]
+) -> None:
+    kinds = {"tags": "text", "delay_until": "timestamptz", "delay_ms": "bigint", "deadline_at": "timestamptz"}
+    ((name, value),) = options.items()
+    columns = ["tags", "policy", "budgets", "quota", "delay_until", "delay_ms", "deadline_at", "deadline_ms"]
+    given = dict.fromkeys(columns, "null") | {
+        name: f"array['{value}']::{kinds.get(name, 'bigint')}[]"
+        if isinstance(value, str)
+        else f"array[{value}]::bigint[]"
+    }
+    one = engine.mint_id()
+    with pytest.raises(asyncpg.InvalidParameterValueError, match=r"is not|are not"):
+        await sql.execute(
+            "select flowfabric.insert_executions(array[1], null, null, array[$1::int], array[$2::uuid], null, null,"
+            " array[''::bytea], null, null, null, null,"
+            f" {', '.join(given[column] for column in columns)}, now(), null, null)",
+            home(one),
+            one,
+        )

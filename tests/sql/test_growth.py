@@ -75,11 +75,15 @@ async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
                 key,
                 route,
             )
-        await stranger.execute("select pg_advisory_lock((7083::bigint << 48) | 1)")  # as an early writer of the log
+        # As writers of the log do, with every number of the near past and future.
+        await stranger.execute("select pg_advisory_lock((7083::bigint << 48) | n) from generate_series(0, 400) n")
         for _ in range(3):
             await submit(plain_engine)
         assert await plain_engine.audit() == []
-        assert len(await plain_engine.claim_many(**WORKER, limit=10)) == 4
+        async with sql.transaction():
+            await sql.fetch("select id from flowfabric.claim('default', null, '{}', 'w', 'w-1', 30000, 1, null, null)")
+            assert (await plain_engine.read_events()).items == [], "a writer without a number of its own is waited for"
+        assert len(await plain_engine.claim_many(**WORKER, limit=10)) == 3
         assert len((await plain_engine.read_events()).items) == 4, "strangers are not waited for"
     finally:
         await stranger.close()

@@ -23,7 +23,7 @@ import asyncpg
 
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import THIS, Build, build_of, check_build, settings_of_functions, sql_files
-from flowfabric._postgres.roles import Role, functions_of
+from flowfabric._postgres.roles import Role, callers, functions_of
 from flowfabric.errors import ConnectionFailed
 
 _LOCK = 708_300
@@ -154,8 +154,10 @@ async def migrate(
 async def _migrate(
     connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]], *, force: bool
 ) -> Migration:
+    await connection.execute("select set_config('lock_timeout', $1, true)", _LOCK_TIMEOUT)
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
-    await connection.execute("set local client_min_messages = warning")
+    # The names of functions are written with their schema, whatever the owner's search path is.
+    await connection.execute("set local client_min_messages = warning; set local search_path = pg_catalog")
     await connection.execute("create schema if not exists flowfabric")
     await connection.execute(_OWN_TABLES)
     version = await _recorded_version(connection)
@@ -163,7 +165,6 @@ async def _migrate(
     if before is not None and before.version > THIS.version and not force:
         check_build(before)
         return Migration((), version, before.version, replaced=False)
-    await connection.execute("select set_config('lock_timeout', $1, true)", _LOCK_TIMEOUT)
     applied = []
     for step in steps()[version:]:
         await connection.execute(step.sql)
@@ -171,7 +172,6 @@ async def _migrate(
             "insert into flowfabric.schema_step (number, name) values ($1, $2)", step.number, step.name
         )
         applied.append(step.label)
-    await connection.execute("set local lock_timeout to default")
     await _replace_functions(connection, before)
     await connection.execute("select flowfabric.seed_keystore()")
     await connection.execute("select flowfabric.begin_epoch()")
@@ -222,11 +222,7 @@ async def _keep_or_drop(connection: asyncpg.Connection[Any], old: asyncpg.Record
         # The same version with other functions is a build under development; nobody depends on what it had before.
         last = 0 if before is None or before.version == THIS.version else before.version
     if THIS.oldest <= last < THIS.version:
-        await connection.execute(
-            "insert into flowfabric.kept_function (signature, version) values ($1, $2) on conflict do nothing",
-            old["signature"],
-            last,
-        )
+        await connection.execute(_KEEP, old["signature"], last)
     else:
         await connection.execute(old["drop"])
 
@@ -240,12 +236,12 @@ async def _recorded_build(connection: asyncpg.Connection[Any]) -> Build | None:
 
 
 async def _who_locks(connection: asyncpg.Connection[Any]) -> str:
-    rows = await connection.fetch(_LOCKERS)
+    rows = await connection.fetch(_LOCKERS, _LOCK)
     if not rows:
         return "try again"
     return "; ".join(
         f"process {row['pid']} of {row['usename']} ({row['application_name'] or 'no application name'}) has been in a "
-        f"transaction since {row['since']}"
+        f"transaction since {row['since'] or 'some time'}"
         for row in rows
     )
 
@@ -256,7 +252,10 @@ create table if not exists flowfabric.schema_step
 create table if not exists flowfabric.build
     (functions text not null, version integer not null, oldest integer not null);
 -- Functions that this build has not, with the last version that had them.
-create table if not exists flowfabric.kept_function (signature text primary key, version integer not null);
+create table if not exists flowfabric.kept_function
+    (signature text primary key, version integer not null, kinds text[] not null);
+-- Who may call the functions of this build: the next one keeps some of them.
+create table if not exists flowfabric.public_function (signature text primary key, kinds text[] not null);
 create table if not exists flowfabric.granted_role (
     name text not null,
     kind text not null constraint granted_role_kind_known check (kind in ('read', 'submit', 'work', 'operate')),
@@ -271,12 +270,19 @@ select p.proname as name, p.oid::regprocedure::text as signature,
 from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace and age(p.xmin) > 0
 """
 
+_KEEP = """
+insert into flowfabric.kept_function (signature, version, kinds)
+select $1, $2, coalesce((select f.kinds from flowfabric.public_function f where f.signature = $1), '{}')
+on conflict do nothing
+"""
+
 _LOCKERS = """
 select a.pid, a.usename, a.application_name, to_char(a.xact_start, 'YYYY-MM-DD HH24:MI:SS TZ') as since
 from pg_stat_activity a
-where a.pid <> pg_backend_pid() and a.xact_start is not null
-  and exists (select from pg_locks l join pg_class c on c.oid = l.relation
-              where l.pid = a.pid and c.relnamespace = 'flowfabric'::regnamespace)
+where a.pid <> pg_backend_pid()
+  and exists (select from pg_locks l left join pg_class c on c.oid = l.relation
+              where l.pid = a.pid and l.granted
+                and (c.relnamespace = to_regnamespace('flowfabric') or (l.locktype = 'advisory' and l.objid = $1)))
 order by a.xact_start limit 3
 """
 
@@ -291,9 +297,17 @@ async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role,
 
 async def _grant(connection: asyncpg.Connection[Any]) -> None:
     """Let the stored roles call the functions of their kinds, and nobody else any function."""
-    kept = await connection.fetchval(_GRANTS_OF_KEPT)
-    for statement in (*await connection.fetchval(_REVOKES), *kept):
+    for statement in await connection.fetchval(_REVOKES):
         await connection.execute(statement)
+    for statement in await connection.fetchval(_GRANTS_OF_KEPT):
+        await connection.execute(statement)
+    await connection.execute("delete from flowfabric.public_function")
+    names = {name: sorted(roles) for name, roles in callers().items()}
+    for row in await connection.fetch(_PUBLIC):
+        if (kinds := names.get(row["name"])) is not None:
+            await connection.execute(
+                "insert into flowfabric.public_function (signature, kinds) values ($1, $2)", row["signature"], kinds
+            )
     # A role that was dropped since is passed over; created again, it is served again.
     found = await connection.fetch(
         "select g.name, array_agg(g.kind) as kinds from flowfabric.granted_role g join pg_roles r on r.rolname = g.name"
@@ -315,14 +329,17 @@ join pg_roles r on r.oid = a.grantee
 where p.pronamespace = 'flowfabric'::regnamespace and a.grantee <> p.proowner
 """
 
-# Functions that only the version before had: who could call them still can.
+# Functions that only the version before had.
 _GRANTS_OF_KEPT = """
-select coalesce(array_agg(format('grant execute on function %s to %I', p.oid::regprocedure, r.rolname)), '{}')
+select coalesce(array_agg(distinct format('grant execute on function %s to %I', p.oid::regprocedure, r.rolname)), '{}')
 from flowfabric.kept_function k
 join pg_proc p on p.oid = to_regprocedure(k.signature)
-cross join lateral aclexplode(p.proacl) a
-join pg_roles r on r.oid = a.grantee
-where exists (select from flowfabric.granted_role g where g.name = r.rolname)
+join flowfabric.granted_role g on g.kind = any (k.kinds)
+join pg_roles r on r.rolname = g.name
+"""
+_PUBLIC = """
+select p.proname as name, p.oid::regprocedure::text as signature from pg_proc p
+where p.pronamespace = 'flowfabric'::regnamespace and p.prosecdef
 """
 
 _GRANTS = """

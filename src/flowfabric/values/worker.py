@@ -78,10 +78,10 @@ class Marked(Struct, frozen=True):
 
 
 class Leader(Struct, frozen=True, kw_only=True):
-    """The process that leads a group of duties, its worker if it is one, and the seconds its lead lasts."""
+    """The process that leads a group of duties (for operators), its worker if it is one, the seconds its lead lasts."""
 
     name: str
-    process: UUID
+    process: UUID | None
     worker_instance_id: str | None
     left: float
 

@@ -198,7 +198,8 @@ class Handlers:
             text = escape_text(failure.reason, _MOST_SEALED_BYTES)
             stored = self._codecs.seal_text(text, running.claimed.execution_id)
         except Exception:
-            log.exception("execution %s: the text of its failure could not be encoded", running.claimed.execution_id)
+            # Without the traceback: it ends with the text.
+            log.error("execution %s: the text of its failure could not be encoded", running.claimed.execution_id)  # noqa: TRY400
             stored = f"{failure.category}: its text could not be encoded"
         return msgspec.structs.replace(failure, reason=stored)
 

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 from flowfabric._duties import ALL, Duties
 from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
-from flowfabric.errors import Conflict, ExecutionNotActive, FlowFabricError, Interrupted, LeaseLost, NotFound
+from flowfabric.errors import (
+    Conflict,
+    ExecutionNotActive,
+    FlowFabricError,
+    Interrupted,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+)
 from flowfabric.middleware import DutyHooks
 from flowfabric.values.lease import Handle, Renewed
 from flowfabric.worker.runners.threads import raise_in
@@ -143,7 +151,7 @@ class SecondThread(threading.Thread):
     async def _stay_registered(self, engine: Engine) -> None:
         try:
             await self._worker.registration.keep(engine)
-        except Conflict as error:
+        except (Conflict, InvalidInput) as error:  # another process has the instance, under this worker id or another
             log.critical("%s; stopping the worker", error)
             self._worker.registration.is_abandoned = True
             with contextlib.suppress(RuntimeError):

@@ -7,11 +7,11 @@ create or replace function flowfabric.sleep_for_work(
 returns timestamptz
 language plpgsql security definer as $$
 declare
-    v_until timestamptz := clock_timestamp() + flowfabric.ms(p_ms);
+    v_until timestamptz := clock_timestamp() + flowfabric.ms(least(p_ms, 60000));
 begin
     perform flowfabric.get_up(p_instance, p_lanes, p_before);
     insert into flowfabric.sleeper (lane, until, instance, service, slots)
-    select l.lane, v_until, p_instance, p_service, p_slots from unnest(p_lanes) as l (lane);
+    select distinct l.lane, v_until, p_instance, p_service, p_slots from unnest(p_lanes) as l (lane);
     return v_until;
 end;
 $$;

@@ -17,9 +17,10 @@ begin
     end if;
     select n.last_value into v_upto from flowfabric.event_number n;
     select min(a.number) into v_announced
-    from (select l.pid, min(((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1)) as number
+    from (select l.pid, min(case when l.classid::bigint >> 16 = 7083   -- 7084: any number may follow
+                                 then ((l.classid::bigint << 32) | l.objid::bigint) & ((1::bigint << 48) - 1) else 0 end) as number
           from pg_locks l
-          where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 = 7083
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint >> 16 in (7083, 7084)
             and l.database = (select d.oid from pg_database d where d.datname = current_database())
           group by l.pid) a
     where flowfabric.may_announce(a.pid);

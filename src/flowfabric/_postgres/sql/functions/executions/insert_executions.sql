@@ -17,6 +17,9 @@ begin
         perform flowfabric.check_policy(u.policy::json)
         from (select distinct x.policy from unnest(p_policy) as x (policy) where x.policy is not null) u;
     end if;
+    if num_nonnulls(p_tags, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) > 0 then
+        perform flowfabric.check_given(p_tags, p_delay_until || p_deadline_at, p_delay_ms || p_deadline_ms);
+    end if;
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,

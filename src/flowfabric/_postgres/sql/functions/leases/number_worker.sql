@@ -13,6 +13,9 @@ begin
       and w.numbered_at > p_now - interval '1 day' and w.unused_since is null
     order by w.numbered_at limit 1;
     if not found then
+        if greatest(octet_length(p_worker), octet_length(p_instance)) > 256 then
+            raise exception 'the name of a worker is too long' using errcode = 'invalid_parameter_value';
+        end if;
         insert into flowfabric.worker (worker_id, worker_instance_id, numbered_at) values (p_worker, p_instance, p_now)
         returning id into v_number;
     end if;

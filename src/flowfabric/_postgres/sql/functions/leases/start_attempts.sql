@@ -13,7 +13,7 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_slot smallint := flowfabric.open_log(p_now);
-    v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
+    v_expires timestamptz := p_now + flowfabric.ms(least(p_ttl_ms, 10000000000000));
     -- The ids of the call are the first 23 digits of a seed and a number. (gen_random_uuid opens a device.) The id of a lease
     -- is the right to report, and must not follow from the id of its attempt, which refusals tell.
     v_lease_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || random()), 1, 23);

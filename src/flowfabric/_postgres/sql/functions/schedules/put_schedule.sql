@@ -14,6 +14,7 @@ declare
     v_same_timing boolean;
     v_same boolean;
 begin
+    perform flowfabric.check_time(p_next_at);
     loop
         insert into flowfabric.schedule
             (name, kind, timing, catch_up, payload, payload_encoding, options, next_at, created_at, updated_at)

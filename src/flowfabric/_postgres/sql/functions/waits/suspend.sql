@@ -24,6 +24,12 @@ declare
     v_behavior text := p_behavior;
 begin
     perform flowfabric.require_read_committed();
+    perform flowfabric.check_time(p_timeout_at);
+    if p_reason not in ('waiting_for_signal', 'step_boundary', 'waiting_for_approval', 'waiting_for_callback',
+                        'waiting_for_tool_result', 'waiting_for_operator_review', 'manual_pause', 'paused_by_policy',
+                        'paused_by_budget') then
+        raise exception 'the reason is not known' using errcode = 'invalid_parameter_value';
+    end if;
     if p_timeout_at + interval '10 minutes' < v_now then
         return query select * from flowfabric.not_suspended('invalid_input', 'timeout_at_in_past', e);
         return;

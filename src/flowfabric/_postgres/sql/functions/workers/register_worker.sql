@@ -21,6 +21,10 @@ declare
     v_new flowfabric.registration;
 begin
     perform flowfabric.require_read_committed();
+    if p_ttl_ms not between 1 and 10000000000000 or greatest(array_ndims(p_lanes), array_ndims(p_kinds)) > 1
+       or greatest(octet_length(p_worker), octet_length(p_instance), octet_length(p_namespace), octet_length(p_host)) > 256 then
+        raise exception 'the time to live, a list or a name is out of bounds' using errcode = 'invalid_parameter_value';
+    end if;
     v_service := flowfabric.register_service(p_kinds, p_versions, p_capabilities);
     loop
         select x.* into r from flowfabric.registration x
