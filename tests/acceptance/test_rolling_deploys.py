@@ -264,4 +264,5 @@ async def test_all_workers_are_replaced_under_load_and_back_again(fleet: Fleet, 
         await fleet.until_done_by(old)
     await fleet.dismiss(third)
     await fleet.check(sql)
+    fleet.run(fleet.builds.old, "migrate")
     assert await sql.fetchval("select count(*) from pg_proc where proname = 'record_steps'") == 1

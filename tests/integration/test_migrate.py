@@ -265,6 +265,8 @@ async def test_newer_functions_that_serve_this_package_are_left_alone(
         assert await engine.audit() == [] and await submit(engine)
 
     assert await migrate_database(database, force=True) == Migration((), 9999, THIS.version)
+    assert await sql.fetchval("select to_regproc('flowfabric.newer')") is not None, "calls that began end with it"
+    await migrate_database(database)
     assert await sql.fetchval("select to_regproc('flowfabric.newer')") is None
 
 

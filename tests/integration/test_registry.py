@@ -348,6 +348,10 @@ async def test_a_worker_is_shown_and_removed(plain_engine: ff.Engine, database: 
     shown = (await call("workers", "show", "shop@host/2/bb22", "--json", dsn=database)).json
     assert shown["worker"]["kinds"] is None
     assert [one["event"] for one in shown["events"]] == ["registered"]
+    await plain_engine.mark_worker_dead("shop@host/2/bb22", reason="a mistake")
+    gone = (await call("workers", "show", "shop@host/2/bb22", dsn=database)).out
+    assert gone.startswith("shop@host/2/bb22 is not alive") and "a mistake" in gone
+    await register(plain_engine, "shop@host/2/bb22")
     several = await call("workers", "show", "shop", dsn=database, code=2)
     assert "2 workers fit" in several.err
     assert "did you mean" in (await call("workers", "show", "shop@host/1/aa12", dsn=database, code=1)).err

@@ -264,6 +264,11 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return error
         case asyncpg.InsufficientPrivilegeError():
             return ConnectionFailed("missing_privileges", str(error), target=target)
+        case asyncpg.UndefinedFunctionError():
+            # Not a failure of whatever called: a process of another version can do it.
+            return TransportError(
+                "server_busy", f"the functions in the database are not those of this package: {_words(error)}"
+            )
         case asyncpg.DataError() if type(error) is asyncpg.DataError:
             # The driver could not encode an argument: a fallback after the checks of the operations.
             return InvalidInput(str(error))

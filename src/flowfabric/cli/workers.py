@@ -68,12 +68,23 @@ def show(instance: Instance, namespace: Namespace = None, json: Json = False, ds
     """Show what a worker serves, where it runs, and what happened to it in the last 24 hours."""
 
     async def work(engine: Engine) -> None:
-        one = await _find(engine, instance, namespace)
-        page = await engine.list_worker_events(one.worker_instance_id, namespace=one.namespace, limit=_EVENTS)
+        one: WorkerRecord | None = None
+        name, of = instance, namespace or ""
+        try:
+            one = await _find(engine, instance, namespace)
+            name, of = one.worker_instance_id, one.namespace
+        except NotFound:
+            # One that is gone has only its events.
+            if not (await engine.list_worker_events(name, namespace=of, limit=1)).items:
+                raise
+        page = await engine.list_worker_events(name, namespace=of, limit=_EVENTS)
         if json:
             _output.document({"worker": one, "events": list(page.items)})
             return
-        _output.pairs(_facts(one, await now(engine)))
+        if one is None:
+            _output.say(f"{_output.printable(instance)} is not alive")
+        else:
+            _output.pairs(_facts(one, await now(engine)))
         _output.heading("Events, newest first")
         _output.table(["TIME", "EVENT", "REASON"], [(each.occurred_at, each.event, each.reason) for each in page.items])
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ def run(worker: Worker) -> None:
     process = SignalledWorker(worker)
     # Not the loop's own signal handlers: these also run while a handler blocks the loop.
     before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
+    runs: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    # Outside of the block that runs the worker: a failure of a handler must not seem to follow from this one.
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - faster if installed
+
+        runs = uvloop.run
     try:
-        try:
-            import uvloop  # noqa: PLC0415 - faster if installed
-        except ImportError:
-            asyncio.run(process.work())
-        else:
-            uvloop.run(process.work())
+        runs(process.work())
     finally:
         process.cancel()
         for number, handler in before.items():

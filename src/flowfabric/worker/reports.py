@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from flowfabric.contracts.codecs import SEALED, shown
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
 from flowfabric.values.attempt import Completed, Completion, Failure
 from flowfabric.values.execution import Outcome
@@ -124,11 +125,12 @@ class Reports:
             log.warning("execution %s: its failure was not accepted: %s", running.claimed.execution_id, verdict)
             return
         self.failed_count += 1
+        words = shown(failure.reason).partition("\n")[0]
         log.info(
             "execution %s (%s) failed: %s",
             running.claimed.execution_id,
             running.claimed.execution_kind,
-            failure.reason.partition("\n")[0],
+            f"{failure.category} {words}" if words == SEALED else words,
         )
 
     # Steps
