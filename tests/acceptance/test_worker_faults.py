@@ -243,9 +243,13 @@ class Proxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for serving in self._serving:
-            serving.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        while True:
+            await asyncio.sleep(0.01)  # connections that were accepted begin, aborted ones end
+            if not self._serving:
+                return
+            for serving in self._serving:
+                serving.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
 
     def hang(self) -> None:
         """Nothing passes any more, and nobody is told."""
