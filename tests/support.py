@@ -91,7 +91,9 @@ class Wipe:
     """Makes a database what a fresh copy of the template is, while connections to it stay open."""
 
     # Their rows come with the schema. What a test changes in one of them is put back.
-    KEPT = frozenset({"build", "schema_step", "clock", "deployment", "keystore", "log_epoch", "public_function", "service"})
+    KEPT = frozenset(
+        {"build", "schema_step", "clock", "deployment", "keystore", "log_epoch", "public_function", "service"}
+    )
     # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
     _TRUNCATE_EVERY = 400
 
