@@ -1,4 +1,4 @@
-"""Everything the app stores is encrypted, for its execution: nobody can read it, or put it into another execution.
+"""Everything the app stores is encrypted, and bound to its execution: copied to another one, it cannot be read.
 
 Keys can be changed at any time. `PAYLOAD_KEYS` lists them as `id:base64`, separated by commas. The first one writes,
 the others still read: to change keys put a new one in front, and drop an old one when no data written with it is left.

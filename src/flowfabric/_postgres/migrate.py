@@ -219,7 +219,7 @@ async def _keep_or_drop(connection: asyncpg.Connection[Any], old: asyncpg.Record
         "select version from flowfabric.kept_function where signature = $1", old["signature"]
     )
     if last is None:
-        # The same version with other functions is a build under development; nobody depends on what it had before.
+        # The same version with other functions is a build under development; no process needs what it had before.
         last = 0 if before is None or before.version == THIS.version else before.version
     # Calls that began with functions newer than these end with them; the next migration drops them.
     is_forced = before is not None and last == before.version > THIS.version
@@ -298,7 +298,7 @@ async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role,
 
 
 async def _grant(connection: asyncpg.Connection[Any]) -> None:
-    """Let the stored roles call the functions of their kinds, and nobody else any function."""
+    """Let the stored roles call the functions of their kinds. No other role may call any function."""
     for statement in await connection.fetchval(_REVOKES):
         await connection.execute(statement)
     for statement in await connection.fetchval(_GRANTS_OF_KEPT):

@@ -47,7 +47,7 @@ class Codec(Protocol):
 
 
 class BindingCodec(Protocol):
-    """A codec that binds data to its execution, so that nobody can put it into another one: authenticated encryption.
+    """A codec that binds data to its execution (authenticated encryption): copied to another one, it is unreadable.
 
     `binds` is True. Both methods get the id of the execution too; None for data that belongs to no execution yet, the
     arguments of a schedule. `decode` raises if data and id do not belong together.
