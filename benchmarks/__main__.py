@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import flows, scale, tasks
+from benchmarks import flows, scale, streams, tasks
 from benchmarks.contestants import settings_of
 from benchmarks.crash import Crash
 from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
@@ -40,7 +40,7 @@ from benchmarks.harness import (
 from benchmarks.metrics import NOTES, Metric
 from benchmarks.peers.absurd import AbsurdSteps
 from benchmarks.peers.awa import Awa
-from benchmarks.peers.dbos import DbosSteps
+from benchmarks.peers.dbos import DbosSteps, DbosStreams
 from benchmarks.peers.pgqueuer import Pgqueuer
 from benchmarks.peers.procrastinate import Procrastinate
 from benchmarks.raw_tasks import RawTasks, Way
@@ -68,6 +68,7 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             ],
             sizes.repetitions,
         ),
+        *stream_groups(server, sizes),
         *flow_groups(server, sizes),
         *scale_groups(server, sizes),
         *long_groups(server, sizes),
@@ -208,6 +209,41 @@ def task_groups(server: Server, sizes: Sizes) -> list[Group]:
             sizes.repetitions,
         ),
         Group([Crash(server, sizes)], sizes.long_repetitions),
+    ]
+
+
+def stream_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Appends beside bare inserts, and how soon a reader has what was appended."""
+    many = streams.AppendMany
+    return [
+        Group([many(server, sizes, "stream.append_many"), streams.RawMany(server, sizes)], sizes.repetitions),
+        Group([streams.AppendOne(server, sizes), streams.RawOne(server, sizes)], sizes.repetitions),
+        Group(
+            [
+                many(server, sizes, "stream.append_empty"),
+                many(server, sizes, "stream.append_full", stored=10_000),
+                many(server, sizes, "stream.append_pinned", pinned=True),
+            ],
+            sizes.repetitions,
+        ),
+        Group([streams.Wal(server, sizes)], sizes.repetitions),
+        Group(
+            [
+                WorkersDrain(server, "stream.task", tasks.hundred_tokens(sizes), 200),
+                WorkersDrain(server, "dbos.stream", DbosStreams, 20),  # a tenth: figures are per second
+            ],
+            sizes.repetitions,
+        ),
+        Group(
+            [
+                WorkersDrain(
+                    server, f"stream.drain_tails{n}", tasks.noops(sizes), sizes.jobs, beside=streams.waiting_tails(n)
+                )
+                for n in (0, 500)
+            ],
+            sizes.repetitions,
+        ),
+        Group([streams.Tail(server, sizes)], sizes.repetitions),
     ]
 
 

@@ -7,6 +7,7 @@ import time
 from uuid import UUID
 
 STEPS = ("first", "second", "third", "fourth", "fifth")
+TOKENS = 100
 
 
 def payload(size: int) -> bytes:

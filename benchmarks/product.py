@@ -2,6 +2,7 @@
 
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.engine.tails import Waiter
 from flowfabric.values.flow import FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import mint_many, mint_uuid, partition_of_id
@@ -15,6 +16,7 @@ __all__ = [
     "NewWaitpoint",
     "Suspended",
     "UsePending",
+    "Waiter",
     "embedded",
     "migrate_database",
     "mint_many",

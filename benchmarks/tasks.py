@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sys
 import time
@@ -12,7 +13,7 @@ import uvloop
 
 import flowfabric as ff
 from benchmarks.harness import Sizes
-from benchmarks.jobs import STEPS, payload
+from benchmarks.jobs import STEPS, TOKENS, payload
 from benchmarks.processes import Board, Starter
 from benchmarks.product import migrate_database
 
@@ -46,6 +47,14 @@ async def waits(ctx: ff.Context, number: int) -> None:
 async def steps(ctx: ff.Context, body: str) -> None:
     for name in STEPS:
         await ctx.step(name, _nothing)
+    _count()
+
+
+@app.task
+async def tokens(ctx: ff.Context, body: str) -> None:
+    for number in range(TOKENS):
+        await ctx.emit(f"token {number}", type="delta")
+        await asyncio.sleep(0)  # a model needs time for a token; other handlers run meanwhile
     _count()
 
 
@@ -94,6 +103,10 @@ class Tasks:
 
 def noops(sizes: Sizes) -> Callable[[str], Tasks]:
     return lambda dsn: Tasks(dsn, sizes, noop)
+
+
+def hundred_tokens(sizes: Sizes) -> Callable[[str], Tasks]:
+    return lambda dsn: Tasks(dsn, sizes, tokens)
 
 
 def five_steps(sizes: Sizes) -> Callable[[str], Tasks]:

@@ -3,7 +3,8 @@
 A worker process fulfils an order in steps. The demo kills it with SIGKILL during the third step, so it cannot clean up.
 When its lease has expired, a second worker process takes over: the handler runs again from the top, finished steps
 return their stored result, and the interrupted step runs again. Before the parcel leaves, the order waits for a person,
-here the demo itself, without occupying a worker.
+here the demo itself, without occupying a worker. Meanwhile a reader follows what the task emits, from the first worker
+to the second.
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ async def pack(items: str, label: str) -> str:
 @app.task
 async def fulfil(ctx: ff.Context, order: int) -> str:
     items = await ctx.step("reserve stock", reserve_stock, order)
+    await ctx.emit(f"{items} are reserved")
     payment = await ctx.step("charge card", charge_card, order)
+    await ctx.emit(f"{payment} is made")
     label = await ctx.step("print label", print_label, order)
     packing = await pack.options(lane=ctx.lane_id).submit(items, label)  # another execution, submitted once
     parcel = await packing.result()  # waits without holding a worker
     await ctx.sleep(1)  # so does this
+    await ctx.emit("the parcel is packed")  # once, although the handler runs again after the waits
     approval = await ctx.wait_for("approval", timeout="3 days", reason="approval")  # and this: a person decides
     await ctx.step("notify", notify, order, parcel)
     return f"{parcel}, {payment}, {approval.name} by {approval.source_identity}"
@@ -86,6 +90,7 @@ class Demo:
         self.console = console
         self.lane = lane
         self.begun: list[tuple[str, str]] = []  # step, worker
+        self.emitted: list[str] = []
         self.reached = asyncio.Event()
         self._since = time.monotonic()
 
@@ -98,6 +103,7 @@ class Demo:
             run = await fulfil.options(lane=self.lane, deadline="10 minutes").submit(42)
             self._since = time.monotonic()
             self.say("order 42 is submitted")
+            following = asyncio.create_task(self.follow(run))
             async with self.worker("worker 1") as victim:
                 await self.reached.wait()
                 await asyncio.sleep(STEP / 2)
@@ -107,8 +113,20 @@ class Demo:
             async with self.worker("worker 2"):
                 await self.approve(run)
                 result = await run.result()
+                await following
                 self.say(f"the result: {result}")
             return await self.report(run)
+
+    async def follow(self, run: ff.Run[str]) -> None:
+        """Print what the task emits, as `flowfabric tail` does."""
+        async for item in run.stream():
+            match item:
+                case ff.Frame():
+                    self.emitted.append(item.text)
+                    self.say(f"[cyan]a reader gets {item.text!r}[/]")
+                case ff.NewAttempt():
+                    self.emitted.clear()
+                    self.say("[cyan]a reader learns that another attempt begins[/]")
 
     async def approve(self, run: ff.Run[str]) -> None:
         """Approve the order once it waits, as a person does with `flowfabric approve`."""
@@ -164,7 +182,8 @@ class Demo:
         self.console.print(f"See it all: .venv/bin/flowfabric show {run.id}")
         once = [step for step, _ in self.begun if step != KILLED_IN]
         again = [worker for step, worker in self.begun if step == KILLED_IN]
-        return len(set(once)) == len(once) == 4 and again == ["worker 1", "worker 2"] and not violations
+        heard = self.emitted == ["2 chairs are reserved", "payment 42007 is made", "the parcel is packed"]
+        return heard and len(set(once)) == len(once) == 4 and again == ["worker 1", "worker 2"] and not violations
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Keys can be changed at any time. `PAYLOAD_KEYS` lists them as `id:base64`, separated by commas. The first one writes,
 the others still read: to change keys put a new one in front, and drop an old one when no data written with it is left.
+The cipher comes from a package of its own: `pip install cryptography`.
 """
 
 import asyncio

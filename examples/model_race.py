@@ -1,4 +1,7 @@
-"""Four models are asked at once. Two answers are enough: the other models are stopped, and a judge takes the two."""
+"""Four models are asked at once. Two answers are enough: the other models are stopped, and a judge takes the two.
+
+What the models say is followed token by token while they race.
+"""
 
 import asyncio
 
@@ -9,13 +12,16 @@ SECONDS = {"small": 0.05, "medium": 0.1, "large": 60.0, "huge": 90.0}  # thinkin
 
 
 @app.task
-async def ask(model: str, question: str) -> str:
+async def ask(ctx: ff.Context, model: str, question: str) -> str:
+    answer = f"{model} says {len(question)}"
     try:
-        await asyncio.sleep(SECONDS[model])  # a request, in real life
+        for token in answer.split():
+            await asyncio.sleep(SECONDS[model] / 3)  # a request, in real life
+            await ctx.emit(token)
     except asyncio.CancelledError:
         print(f"{model} is stopped")
         raise
-    return f"{model} says {len(question)}"
+    return answer
 
 
 @app.task
@@ -33,7 +39,12 @@ def race(question: str) -> ff.Flow:
 async def main() -> None:
     async with ff.Worker(app):
         run = await race("how long is this?").submit()
+        said: dict[str | None, list[str]] = {}
+        async for item in run.stream(timeout=30):  # of all nodes, until the flow has ended
+            if isinstance(item, ff.Frame):
+                said.setdefault(item.node, []).append(item.text)
         results = await run.result(timeout=30)
+        print("followed:", *said["small"])
         print("judge:", results["judge"])
         print("results:", *results)
         for name, state in (await run.states()).items():

@@ -59,8 +59,8 @@ GROUPS = {
 
 # Per chapter: the tests, those first that notice most in the shortest time.
 TESTS = {
-    "leases": "refusals retry defects transitions grants events lanes suspend park concurrency bounds interleavings"
-    " model",
+    "leases": "refusals retry defects transitions grants events lanes suspend park steps old_snapshots concurrency"
+    " bounds interleavings model",
     "executions": "transitions refusals retry defects flows events timeline lanes suspend flow_scenarios bounds"
     " concurrency interleavings model",
     "waits": "suspend signals suspension_ends suspension_defects suspension_races park conditions transitions steps"

@@ -20,19 +20,24 @@ from typing import Any, get_overloads
 import msgspec
 
 import flowfabric as ff
-from flowfabric import _duties, _taxonomy, drawing, errors, middleware, testing
+from flowfabric import _duties, _taxonomy, bridges, drawing, errors, middleware, testing
 from flowfabric._postgres import roles
 from flowfabric.app import app, sync_context
 from flowfabric.app.context import Waitpoint
 from flowfabric.app.flow_builder import Join, SubFlow
 from flowfabric.app.sync_context import SyncWaitpoint
-from flowfabric.bridges import callbacks
+from flowfabric.bridges import asyncpg as bridge_asyncpg
+from flowfabric.bridges import callbacks, sse
+from flowfabric.bridges import django as bridge_django
+from flowfabric.bridges import psycopg as bridge_psycopg
+from flowfabric.bridges import sqlalchemy as bridge_sqlalchemy
 from flowfabric.client import Submission, SyncFlowRun, SyncRun
 from flowfabric.contracts import signature
-from flowfabric.engine import audit, cascades, edges, flow_cancel, flow_reads, reads, siblings, timers
+from flowfabric.engine import audit, cascades, children, edges, flow_cancel, flow_reads, reads, siblings, timers
 from flowfabric.values import (
     attempt,
     callback,
+    child,
     conditions,
     event,
     execution,
@@ -41,6 +46,7 @@ from flowfabric.values import (
     found,
     grant,
     graph,
+    hooks,
     ids,
     joins,
     keystore,
@@ -49,11 +55,14 @@ from flowfabric.values import (
     page,
     policies,
     schedule,
+    settled,
     signal,
     state,
     step,
+    stream,
     vector,
     wait,
+    words,
 )
 from flowfabric.values import worker as worker_values
 from flowfabric.values.options import Options
@@ -131,6 +140,9 @@ def tasks_page() -> str:
     lines += _documented(ff.Context, level=3, inherited=True)
     lines += [*_documented(ff.SyncContext, level=3), "It has the same facts about the execution as `Context`.", ""]
     lines += _documented(sync_context.Child, level=3)
+    lines += ["## Hooks", "", _paragraphs(hooks.__doc__), ""]
+    for cls in (ff.Failure, ff.Escalation):
+        lines += _documented(cls, level=3, made_here=False)
     for raised in (errors.RetryLater, errors.Reject, errors.Interrupted):
         lines += [f"### {raised.__name__}", "", *_constructor(raised), _paragraphs(raised.__doc__), ""]
     lines += ["## Waiting for signals", "", "How to use them: [waiting for people](../guides/waiting.md).", ""]
@@ -139,6 +151,9 @@ def tasks_page() -> str:
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
+    lines += ["## Output", "", "How to use it: [stream output](../guides/streaming.md).", ""]
+    lines += _documented(ff.EmitHandler, level=3)
+    lines += ["### NULL", "", _paragraphs(_words_after(stream, "NULL_SENTINEL")), ""]
     lines += ["## Stored and shared data", "", *_documented(ff.Codec, level=3), *_documented(ff.BindingCodec, level=3)]
     for name in ("Data", "provided"):
         lines += [f"### {name}", "", _paragraphs(_words_after(signature, name)), ""]
@@ -165,8 +180,12 @@ def flows_page() -> str:
     ):
         lines += _documented(cls, made_here=False, without=without)
     lines += ["## Joins", ""]
-    for join in (ff.all_of, ff.any_of, ff.quorum):
+    for join in (ff.all_of, ff.any_of, ff.quorum, ff.all_settled):
         lines += _function(join)
+    lines += ["## Outcomes", "", _paragraphs(settled.__doc__), ""]
+    lines += ["### Settled", "", _paragraphs(_words_after(settled, "Settled")), ""]
+    for cls in (ff.Succeeded, ff.Failed, ff.Expired, ff.Cancelled, ff.Skipped):
+        lines += _documented(cls, level=3, made_here=False)
     for cls in (ff.FlowRun, SyncFlowRun, sync_context.ChildFlow):
         lines += _documented(cls, made_here=False)
     lines += ["## Pictures", "", "`flowfabric.drawing`", "", _paragraphs(drawing.__doc__), ""]
@@ -189,7 +208,32 @@ def clients_page() -> str:
     for cls in (ff.AsyncClient, ff.Run, Submission, ff.Client, SyncRun):
         lines += _documented(cls, inherited=True)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
-    return _page([*lines, *_function(ff.callback_text), *_function(ff.parse_callback)])
+    lines += [*_function(ff.callback_text), *_function(ff.parse_callback)]
+    lines += ["## Server-sent events", "", _paragraphs(sse.__doc__), ""]
+    for function in (sse.events, sse.event):
+        lines += _function(function, "flowfabric.bridges.sse")
+    return _page(lines)
+
+
+def bridges_page() -> str:
+    """`flowfabric.bridges`: submitting through other drivers."""
+    lines = [
+        "# Bridges",
+        "",
+        WRITTEN_BY,
+        "",
+        _paragraphs(bridges.__doc__),
+        "",
+        "How to use them: [submit in your transaction](../guides/submit-in-your-transaction.md).",
+        "",
+    ]
+    for module in (bridge_asyncpg, bridge_psycopg, bridge_sqlalchemy, bridge_django):
+        library = module.__name__.rpartition(".")[2]
+        lines += [f"## {library}", "", f"`{module.__name__}`", "", _paragraphs(module.__doc__), ""]
+        for name in ("create_execution", "create_many", "create_execution_async", "create_many_async"):
+            if hasattr(module, name):
+                lines += [f"### {library}.{name}", "", *_member(name, getattr(module, name)), ""]
+    return _page(lines)
 
 
 def middleware_page() -> str:
@@ -234,11 +278,13 @@ def records_page() -> str:
         ("Identifiers", [ids, found]),
         ("States", [state, vector]),
         ("Policies", [policies, failure]),
-        ("Executions", [execution, attempt, lease, step, reads]),
+        ("Executions", [execution, attempt, child, lease, step, reads]),
+        ("Streams", [stream]),
         ("Waits", [wait, signal, callback, keystore, conditions]),
-        ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, edges]),
+        ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, children, edges]),
         ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, page, timers, audit]),
         ("Grants", [grant]),
+        ("Words", [words]),
     ):
         lines += [f"## {title}", ""]
         for module in modules:
@@ -340,12 +386,12 @@ def _package(cls: type) -> str:
     return cls.__module__.rpartition(".")[0]
 
 
-def _function(function: Callable[..., Any]) -> list[str]:
-    """A function that the package exports, in all forms it has."""
+def _function(function: Callable[..., Any], own: str = "flowfabric") -> list[str]:
+    """A function that a module exports, in all forms it has."""
     name = function.__name__
     forms = [_signature(name, form) for form in get_overloads(function) or [function]]
     words = _paragraphs(inspect.getdoc(function))
-    return [f"### {name}", "", f"`flowfabric.{name}`", "", "```text", *forms, "```", "", words, ""]
+    return [f"### {name}", "", f"`{own}.{name}`", "", "```text", *forms, "```", "", words, ""]
 
 
 def _constructor(cls: type) -> list[str]:
@@ -501,6 +547,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "tasks.md": tasks_page,
     "flows.md": flows_page,
     "clients.md": clients_page,
+    "bridges.md": bridges_page,
     "middleware.md": middleware_page,
     "testing.md": testing_page,
     "engine.md": engine_page,

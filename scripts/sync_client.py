@@ -32,10 +32,10 @@ Generated from the async client by scripts/sync_client.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
@@ -44,9 +44,10 @@ from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
-from flowfabric.client.submission import Submittable
+from flowfabric.client.submission import Submittable, TypedTask
 from flowfabric.engine.reads import Place
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Execution, ExecutionInfo, Outcome
 from flowfabric.values.flow import (
@@ -68,9 +69,11 @@ from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
+from flowfabric.values.stream import StreamItem, Summary
 from flowfabric.values.wait import PendingWaitpoint, Wait
 from flowfabric.values.worker import WorkerRecord
 
+P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -237,6 +240,8 @@ def written(node: ast.AsyncFunctionDef, target: str) -> str:
         shown = returns.removeprefix("Async")
     elif returns.startswith("list[Run["):
         body = f"return [SyncRun(self._portal, run) for run in {call}]"
+    elif returns.startswith("Run[") and returns.endswith("| None"):
+        body = f"found = {call}\n        return None if found is None else SyncRun(self._portal, found)"
     elif returns.startswith("Run["):
         body = f"return SyncRun(self._portal, {call})"
     elif returns == "FlowRun":

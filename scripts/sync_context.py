@@ -24,7 +24,8 @@ DOCS = {
         It is identified by this name and the number of its uses in this run. A finished step never runs again; a step
         that a crash interrupted does. An exception is kept for the rest of this run of the handler and forgotten when
         the task is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
-        function is part of it and not recorded separately.
+        function is part of it and not recorded separately. `was` is an earlier name of the step: executions that
+        recorded it under that name continue.
         """,
     "sleep": "Wait durably: the thread is free meanwhile. The time counts from the first call, also after a restart.",
     "submit": "Submit another task, only once even if this handler is re-run.",
@@ -37,7 +38,7 @@ Generated from context.py by scripts/sync_context.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -52,15 +53,19 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.stream import DurabilityMode, FrameKind
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from flowfabric.client.flow_run import FlowRun
     from flowfabric.client.run import Run
-    from flowfabric.client.submission import Submittable
+    from flowfabric.client.submission import TypedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+U = TypeVar("U")
 D = TypeVar("D")
 
 
@@ -78,10 +83,10 @@ class SyncContext(Facts):
 # Methods that only synchronous handlers have, after the similar one.
 AFTER = {
     "step": '''
-    def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
-        """Steps that are retried in place."""
+    def step_with(self, *, retry: RetryPolicy | None = None, was: str | None = None) -> SyncStepWith:
+        """Steps that are retried in place; `was` is an earlier name of the step, as for `step`."""
         Options(retry=retry).checked()
-        return SyncStepWith(self._scope, retry)
+        return SyncStepWith(self._scope, retry, was)
 ''',
     "submit": '''
     def submit_flow(self, flow: Flow) -> ChildFlow:
@@ -92,7 +97,7 @@ AFTER = {
 
 WAITPOINT = '''
 
-class SyncWaitpoint(WaitpointFacts):
+class SyncWaitpoint(WaitpointFacts, Generic[T]):
     """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
@@ -101,16 +106,17 @@ class SyncWaitpoint(WaitpointFacts):
 REST = '''
 
 class SyncStepWith:
-    """`ctx.step` with its own retries."""
+    """`ctx.step` with its own retries, or an earlier name."""
 
-    __slots__ = ("_retry", "_scope")
+    __slots__ = ("_retry", "_scope", "_was")
 
-    def __init__(self, scope: Scope, retry: RetryPolicy | None) -> None:
+    def __init__(self, scope: Scope, retry: RetryPolicy | None, was: str | None) -> None:
         self._scope = scope
         self._retry = retry
+        self._was = was
 
     def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, self._retry, None))
+        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, self._retry, None, self._was))
         return found
 
 
@@ -126,6 +132,10 @@ class Child(Generic[R]):
     @property
     def execution_id(self) -> ExecutionId:
         return self.run.execution_id
+
+    @property
+    def id(self) -> str:
+        return self.run.id
 
     def result(self) -> R:
         """Wait for its result without a worker; raises `TaskFailed` if it has none."""
@@ -203,6 +213,7 @@ def written(versions: list[ast.AsyncFunctionDef]) -> str:
 
 def _sync(node: ast.AsyncFunctionDef) -> str:
     fields = {name: getattr(node, name) for name in node._fields}
+    fields["decorator_list"] = [one for one in node.decorator_list if ast.unparse(one) != "awaited"]
     plain = Synchronous().visit(ast.FunctionDef(**fields))
     return ast.unparse(ast.fix_missing_locations(plain))
 

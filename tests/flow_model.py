@@ -118,6 +118,8 @@ class Group:
         lost = sum(edge.outcome not in (None, "success") for edge in edges)
         if self.kind == "all_of":
             return "impossible" if lost else "satisfied" if n and succeeded == n else "pending"
+        if self.kind == "all_settled":
+            return "satisfied" if n and succeeded + lost == n else "pending"
         assert self.k is not None
         if succeeded >= self.k:
             return "satisfied"
@@ -164,6 +166,7 @@ class FlowModel:
         self.groups: dict[str, Group] = {}
         self.events: list[Event] = []
         self.owed: list[Member] = []
+        self.owed_reason = ""
         self.policy: str | None = None  # of the cancellation; None: the flow is open
         self.reason: str | None = None
         self.revision = 0
@@ -278,7 +281,7 @@ class FlowModel:
             edge.applied, edge.from_run = True, edge.up.replays
         for down in downs.values():
             group = self.groups.setdefault(down.name, Group())
-            if group.kind == "all_of" and group.state == "satisfied":
+            if group.kind in ("all_of", "all_settled") and group.state == "satisfied":
                 group.state, group.satisfied_at = "pending", None
             if group.state == "pending":
                 self._block(down)
@@ -332,7 +335,7 @@ class FlowModel:
         if down.ended:
             return
         wins = [edge for edge in new if edge.outcome == "success"]
-        if group.kind != "all_of":
+        if group.kind in ("any_of", "quorum"):
             assert group.k is not None
             earlier = sum(edge.outcome == "success" for edge in self.into(down)) - len(wins)
             wins = wins[group.k - earlier - 1 : group.k - earlier] if flipped else []
@@ -481,7 +484,7 @@ class FlowModel:
         member.completed_at = member.deadline = None
         group = self.group(member)
         branch = "normal"
-        if group is not None and group.state != "satisfied":
+        if group is not None and (group.state != "satisfied" or group.kind == "all_settled"):
             branch = "skipped_flow_member"
             self._reset(member, group)
         self._gate(member)
@@ -490,8 +493,8 @@ class FlowModel:
     def _reset(self, member: Member, group: Group) -> None:
         turned = [edge for edge in self.into(member) if edge.outcome not in (None, "success")]
         for edge in turned:
-            if edge.up.state == "completed":
-                edge.outcome = "success"
+            if edge.up.state == "completed" or (edge.up.ended and group.kind == "all_settled"):
+                edge.outcome = OUTCOMES[edge.up.state]
             else:
                 edge.outcome, edge.from_run = None, edge.up.runs
         group.siblings = group.reason = group.satisfied_at = None
@@ -523,25 +526,29 @@ class FlowModel:
         group.siblings = None
         return "completed_drain"
 
-    def cancel_header(self, policy: str, reason: str) -> int | None:
-        """How many are owed a cancel; None when the flow was closed before."""
-        if self.policy is not None:
-            return None
-        self.policy, self.reason = policy, reason
-        if policy != "flow_only":
-            spared = ("active", "suspended") if policy == "cancel_pending" else ()
-            self.owed = sorted(
-                (m for m in self._all() if not m.ended and m.state not in spared), key=lambda member: member.order
-            )
-        for member in self.owed:
+    def cancel_header(self, policy: str, reason: str) -> int:
+        """How many are owed a cancel; if the flow was closed before, those that were replayed since."""
+        is_again = self.policy is not None
+        if self.policy is None:
+            self.policy, self.reason = policy, reason
+        targets: list[Member] = []
+        if self.policy != "flow_only":
+            spared = ("active", "suspended") if self.policy == "cancel_pending" else ()
+            targets = [m for m in self._all() if not m.ended and m.state not in spared and m not in self.owed]
+            if is_again:
+                targets = [m for m in targets if m.replays > 0]
+        if not self.owed:
+            self.owed_reason = reason
+        self.owed = sorted(self.owed + targets, key=lambda member: member.order)
+        for member in targets:
             if member.state in RUNNABLE:
                 self._freeze(member)
-        return len(self.owed)
+        return len(targets)
 
     def cancel_members(self, limit: int) -> None:
         """One chunk of what a cancelled flow owes its members."""
         chunk = self.owed[:limit]
-        self.end([m for m in chunk if not m.ended], "cancelled", reason=self.reason or "flow_cancelled")
+        self.end([m for m in chunk if not m.ended], "cancelled", reason=self.owed_reason or "flow_cancelled")
         self.owed = self.owed[limit:]
 
     def acknowledge(self, member: Member) -> None:

@@ -27,6 +27,8 @@ select 'cancelled and alive', e.id::text, e.state from flowfabric.flow f
 join flowfabric.execution e on e.flow_id = f.flow_id
 where f.cancellation_policy = 'cancel_all' and e.completed_at is null and e.replays = 0
 union all
+select 'children left', c.id::text, null from flowfabric.child_cancel c
+union all
 select 'owed', m.id::text, null from flowfabric.cancel_member m
 union all
 select 'backlog', b.flow_id::text, null from flowfabric.cancel_backlog b
@@ -43,9 +45,11 @@ async def settle_flows(engine: ff.Engine, clock: Clock) -> None:
         swept = await engine.dispatch_cascades()
         assert swept.failed == 0, swept
         siblings = await engine.cancel_siblings()
+        children = await engine.cancel_children()
         cancelled = await engine.reconcile_cancellations()
         assert cancelled.failed == 0, cancelled
         busy = swept.seen > 0 or siblings.action != "none" or cancelled.handled > 0
+        busy = busy or children.parent_id is not None
     await engine.project_flow_summaries()
 
 

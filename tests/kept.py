@@ -84,7 +84,9 @@ class Kept:
 
 
 def _is_closed(one: Any) -> bool:
-    return bool(one._database._pool.is_closing if isinstance(one, ff.Engine) else one.is_closed())
+    if isinstance(one, ff.Engine):
+        return one._database._pool.is_closing or one._stream_ops.is_closing
+    return bool(one.is_closed())
 
 
 class Keeper:

@@ -77,6 +77,8 @@ class Worker(NamedTuple):
     worker_instance_id: str
     capabilities: frozenset[str] = frozenset()
     kinds: frozenset[str] | None = None
+    versions: tuple[int, ...] = ()  # of every kind
+    digest: str | None = None
 
 
 OPERATOR = Worker("operator", "operator")
@@ -162,6 +164,8 @@ class Waitpoint:
     signal_count: int = 0
     matched_signal_count: int = 0
     dropped_signal_count: int = 0
+    refused_signal_count: int = 0
+    is_escalated: bool = False
     last_signal_at: int | None = None
     satisfied_at: int | None = None
     closed_at: int | None = None
@@ -253,6 +257,12 @@ class Execution:
     pending: str | None = "first"
     blocked_for: str | None = None
     resume_pending: bool = False
+    version: int | None = None
+    begins_anew: bool = True  # the next attempt is the first of its generation
+    stopped: int = 0  # how often in a row changed code stopped it
+    stop_epoch: int | None = None
+    stop_digests: frozenset[str] = frozenset()
+    is_for_others: bool = False  # only other code may claim it
     outcome: str = "none"
     retry_count: int = 0
     replay_count: int = 0
@@ -374,6 +384,11 @@ class Execution:
         if eligibility in ("blocked_by_budget", "blocked_by_quota"):
             public = "rate_limited"
         return "runnable", "unowned", eligibility, reason, "none", _ATTEMPT_STATE[self.pending or ""], public
+
+    @property
+    def stops(self) -> int | None:
+        is_stopped = self.blocked_for == "waiting_for_capable_worker" and self.stop_epoch == self.epoch
+        return self.stopped if is_stopped else None
 
     @property
     def public_state(self) -> str:
@@ -500,7 +515,7 @@ class Model:
             (
                 kind,
                 e.lease.lease_id,
-                e.lease.epoch,
+                e.lease.epoch - (kind == "reclaimed"),
                 e.attempt.attempt_id,
                 e.attempt.attempt_index,
                 e.lease.worker_id,
@@ -578,14 +593,14 @@ class Model:
         if e.has_open_attempt:
             e.attempt.end(lifecycle, disposition, self.now)
             e.attempt.failure_reason, e.attempt.failure_category = failure, category
-        if failure is not None and (outcome != "cancelled" or is_timeout):
+        if (failure is not None and (outcome != "cancelled" or is_timeout)) or outcome == "success":
             e.failure_reason, e.failure_category = failure, category
         self._end_waits(e, f"expired:{failure}" if outcome == "expired" else outcome)
         e.place, e.outcome, e.pending, e.blocked_for, e.grant = "T", outcome, None, None, None
         e.resume_pending = False
         e.waits_for.clear()
         e.delay_until = e.attempt_timeout_at = e.attempt_timeout_left = None
-        e.completed_at = self.now
+        e.completed_at, e.is_for_others = self.now, False
         self.logs[e.id].completion.append((outcome, self.now))
         self._moved(e)
         for parent in self.executions.values():
@@ -630,8 +645,12 @@ class Model:
         *,
         timeout: int | None = None,
         deadline_at: int | None = None,
+        version: int | None = None,
     ) -> Json:
         """A new lease: on a new attempt, or on the one that was interrupted."""
+        if e.begins_anew:
+            e.version, e.begins_anew = version, False
+        e.is_for_others = False
         lost, resumed = e.place in "XV", e.pending == "interrupted"
         owner = e.vector[1]
         e.epoch += 1
@@ -765,13 +784,20 @@ class Model:
                 for e in self.executions.values()
                 if e.new.lane == lane
                 and (e.place in "WXV" or e.blocked_for == "waiting_for_capable_worker")
-                and (worker.kinds is None or e.new.kind in worker.kinds)
+                and self._serves(worker, e)
                 and e.capabilities <= worker.capabilities
                 and not self._has_grant(e)
                 and (e.deadline_at is None or e.deadline_at > self.now)
             ),
             key=lambda e: e.rank,
         )
+
+    def _serves(self, worker: Worker, e: Execution) -> bool:
+        if e.is_for_others and (worker.digest is None or worker.digest in e.stop_digests):
+            return False
+        if worker.kinds is None:
+            return True
+        return e.new.kind in worker.kinds and (e.version is None or e.version in worker.versions)
 
     def is_capped(self, e: Execution, default: int | None = None) -> bool:
         cap = e.reclaim_cap
@@ -797,7 +823,8 @@ class Model:
             if e.place in "XV" and self.is_capped(e):
                 self._end_capped(e)
             else:
-                taken.append(self._start(e, worker, ttl, *self._mint(minted, e.id)))
+                version = worker.versions[0] if worker.versions else None
+                taken.append(self._start(e, worker, ttl, *self._mint(minted, e.id), version=version))
         return taken
 
     def issue_claim_grant(self, execution_id: str, worker: Worker, ttl: int) -> Json:
@@ -949,6 +976,12 @@ class Model:
                 "RetryScheduled", execution_id=e.id, delay_until=e.delay_until, next_attempt_index=len(e.attempts)
             )
 
+        if not fence_only and isinstance(items[0], Override) and items[0].source == "operator_override":
+            e = self.executions.get(items[0].execution_id)
+            if e is not None and e.stops is not None:
+                reason, _, category, _ = failures[0]
+                self._end(e, "failed", "ended_failure", "terminal_failed", "", failure=reason, category=category)
+                return [answer(e)]
         return self._batch(items, "fail", effect, answer, fence_only=fence_only)
 
     def _batch(
@@ -1011,7 +1044,7 @@ class Model:
         e = self._check(who)
         reason = {
             "delay": "worker_delay", "park": "worker_park", "wait_children": "waiting_children",
-            "release": "worker_release",
+            "release": "worker_release", "stop_changed": "steps_changed",
         }[call]  # fmt: skip
         self._lease_event(e, "revoked", reason, "backend")
         e.attempt.attempt_lifecycle, e.attempt.suspended_at = "suspended", self.now
@@ -1019,8 +1052,19 @@ class Model:
             e.attempt_timeout_left, e.attempt_timeout_at = max(e.attempt_timeout_at - self.now, 1), None
         e.place, e.pending, e.delay_until = "D" if call in ("delay", "park") else "W", "interrupted", delay_until
         self._moved(e)
-        name = {"delay": "Delayed", "park": "Parked", "wait_children": "Moved", "release": "Released"}[call]
+        name = {"delay": "Delayed", "park": "Parked", "wait_children": "Moved", "release": "Released"}.get(call, "")
         return said(name, execution_id=e.id, public_state=e.public_state)
+
+    def stop_changed(self, who: Authority, digest: str) -> Json:
+        e = self._check(who, fence_only=True)
+        self.pause("stop_changed", who)
+        is_next = e.stop_epoch == e.epoch - 1
+        e.stopped = e.stopped + 1 if is_next else 1
+        e.stop_digests = e.stop_digests | {digest} if is_next else frozenset({digest})
+        e.stop_epoch, e.is_for_others = e.epoch, True
+        e.place, e.blocked_for = "B", "waiting_for_capable_worker"
+        e.delay_until = self.now + 60_000 * min(60, 2 ** (e.stopped - 1))
+        return said("Stopped", execution_id=e.id, public_state="waiting", opens_at=e.delay_until)
 
     def park(
         self,
@@ -1127,6 +1171,9 @@ class Model:
             raise Refused("execution_not_terminal")
         if e.replay_count >= (e.policy or {}).get("max_replay_count", 10):
             raise Refused("max_replays_exhausted")
+        if e.outcome == "success":
+            e.version, e.begins_anew = None, True
+        e.stop_epoch = None
         e.place, e.pending, e.outcome = "W", "replay", "none"
         e.replay_count += 1
         e.completed_at = e.result = e.failure_reason = e.failure_category = e.deadline_at = None
@@ -1164,6 +1211,8 @@ class Model:
         e = self._get(execution_id)
         if e.place != "B" or expected not in (None, e.blocked_for):
             raise Refused("execution_not_eligible")
+        if e.is_for_others:
+            e.is_for_others, e.delay_until = False, None
         e.place, e.blocked_for = "W", None
         self._moved(e)
         return said("Changed", execution_id=e.id)
@@ -1185,7 +1234,7 @@ class Model:
             case "deadline":
                 return e.deadline_at if e.place != "T" else None
             case "delay":
-                return e.delay_until if e.place in "DC" else None
+                return e.delay_until if e.place in "DC" or e.is_for_others else None
             case "suspension":
                 return e.suspension_timeout_at
             case "waitpoint":
@@ -1216,6 +1265,8 @@ class Model:
                     e, "expired", "ended_failure", "expired", "expired:execution_deadline", "reconciler",
                     failure="execution_deadline", category="timeout",
                 )  # fmt: skip
+            case "delay" if e.is_for_others:
+                e.is_for_others, e.delay_until, e.mutated_at = False, None, self.now
             case "delay":
                 self._promote(e)
                 return "promoted"
@@ -1252,7 +1303,7 @@ class Model:
             return "not_found"
         if e.place in "AXVST":
             return "not_runnable"
-        if e.delay_until is None:
+        if e.delay_until is None or e.is_for_others:
             return "not_delayed"
         return self._act("delay", e) if self.is_due("delay", e) else "not_yet_due"
 
@@ -1275,10 +1326,10 @@ class Model:
 
     # Waitpoints
 
-    def _find(self, execution_id: str, waitpoint_id: UUID) -> tuple[Execution, Waitpoint] | None:
-        """A waitpoint of this execution's partition, and whose it is: ids are known inside a partition."""
+    def _find(self, waitpoint_id: UUID) -> tuple[Execution, Waitpoint] | None:
+        """A waitpoint, and whose it is."""
         for e in self.executions.values():
-            if home(e.id) == home(execution_id) and waitpoint_id in e.waitpoints:
+            if waitpoint_id in e.waitpoints:
                 return e, e.waitpoints[waitpoint_id]
         return None
 
@@ -1316,7 +1367,7 @@ class Model:
 
     def close_waitpoint(self, who: Authority, waitpoint_id: UUID, reason: str) -> Json:
         e = self._check(who, fence_only=True)
-        found = self._find(e.id, waitpoint_id)
+        found = self._find(waitpoint_id)
         if found is None:
             raise Refused("not_found", entity="waitpoint")
         owner, w = found
@@ -1376,7 +1427,7 @@ class Model:
         if e.place == "S" and not by_triple:
             raise Refused("already_suspended")
         self._check(who, fence_only=True)
-        if any(key is not None and self._find(e.id, one) is not None for one, key in bindings):
+        if any(key is not None and self._find(one) is not None for one, key in bindings):
             raise Refused("waitpoint_already_exists")
         pending = [self._usable(e, one) for one, key in bindings if key is None]
         keys = [e.waitpoints[one].waitpoint_key if key is None else key for one, key in bindings]
@@ -1430,7 +1481,7 @@ class Model:
         self._moved(e)
 
     def _usable(self, e: Execution, waitpoint_id: UUID) -> Waitpoint:
-        found = self._find(e.id, waitpoint_id)
+        found = self._find(waitpoint_id)
         if found is None:
             raise Refused("not_found", entity="waitpoint")
         owner, w = found
@@ -1509,8 +1560,10 @@ class Model:
         if behavior == "escalate":
             self.logs[e.id].operator.append(("suspension_escalated", {"reason_code": s.reason_code}, self.now))
             s.reason_code, s.timeout_at, s.timeout_behavior = "waiting_for_operator_review", None, None
-            for one in s.waitpoint_ids if not s.keeps_waitpoints else ():
-                e.waitpoints[one].expires_at = None
+            for one in s.waitpoint_ids:
+                e.waitpoints[one].is_escalated = True
+                if not s.keeps_waitpoints:
+                    e.waitpoints[one].expires_at = None
             self._moved(e)
         elif behavior == "auto_resume_with_timeout_signal" and s.keeps_waitpoints:
             self._close_suspension(e, "timed_out_auto_resume")

@@ -287,6 +287,12 @@ def _blocked(reason: str) -> Callable[[ff.Engine, Clock], Awaitable[Reached]]:
     return reach
 
 
+async def _stopped(engine: ff.Engine, clock: Clock) -> Reached:
+    at = await _active(engine, clock)
+    await engine.stop_changed(at.handle, detail="recorded: a; asked for: b", digest="new code")
+    return at
+
+
 async def _active(engine: ff.Engine, clock: Clock) -> Reached:
     claimed = await started(engine, policy=RETRY)
     return Reached(claimed.execution_id, claimed)
@@ -335,7 +341,7 @@ async def _expired(engine: ff.Engine, clock: Clock) -> Reached:
 #           X lost its lease by expiry, V lost it by revocation, S is suspended, T has ended with the outcome named
 #   suffix  what the next claim starts: .1 the first attempt, .r a retry, .p a replay, .i the attempt that was
 #           interrupted, .s the same after a suspension, .w the same of an execution that is parked
-#   B.word  what it is blocked for
+#   B.word  what it is blocked for; B.changed: stopped by changed code
 STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "W.1": _waiting_first,
     "W.r": _waiting_retry,
@@ -352,6 +358,7 @@ STATES: dict[str, Callable[[ff.Engine, Clock], Awaitable[Reached]]] = {
     "B.route": _blocked("waiting_for_capable_worker"),
     "B.operator": _blocked("paused_by_operator"),
     "B.lane": _blocked("paused_by_policy"),
+    "B.changed": _stopped,
     "A": _active,
     "X": _expired_lease,
     "V": _revoked_lease,

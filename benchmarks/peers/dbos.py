@@ -14,7 +14,7 @@ from pathlib import Path
 import sqlalchemy
 from dbos import DBOS, DBOSClient
 
-from benchmarks.jobs import STEPS
+from benchmarks.jobs import STEPS, TOKENS
 from benchmarks.processes import Board, Starter
 
 _QUEUE = "steps"
@@ -48,12 +48,25 @@ class DbosSteps:
         """The worker has done it."""
 
 
+class DbosStreams(DbosSteps):
+    """The same with workflows that write a hundred values to a stream."""
+
+    count_done = """
+        select count(*) from dbos.workflow_status w
+        where status = 'SUCCESS' and name = 'tokens'
+          and (select count(*) from dbos.streams s where s.workflow_uuid = w.workflow_uuid) >= 100
+    """
+
+    def arguments(self, jobs: int) -> Sequence[str]:
+        return (str(jobs), "tokens")
+
+
 @DBOS.step()
 def _noop() -> None:
     pass
 
 
-def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> None:
+def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int, what: str = "steps") -> None:
     ran = 0
     counting = threading.Lock()  # its workflows are threads
 
@@ -62,6 +75,15 @@ def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> 
         nonlocal ran
         for _ in STEPS:
             _noop()
+        with counting:
+            ran += 1
+            board[slot] = ran
+
+    @DBOS.workflow(name="tokens")
+    def tokens() -> None:
+        nonlocal ran
+        for number in range(TOKENS):
+            DBOS.write_stream("out", f"token {number}")
         with counting:
             ran += 1
             board[slot] = ran
@@ -86,7 +108,7 @@ def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> 
     client = DBOSClient(system_database_url=url, application_name="bench")
     with sqlalchemy.create_engine(url).begin() as connection:
         for _ in range(jobs):
-            client.enqueue_in_transaction(connection, {"workflow_name": "steps", "queue_name": _QUEUE})
+            client.enqueue_in_transaction(connection, {"workflow_name": what, "queue_name": _QUEUE})
         starter.wait_go()
     starter.wait_stop()
     client.destroy()
@@ -95,5 +117,5 @@ def _process(starter: Starter, dsn: str, board: Board, slot: int, jobs: int) -> 
 
 if __name__ == "__main__":
     _starter = Starter()
-    _process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]))
+    _process(_starter, sys.argv[1], Board(Path(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
     _starter.finish()

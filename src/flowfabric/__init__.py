@@ -7,7 +7,8 @@ are imported from their modules: `flowfabric.values`, `flowfabric.errors`, `flow
 from flowfabric._duties import Duties
 from flowfabric.app.app import App
 from flowfabric.app.context import Context
-from flowfabric.app.flow_builder import Flow, Node, all_of, any_of, quorum
+from flowfabric.app.flow_builder import Flow, Node, all_of, all_settled, any_of, quorum
+from flowfabric.app.logs import EmitHandler
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run
@@ -22,6 +23,7 @@ from flowfabric.errors import (
     LeaseLost,
     NoSignal,
     NotFound,
+    PayloadRefused,
     Reject,
     RetryLater,
     StepFailed,
@@ -30,50 +32,75 @@ from flowfabric.errors import (
 )
 from flowfabric.values.callback import callback_text, parse_callback
 from flowfabric.values.conditions import count_signals, from_sources, on
+from flowfabric.values.flow import CancellationScheduled, FlowCancelled, PartiallyCancelled
+from flowfabric.values.hooks import Escalation, Failure
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
-from flowfabric.values.signal import Signal
+from flowfabric.values.settled import Cancelled, Expired, Failed, Settled, Skipped, Succeeded
+from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
 from flowfabric.values.state import State
+from flowfabric.values.stream import NULL_SENTINEL as NULL
+from flowfabric.values.stream import Frame, KeepAlive, NewAttempt
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "NULL",
+    "Accepted",
     "App",
     "AsyncClient",
     "BindingCodec",
+    "CancellationScheduled",
+    "Cancelled",
     "Client",
     "Codec",
     "Context",
     "Data",
+    "DuplicateSignal",
     "Duties",
+    "EmitHandler",
     "Engine",
+    "Escalation",
     "ExecutionId",
+    "Expired",
     "Exponential",
+    "Failed",
+    "Failure",
     "Fixed",
     "Flow",
+    "FlowCancelled",
     "FlowFabricError",
     "FlowFailed",
     "FlowRun",
+    "Frame",
     "Interrupted",
     "InvalidInput",
+    "KeepAlive",
     "LeaseLost",
+    "NewAttempt",
     "NoSignal",
     "Node",
     "NotFound",
+    "PartiallyCancelled",
+    "PayloadRefused",
     "Reject",
     "RetryLater",
     "RetryPolicy",
     "Run",
+    "Settled",
     "Signal",
+    "Skipped",
     "State",
     "StepFailed",
+    "Succeeded",
     "SyncContext",
     "Task",
     "TaskFailed",
     "TimedOut",
     "Worker",
     "all_of",
+    "all_settled",
     "any_of",
     "callback_text",
     "count_signals",

@@ -47,15 +47,16 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         "validation",
         "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_blocking_reason"
         " payload_too_large signal_limit_exceeded invalid_token invalid_waitpoint_for_execution invalid_dependency"
-        " invalid_kid invalid_secret_hex invalid_grace_ms",
+        " invalid_kid invalid_secret_hex invalid_grace_ms retention_limit_exceeded",
         "terminal",
         400,
     ),
+    *_rows("validation", "payload_refused", "terminal", 422),
     *_rows("validation", "corruption", "terminal", 400, code="validation_error"),
     *_rows(
         "contention",
         "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable invalid_claim_grant"
-        " claim_grant_expired waitpoint_not_found stale_graph_revision",
+        " claim_grant_expired waitpoint_not_found stale_graph_revision execution_locked",
         "retryable",
         409,
         code="contention",
@@ -80,10 +81,12 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         409,
     ),
     *_rows("state", "stale_lease", "terminal", 409, code="state_conflict"),
+    *_rows("state", "stale_owner_cannot_append stream_closed", "terminal", 409, code="state_conflict"),
     *_rows("state", "lease_expired lease_revoked", "terminal", 409, code="already_satisfied"),
     *_rows(
         "state",
-        "execution_not_terminal max_replays_exhausted not_runnable terminal flow_already_terminal lane_closed",
+        "execution_not_terminal execution_redacted max_replays_exhausted not_runnable terminal flow_already_terminal"
+        " lane_closed",
         "terminal",
         409,
     ),
@@ -99,7 +102,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     ),
     *_rows(
         "state",
-        "target_not_signalable execution_not_in_flow execution_in_flow flow_not_terminal",
+        "target_not_signalable execution_not_in_flow execution_in_flow flow_not_terminal execution_needed flow_needed",
         "terminal",
         409,
         code="state_conflict",
@@ -110,12 +113,14 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(
         "transport",
-        "database_missing server_too_old schema_missing schema_older schema_newer schema_foreign",
+        "database_missing server_too_old server_unfit bad_address schema_missing schema_older schema_newer"
+        " schema_foreign",
         "terminal",
         500,
         code="other",
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
+    *_rows("resource", "resource_exhausted", "retryable", 429),
     *_rows("permission", "missing_role", "terminal", 403, code="auth"),
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),
@@ -129,7 +134,7 @@ BY_KIND: Final[Mapping[tuple[str, str], TaxonomyRow]] = MappingProxyType(
     {(row.family, row.kind): row for row in TAXONOMY}
 )
 
-LEASE_LOST_KINDS: Final = frozenset({"stale_lease", "lease_expired", "lease_revoked"})
+LEASE_LOST_KINDS: Final = frozenset({"stale_lease", "lease_expired", "lease_revoked", "stale_owner_cannot_append"})
 CONNECTION_KINDS: Final = frozenset(
     {
         "unreachable",
@@ -137,6 +142,8 @@ CONNECTION_KINDS: Final = frozenset(
         "missing_privileges",
         "database_missing",
         "server_too_old",
+        "server_unfit",
+        "bad_address",
         "schema_missing",
         "schema_older",
         "schema_newer",
@@ -150,6 +157,7 @@ SPECIAL: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
         ("validation", "invalid_input"): "InvalidInput",
         ("validation", "corruption"): "Corruption",
+        ("validation", "payload_refused"): "PayloadRefused",
         ("contention", "execution_not_active"): "ExecutionNotActive",
         ("task", "purged"): "Purged",
         ("step", "step_failed"): "StepFailed",

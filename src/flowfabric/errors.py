@@ -4,6 +4,7 @@
     +-- NotFound                 the named thing does not exist
     +-- ValidationFailed         the request can never succeed unchanged
     |   +-- InvalidInput         one argument is wrong: field, problem, allowed values
+    |   +-- PayloadRefused       a signal's payload does not fit the wait: field, problem, allowed values
     |   +-- Corruption           stored data or handle bytes cannot be decoded
     +-- Contention               another call was faster, or it is too early or too late
     |   +-- ExecutionNotActive   the execution left the active phase: stop
@@ -14,6 +15,7 @@
     +-- TransportError           the database did not answer
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
+    +-- ResourceExhausted        too many calls of a kind run at the same time
     +-- NotAllowed               the database user lacks the role for this call
     +-- CursorRefused            events after the cursor are missing
     +-- TimedOut                 an operation of this library took too long
@@ -145,6 +147,19 @@ class InvalidInput(ValidationFailed):
         super().__init__("invalid_input", detail, execution_id=execution_id)
 
 
+class PayloadRefused(ValidationFailed):
+    """A signal's payload does not fit the type that the task waits for. Nothing changed; the wait stays open.
+
+    `field` is the path of what is wrong, such as `payload.comment`, `problem` says what, `allowed` what would fit.
+    """
+
+    def __init__(self, field: str, problem: str, allowed: str, *, execution_id: UUID | None = None) -> None:
+        self.field = field
+        self.problem = problem
+        self.allowed = allowed
+        super().__init__("payload_refused", f"{field}: {problem}; allowed: {allowed}", execution_id=execution_id)
+
+
 class Corruption(ValidationFailed):
     """Stored data or the bytes of a handle cannot be decoded."""
 
@@ -250,6 +265,8 @@ class ConnectionFailed(TransportError):
             "missing_privileges": "the database user lacks privileges; see `flowfabric doctor`",
             "database_missing": "the database does not exist on this server",
             "server_too_old": "the database server is too old; PostgreSQL 15 or newer is needed",
+            "server_unfit": "the database server lacks a part of PostgreSQL that flowfabric needs",
+            "bad_address": "the address of the database is wrong",
             "schema_missing": "the flowfabric schema is not installed; run `flowfabric migrate`",
             "schema_older": "the flowfabric schema is older than this package; run `flowfabric migrate`",
             "schema_newer": "the flowfabric schema is newer than this package; upgrade the package",
@@ -284,6 +301,18 @@ class Unavailable(FlowFabricError):
 
     def _message(self) -> str:
         return f"unavailable: {self.op} ({self.detail})" if self.detail else f"unavailable: {self.op}"
+
+
+class ResourceExhausted(FlowFabricError):
+    """Too many calls of a kind run in this process at the same time. Try again after `retry_after_ms`."""
+
+    family = "resource"
+
+    def __init__(self, pool: str, most: int, retry_after_ms: int) -> None:
+        self.pool = pool
+        self.max = most
+        self.retry_after_ms = retry_after_ms
+        super().__init__("resource_exhausted", f"{pool}: {most} run already; try again after {retry_after_ms} ms")
 
 
 class NotAllowed(FlowFabricError):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,6 +159,21 @@ async def test_a_handler_that_does_not_end_is_given_back(project: Project) -> No
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
     assert project.state(execution_id) == "waiting"
+
+
+def test_a_worker_serves_its_health_without_a_program(project: Project) -> None:
+    worker, output = project.start("worker", "jobs:app", "--health-port", "0")
+    found = until(lambda: re.search(r"http://(127\.0\.0\.1:\d+)/livez", output.read_text()), output)
+    until(lambda: ", lanes " in output.read_text(), output)
+    project.run("submit", "jobs:app", "add", "1", "--wait")
+    answers = {}
+    for path in ("livez", "readyz", "metrics"):
+        with urllib.request.urlopen(f"http://{found[1]}/{path}", timeout=PATIENCE) as answer:
+            answers[path] = answer.read().decode()
+    assert answers["livez"] == answers["readyz"] == "ok\n"
+    assert 'flowfabric_executions_total{kind="add",outcome="ok"} 1' in answers["metrics"].splitlines()
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0, output.read_text()
 
 
 async def test_a_second_signal_stops_immediately(project: Project) -> None:

@@ -123,7 +123,7 @@ async def test_workers_are_killed_at_random_in_the_middle_of_a_flow(site: Site) 
     dice = random.Random(5)
     flow, meant = big()
     workers = [site.hire() for _ in range(2)]
-    await site.until(lambda: all("slots, lanes" in one.read_text() for one in site.folder.glob("*.err")))
+    await site.until(lambda: all(", lanes " in one.read_text() for one in site.folder.glob("*.err")))
     run = await flow.submit()
 
     async def kill() -> int:
@@ -154,7 +154,7 @@ async def test_workers_are_killed_at_random_in_the_middle_of_a_flow(site: Site) 
 # Where a worker dies: adding nodes, submitting a flow, on its way into the wait for it, at completions.
 DEATHS = [
     ["extend_flow before", "extend_flow after"],
-    ["submit_flow before", "submit_flow after"],
+    ["submit_child_flow before", "submit_child_flow after"],
     ["park before", "park after"],
     ["list_flow_members after"],
     ["complete_many before", "complete_many after"],

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres.build import THIS
 from flowfabric._postgres.migrate import SCHEMA_VERSION
+from tests.docs.pages import fences
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
@@ -115,6 +117,30 @@ def _made(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(tmp_path_factory.mktemp("builds"))
+
+
+class Page:
+    """The commands of the section "Roll out a new version", with the package that gives each and what it prints."""
+
+    def __init__(self) -> None:
+        text = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
+        begin = text.count("\n", 0, text.index("## Roll out a new version"))
+        end = text.count("\n", 0, text.index("## Worker processes"))
+        found = [block for block in fences(ROOT / "docs" / "guides" / "deploy.md") if begin < block.line < end]
+        self.steps = list(zip(found[::2], found[1::2], strict=True))
+
+    def follow(self, fleet: Fleet, build: Path) -> None:
+        """Give the next command of the page, which is of this build."""
+        command, printed = self.steps.pop(0)
+        assert command.remark == ("the old package" if build == fleet.builds.old else "the new package")
+        said = fleet.run(build, *command.code.split()[1:])
+        # On the page the build before is the first one.
+        expected = printed.code.replace("version 2 (", f"version {SCHEMA_VERSION + 1} (")
+        expected = re.sub(r"0002(?=_note)", f"{SCHEMA_VERSION + 1:04d}", expected)
+        expected = re.sub(
+            r"(functions (?:are )?of version) (\d)", lambda at: f"{at[1]} {THIS.version - 1 + int(at[2])}", expected
+        )
+        assert said == expected
 
 
 class Fleet:
@@ -233,13 +259,14 @@ def test_the_builds_differ(builds: Builds, tmp_path: Path) -> None:
 
 async def test_all_workers_are_replaced_under_load_and_back_again(fleet: Fleet, sql: asyncpg.Connection[Any]) -> None:
     old, new = THIS.version, THIS.version + 1
+    page = Page()
     refused = fleet.run(fleet.builds.new, "worker", "shop:app", code=2)
     assert "run `flowfabric migrate`" in refused
 
     first = fleet.hire(fleet.builds.old)
     async with fleet.load():
         await fleet.until_done_by(old)
-        assert f"functions of version {new}" in await asyncio.to_thread(fleet.run, fleet.builds.new, "migrate")
+        await asyncio.to_thread(page.follow, fleet, fleet.builds.new)
         await fleet.until_done_by(old)  # the old worker works on with the new functions
         second = fleet.hire(fleet.builds.new)
         await fleet.until_done_by(new)
@@ -249,8 +276,7 @@ async def test_all_workers_are_replaced_under_load_and_back_again(fleet: Fleet, 
     # Back: the old build takes the functions as they are, and changes nothing.
     async with fleet.load():
         await fleet.until_done_by(new)
-        said = await asyncio.to_thread(fleet.run, fleet.builds.old, "migrate")
-        assert f"nothing was changed: the functions are of version {new}" in said
+        await asyncio.to_thread(page.follow, fleet, fleet.builds.old)
         third = fleet.hire(fleet.builds.old)
         await fleet.until_done_by(old)
         await fleet.dismiss(second)
@@ -259,10 +285,10 @@ async def test_all_workers_are_replaced_under_load_and_back_again(fleet: Fleet, 
     # Forced, the functions are the old ones again; the column that the new build added stays.
     async with fleet.load():
         await fleet.until_done_by(old)
-        said = await asyncio.to_thread(fleet.run, fleet.builds.old, "migrate", "--force")
-        assert f"functions of version {old}" in said
+        await asyncio.to_thread(page.follow, fleet, fleet.builds.old)
         await fleet.until_done_by(old)
     await fleet.dismiss(third)
+    assert page.steps == []
     await fleet.check(sql)
     fleet.run(fleet.builds.old, "migrate")
     assert await sql.fetchval("select count(*) from pg_proc where proname = 'record_steps'") == 1

@@ -57,7 +57,7 @@ class Site:
 
     async def stop(self, process: subprocess.Popen[bytes]) -> None:
         said = self.folder / f"worker-{self.processes.index(process)}.err"
-        await self.until(lambda: "slots, lanes" in said.read_text())
+        await self.until(lambda: ", lanes " in said.read_text())
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, PATIENCE) == 0, self.words()
 

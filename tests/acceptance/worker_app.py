@@ -69,6 +69,18 @@ async def act(ctx: ff.Context, number: int) -> int:
 
 
 @app.task
+async def tells(ctx: ff.Context, count: int) -> None:
+    """Emits numbers; the ledger has those that were acknowledged."""
+    note("begun", ctx.execution_id, attempt=ctx.attempt_index)
+    for number in range(count):
+        waits = number % 10 == 9
+        await ctx.emit(str(number), durability_mode="durable" if waits else "buffered")
+        if waits:
+            note("acknowledged", ctx.execution_id, attempt=ctx.attempt_index, number=number)
+            await asyncio.sleep(0.01)
+
+
+@app.task
 async def blocks(ctx: ff.Context, seconds: float) -> None:
     """Holds up the loop."""
     note("begun", ctx.execution_id)

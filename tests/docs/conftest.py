@@ -26,6 +26,7 @@ _MARK = "FOR_A_TEST_OF_THE_DOCUMENTATION"
 def surroundings(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment with its own data directory; afterwards no process may be left that was started with it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("FLOWFABRIC_")}
+    env.pop("PYTHONUNBUFFERED", None)  # it changes the order of lines
     env["FLOWFABRIC_DATA_DIR"] = str(tmp_path / "data")
     env[_MARK] = uuid.uuid4().hex
     yield env

@@ -70,6 +70,7 @@ def test_the_pages_with_code_are_found() -> None:
         "docs/concepts/waits.md",
         "docs/guides/flows.md",
         "docs/guides/operate.md",
+        "docs/guides/parents-and-children.md",
         "docs/guides/retries.md",
         "docs/guides/schedules.md",
         "docs/guides/steps.md",

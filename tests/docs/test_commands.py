@@ -12,10 +12,13 @@ import typer.main
 
 from flowfabric import cli
 from flowfabric.middleware import METRICS
+from flowfabric.worker.health import WORKER_METRICS
 from tests.docs.pages import PAGES, ROOT, fences, name
 
 # Up to what belongs to the shell: a comment, a redirection, an end.
 _COMMAND = re.compile(r"\bflowfabric ((?:'[^']*'|\"[^\"]*\"|[^#\n)&|>;'\"])+?)(?= +#| *2?>|[\n)&|;])")
+# What another program prints: one word, whatever it is.
+_PRINTED = re.compile(r"\$\((?!flowfabric )[^()\n]*\)")
 _PROGRAM = typer.main.get_command(cli.app)
 _PLACES = [page for page in PAGES if page.parent.name != "reference"]
 
@@ -24,7 +27,7 @@ def _commands(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     shell = "".join(block.code for block in fences(page) if block.language == "sh")
     shell += "".join(re.findall(r"^ +```sh\n(.*?)^ +```$", text, flags=re.MULTILINE | re.DOTALL))
-    return [found.strip() for found in _COMMAND.findall(shell)]
+    return [found.strip() for found in _COMMAND.findall(_PRINTED.sub("PRINTED", shell))]
 
 
 ALL = [(page, command) for page in _PLACES for command in _commands(page)]
@@ -48,5 +51,7 @@ def test_the_commands_of_the_pages_are_found() -> None:
 
 def test_every_metric_has_a_line_with_its_labels() -> None:
     text = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
-    lines = dict(re.findall(r"^\| `(flowfabric_\w+)` \| (.+?) \|", text, flags=re.MULTILINE))
-    assert lines == {metric: ", ".join(about.labels) for metric, about in METRICS.items()}
+    found = re.findall(r"^\| `(flowfabric_\w+)` \|(.*?)\|", text, flags=re.MULTILINE)
+    lines = {metric: labels.strip() for metric, labels in found}
+    assert lines.keys() == {**METRICS, **WORKER_METRICS}.keys()
+    assert {name: lines[name] for name in METRICS} == {name: ", ".join(one.labels) for name, one in METRICS.items()}

@@ -23,12 +23,14 @@ SAYS = {
     ],
     "callbacks_django.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
     "callbacks_flask.py": [r"\APOST: 200 resumed\nPOST: 200 duplicate\n990 cents, reference p-17\n\Z"],
+    "callbacks_form.py": [r"\AGET: 200\nPOST: Thank you\.\norder 42: refunded \(came broken\)\n\Z"],
     "callbacks_starlette.py": [
         r"\AGET: 200\nPOST: (accepted|resumed)\norder 42 is refunded\nGET afterwards: 404\n\Z",
     ],
     "child_tasks.py": ["words: 10", "children: 3"],
     "crash_and_continue.py": [
-        "worker 1 is killed with SIGKILL",
+        r"a reader gets 'payment 42007 is made'\n.*worker 1 is killed with SIGKILL",
+        r"another attempt begins\n(.*\n)*.*a reader gets 'payment 42007 is made'\n(.*\n)*.*'the parcel is packed'",
         r"reserve stock +│ worker 1 +│ [\d.]+ s +│ 1 ",
         r"print label +│ worker 1, worker 2 +│ [\d.]+ s +│ 2 ",
         r"waits for an approval, and no worker holds it\n.*Ada approves it\n",
@@ -37,6 +39,7 @@ SAYS = {
         "approved by Ada",
         "nothing wrong",
     ],
+    "deployment_log.py": [r"\Abuild v7\nmigrate v7\nship v7\nafter 8 changes: .*'ship': 'done'"],
     "durable_steps.py": [
         r"\A(writing about fjords\ndrawing fjords|drawing fjords\nwriting about fjords)\nuploading\nuploading\nhttps",
         "write: done in attempt 1",
@@ -57,6 +60,7 @@ SAYS = {
     ],
     "middleware_metrics.py": [r'submitted_total{kind="halve"} 5', r'outcome="error"} 3', "5 handlers took"],
     "model_race.py": [
+        r"followed: small says 17\n",
         r"judge: 2 answers, the first: small says 17\n",
         r"results: small medium judge\n",
         r"large is stopped\n",
@@ -71,6 +75,7 @@ SAYS = {
         "refused: .*dividend",
     ],
     "testing_a_task.py": ["6 passed"],
+    "tokens_to_a_browser.py": [r"\A5 tokens, a lost connection, 9 more\nWhy\? Once upon .* lost a job\.\n\Z"],
     "two_person_approval.py": [
         "waits at: approval for approved",
         r"alice: appended_to_waitpoint\nalice: known already\nbob: resume_condition_satisfied\n",

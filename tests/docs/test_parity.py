@@ -94,6 +94,12 @@ def test_an_existing_operation_is_not_listed_as_planned() -> None:
 
 def test_the_capabilities_are_what_exists() -> None:
     supports = ff.Engine.capabilities()["supports"]
-    other_names = {"cancel_execution", "cancel_flow_wait_timeout", "cancel_flow_wait_indefinite"}
+    other_names = {
+        "cancel_execution",
+        "cancel_flow_wait_timeout",
+        "cancel_flow_wait_indefinite",
+        "stream_durable_summary",
+        "stream_best_effort_live",
+    }
     assert {name for name, there in supports.items() if there != hasattr(ff.Engine, name)} == other_names
     assert all(supports[name] for name in other_names)

@@ -14,6 +14,7 @@ from flowfabric.embedded import server as embedded
 from tests.docs.pages import ROOT, fences
 from tests.docs.test_tutorial import _expression, _plain, _save, shell
 from tests.integration.test_connection import as_user
+from tests.support import in_database
 
 PAGE = ROOT / "docs" / "guides" / "roles.md"
 _ADDRESS = re.compile(r"postgresql://(\w+)@db\.example/app")
@@ -27,12 +28,11 @@ def owners_database(on_one_server: dict[str, str], data_dir: Path) -> Iterator[s
         connection.execute("drop schema flowfabric cascade")
         connection.execute("create role app_owner login")
         connection.execute("alter database flowfabric owner to app_owner")
-        yield server.dsn
+    yield server.dsn
+    with psycopg.connect(in_database(server.dsn, "postgres"), autocommit=True) as connection:
+        connection.execute("drop database flowfabric with (force)")
         created = connection.execute("select rolname from pg_roles where rolname like 'app\\_%'").fetchall()
-        connection.execute("drop schema flowfabric cascade")
-        connection.execute("alter database flowfabric owner to current_user")
         for (role,) in created:
-            connection.execute(f"drop owned by {role}".encode())
             connection.execute(f"drop role {role}".encode())
     server.release()
 

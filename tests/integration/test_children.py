@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.client import outcomes as watching
-from flowfabric.errors import Purged
+from flowfabric.errors import Conflict, Purged
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
 
@@ -60,6 +62,100 @@ async def test_a_child_is_submitted_once_even_if_the_parent_crashes(kit: Kit, ki
     engine = await kit.engine()
     found = await engine.find_executions(kinds=["child"])
     assert len(found.items) == 3 * report.runs
+
+
+async def test_what_a_thread_of_the_handler_submits_is_remembered_and_a_child(kit: Kit, kit_app: ff.App) -> None:
+    ran = []
+
+    @kit_app.task
+    async def child(n: int) -> int:
+        ran.append(n)
+        return n
+
+    @kit_app.task
+    def plain(ctx: ff.SyncContext) -> None:
+        def grow(n: int) -> None:
+            flow = kit_app.flow("twigs")
+            flow.add(child, n)
+            ctx.submit_flow(flow)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda n: ctx.submit(child, n), [1, 2]))
+            list(threads.map(grow, [3]))
+        ctx.wait_for("go")
+
+    @kit_app.task
+    async def inner(ctx: ff.Context) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(ctx.submit(child, 4), loop).result())
+        await loop.run_in_executor(None, lambda: asyncio.run_coroutine_threadsafe(ctx.submit(child, 5), loop).result())
+        await ctx.wait_for("go")
+
+    kit.use(kit_app)
+    for task, expected in ((plain, [1, 2, 3]), (inner, [4, 5])):
+        run = await task.submit()
+        await kit.run_all()
+        await run.signal("go")
+        await kit.run_until_ended(run)
+        assert sorted(ran) == expected
+        assert len(await run.children()) == len(expected)
+        ran.clear()
+
+
+async def test_a_thread_that_outlives_its_handler_submits_nothing(kit: Kit, kit_app: ff.App) -> None:
+    ended = threading.Event()
+    raised: list[BaseException] = []
+
+    @kit_app.task
+    async def child(n: int) -> int:
+        return n
+
+    @kit_app.task
+    def parent(ctx: ff.SyncContext) -> None:
+        def late() -> None:
+            ended.wait(PATIENCE)
+            try:
+                ctx.submit(child, 1)
+            except BaseException as error:
+                raised.append(error)
+
+        threads.append(threading.Thread(target=late))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    kit.use(kit_app)
+    async with kit.worker(kit_app):
+        run = await parent.submit()
+        await result(run)
+        ended.set()
+        await asyncio.to_thread(threads[0].join, PATIENCE)
+    assert len(raised) == 1
+    assert await children_of(kit_app) == []
+
+
+async def test_a_handler_that_submits_with_a_client_of_its_own_is_told(
+    app: ff.App, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def child(n: int) -> int:
+        return n
+
+    @app.task
+    def parent(ctx: ff.SyncContext) -> None:
+        with ff.Client(app) as client:
+            client.submit(child, 1)
+            client.submit(child, 2)
+            client.submit(child.options(idempotency_key="k"), 3)
+        with ff.Client(ff.App(database)) as client:
+            ctx.step("inside", lambda: client.submit(child, 4).id)
+
+    async with ff.Worker(app):
+        await result(await parent.submit())
+    warned = [record.getMessage() for record in caplog.records if record.name == "flowfabric.client"]
+    assert warned == [
+        "the handler of parent submits child with a client of its own, which is not remembered when the handler is run"
+        " again; use ctx.submit, or an idempotency key"
+    ]
 
 
 async def test_a_retry_of_the_parent_finds_its_children(app: ff.App, did: list[str]) -> None:
@@ -450,7 +546,7 @@ async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
 
     @app.task
     async def too_late(ctx: ff.Context) -> str:
-        run = await child.submit()
+        run = await child.submit(detached=True)
         await ctx.sleep(0.3)
         try:
             await run.result()
@@ -463,9 +559,7 @@ async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
         await asyncio.wait_for(ready.wait(), PATIENCE)
         (item,) = await children_of(app)
         await one.engine.delete_execution(item.execution_id)
-        with pytest.raises(ff.TaskFailed, match="was purged"):
-            # A second look is a second thing to remember, and finds nothing any more.
-            await result(run)
+        assert await result(run) == 10
         late = await too_late.submit()
         await until_state(late, ff.State.DELAYED)
         async with asyncio.timeout(PATIENCE):
@@ -475,26 +569,339 @@ async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
         assert await result(late) == "purged"
 
 
-async def test_cancelling_a_parent_leaves_its_children(app: ff.App) -> None:
+async def test_cancelling_a_parent_cancels_its_children(app: ff.App) -> None:
     over = asyncio.Event()
+    stopped = asyncio.Event()
 
     @app.task
-    async def child() -> int:
-        await over.wait()
+    async def grandchild() -> int:
+        try:
+            await over.wait()
+        finally:
+            stopped.set()
         return 5
 
     @app.task
+    async def child() -> int:
+        return await (await grandchild.submit()).result()
+
+    @app.task
     async def parent() -> int:
-        return await (await child.submit()).result()
+        flow = app.flow("below")
+        flow.add(child)
+        return (await (await flow.submit()).result())["child"]
 
     async with worker(app):
         run = await parent.submit()
-        await until_state(run, ff.State.WAITING_CHILDREN)
+        async with asyncio.timeout(PATIENCE):
+            while not (below := await children_of(app, "grandchild")) or below[0].public_state is not ff.State.ACTIVE:
+                await asyncio.sleep(0.005)
         await run.cancel("enough")
-        (item,) = await children_of(app)
-        over.set()
-        assert await result(child.run(item.execution_id)) == 5
+        await asyncio.wait_for(stopped.wait(), PATIENCE)
+        await until_state(grandchild.run(str(below[0].execution_id)), ff.State.CANCELLED)
+        (member,) = await children_of(app)
+        await until_state(child.run(str(member.execution_id)), ff.State.CANCELLED)
+        found = await (await app.client()).get(below[0].execution_id)
+        assert (found.cancelled_by, found.parent_id) == ("parent", member.execution_id)
         assert await run.state() is ff.State.CANCELLED
+
+
+async def test_a_parent_and_its_children_are_found_from_each_other(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task
+    async def child(n: int) -> int:
+        return n
+
+    @kit_app.task
+    async def parent() -> list[Any]:
+        runs = [await child.submit(1), await child.submit(2, detached=True)]
+        flow = kit_app.flow("pair")
+        flow.map(child, [3, 4])
+        loose = kit_app.flow("loose")
+        loose.add(child, 5)
+        found = [await run.result() for run in runs]
+        found += (await (await flow.submit()).result()).values()
+        return found + list((await (await loose.submit(detached=True)).result()).values())
+
+    kit.use(kit_app)
+    run = await parent.submit()
+    assert await run.parent() is None
+    assert await kit.run_until_ended(run) == [1, 2, 3, 4, 5]
+    children = await run.children()
+    assert [(one.kind, one.name) for one in children] == [("execution", "child"), ("flow", "pair")]
+    assert children[0].state == "completed"
+    client = await kit_app.client()
+    above = await client.run(str(children[0].id)).parent()
+    assert above == run
+    listed = [one async for one in client.all(parent=run.id)]
+    assert [one.execution_id for one in listed] == [children[0].id]
+    assert [one.arguments for one in listed] == ['{"n":1}']
+
+
+@pytest.mark.parametrize("rule", ["raise", "replace"])
+async def test_a_child_with_a_key_that_may_not_be_known_is_a_child(kit: Kit, kit_app: ff.App, rule: Any) -> None:
+    @kit_app.task
+    async def child() -> int:
+        return 1
+
+    @kit_app.task
+    async def parent(ctx: ff.Context) -> list[Any]:
+        run = await child.submit(idempotency_key="k", on_duplicate=rule)
+        await run.result()
+        found: list[Any] = [run.is_new]
+        try:
+            found.append((await child.submit(idempotency_key="k", on_duplicate=rule)).is_new)
+        except Conflict as error:
+            found.append(error.kind)
+        return found
+
+    kit.use(kit_app)
+    with kit.crash_after("submit child", n=0):
+        run = await parent.submit()
+        assert await kit.run_until_ended(run) == [True, "duplicate_submission" if rule == "raise" else False]
+    (only,) = await run.children()
+    assert only.name == "child"
+
+
+# ---- what a living execution needs is kept
+
+
+async def test_a_flow_is_not_run_again_when_its_retention_ends_while_the_task_waits(
+    kit: Kit, kit_app: ff.App, did: list[str]
+) -> None:
+    numbers = iter(range(1, 100))
+
+    @kit_app.task(retention="2s")
+    async def child(n: int) -> int:
+        did.append(f"child {n}")
+        return next(numbers)
+
+    @kit_app.task(steps="lenient")
+    async def asks(ctx: ff.Context, n: int) -> int:
+        flow = kit_app.flow("kids")
+        flow.map(child, range(n))
+        results = await (await flow.submit()).result()
+        await ctx.step(f"mail: please approve {sum(results.values())}", str, 1)
+        await ctx.wait_for("approval", timeout="30 days")
+        return sum(results.values())
+
+    @kit_app.task(steps="lenient")
+    async def sleeps(ctx: ff.Context, n: int) -> list[int]:
+        flow = kit_app.flow("kids")
+        nodes = flow.map(child, range(n))
+        run = await flow.submit()
+        await ctx.sleep("10 days")
+        results = await run.result()
+        await ctx.sleep("10 days")
+        again = await run.result()
+        assert again == results
+        await ctx.sleep("10 days")
+        await run.wait()
+        return [*results.values(), await run[nodes[0]].result()]
+
+    kit.use(kit_app)
+    run = await asks.submit(3)
+    await kit.run_all()
+    for _ in range(3):
+        await kit.clock.advance(days=1)
+        await kit.run_all()
+    assert (await (await kit_app.client()).flows()).items == []  # recorded, and purged
+    await run.approve("approval")
+    assert await kit.run_until_ended(run) == 6
+    *both, first = await kit.run_inline(sleeps, 2)
+    assert (sorted(both), first) == ([4, 5], both[0])
+    assert sorted(did) == ["child 0", "child 0", "child 1", "child 1", "child 2"]
+
+
+async def test_a_child_is_kept_until_the_parent_has_its_result(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task(retention="2s")
+    async def child(n: int) -> int:
+        return n
+
+    @kit_app.task
+    async def parent(ctx: ff.Context) -> int:
+        run = await child.submit(7)
+        await ctx.sleep("10 days")
+        first = await run.result()
+        await ctx.sleep("10 days")
+        return first + await run.result()
+
+    assert await kit.run_inline(parent) == 14
+    await kit.clock.advance(days=1)
+    await kit.run_all()
+    assert (await (await kit.engine()).find_executions(kinds=["child"])).items == []
+
+
+async def test_a_failed_flow_is_checked_again_by_a_retry(kit: Kit, kit_app: ff.App, did: list[str]) -> None:
+    @kit_app.task(retention="2s")
+    async def child() -> int:
+        did.append("child")
+        raise ValueError("boom")
+
+    @kit_app.task(retry=ff.RetryPolicy(max_retries=2, backoff=ff.Fixed(DAY)))
+    async def parent(ctx: ff.Context) -> str:
+        flow = kit_app.flow("kids")
+        flow.add(child)
+        run = await flow.submit()
+        try:
+            await run.result()
+        except ff.FlowFailed as error:
+            names = ", ".join(error.failures)
+        if ctx.retry_count < 2:
+            raise RuntimeError(names)
+        return names
+
+    assert await kit.run_inline(parent) == "child"
+    assert did == ["child"]
+
+
+async def test_a_replayed_parent_keeps_finished_children_and_submits_cancelled_ones_again(
+    kit: Kit, kit_app: ff.App, did: list[str]
+) -> None:
+    @kit_app.task
+    async def child(n: int) -> int:
+        did.append(f"child {n}")
+        return n
+
+    @kit_app.task
+    async def parent(ctx: ff.Context) -> list[int]:
+        done = await (await child.submit(1)).result()
+        late = await child.submit(2, delay="1 day")
+        flow = kit_app.flow("late")
+        flow.add(child, 3, delay="1 day")
+        run = await flow.submit()
+        return [done, await late.result(), *(await run.result()).values()]
+
+    kit.use(kit_app)
+    run = await parent.submit()
+    await kit.run_all()
+    await run.cancel("not now")
+    await kit.run_all()
+    assert {one.state for one in await run.children()} == {"completed", "cancelled"}
+    await run.replay()
+    assert await kit.run_until_ended(run) == [1, 2, 3]
+    assert did == ["child 1", "child 2", "child 3"]
+
+
+async def test_a_replayed_parent_takes_steps_that_it_took_beside_a_cancelled_child(
+    kit: Kit, kit_app: ff.App, did: list[str]
+) -> None:
+    @kit_app.task
+    async def child() -> int:
+        return 1
+
+    @kit_app.task
+    async def parent(ctx: ff.Context) -> int:
+        late = await child.submit(delay="1 day")
+        await ctx.step("mail", did.append, "mail")
+        return await late.result()
+
+    kit.use(kit_app)
+    run = await parent.submit()
+    await kit.run_all()
+    await run.cancel("not now")
+    await kit.run_all()
+    await run.replay()
+    assert await kit.run_until_ended(run) == 1
+    assert did == ["mail"]
+
+
+async def test_a_replayed_parent_does_not_run_a_flow_again_that_finished(
+    kit: Kit, kit_app: ff.App, did: list[str]
+) -> None:
+    @kit_app.task
+    async def pay(ctx: ff.Context, n: int) -> int:
+        await ctx.sleep(DAY)
+        await ctx.step("pay", did.append, f"paid {n}")
+        return n
+
+    @kit_app.task
+    async def parent(ctx: ff.Context) -> int:
+        flow = kit_app.flow("payments")
+        flow.map(pay, [1, 2])
+        return sum((await (await flow.submit()).result()).values())
+
+    kit.use(kit_app)
+    client = await kit_app.client()
+    run = await parent.submit()
+    await kit.run_all()
+    await run.cancel("by mistake")
+    await kit.run_all()
+    (child,) = await run.children()
+    flow = client.flow(str(child.id))
+    for reason in ("once", "twice"):
+        assert len(await flow.replay()) == 2
+        await kit.run_all()
+        if reason == "once":
+            await flow.cancel(reason)
+            assert set((await flow.states()).values()) == {ff.State.CANCELLED}
+    await kit.clock.advance(days=2)
+    await kit.run_all()
+    assert sorted(did) == ["paid 1", "paid 2"]
+    await run.replay()
+    assert await kit.run_until_ended(run) == 3
+    assert sorted(did) == ["paid 1", "paid 2"]
+    assert [one.id for one in await run.children()] == [child.id]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+async def test_what_a_handler_cancelled_itself_stays_cancelled_when_it_is_replayed(
+    kit: Kit, kit_app: ff.App, did: list[str], in_step: bool
+) -> None:
+    fails = [True]
+
+    @kit_app.task
+    async def slow(ctx: ff.Context, name: str) -> None:
+        did.append(name)
+        await ctx.sleep(DAY)
+
+    @kit_app.task
+    async def hedge(ctx: ff.Context) -> str:
+        loser = await slow.submit("task")
+        flow = kit_app.flow("flow")
+        flow.add(slow, "node")
+        lost = await flow.submit()
+        await ctx.sleep("1 hour")
+
+        async def cancel() -> None:
+            await loser.cancel("lost")
+            await lost.cancel("lost")
+
+        await (ctx.step("cancel", cancel) if in_step else cancel())
+        if fails[0]:
+            raise ValueError("later")
+        return "won"
+
+    kit.use(kit_app)
+    run = await hedge.submit()
+    with pytest.raises(ff.TaskFailed):
+        await kit.run_until_ended(run)
+    assert {one.state for one in await run.children()} == {"cancelled"}
+    fails[0] = False
+    before = list(did)
+    await run.replay()
+    assert await kit.run_until_ended(run) == "won"
+    assert len(await run.children()) == 2
+    assert did == before
+
+
+async def test_the_kit_deletes_what_its_retention_ends(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task
+    async def quick() -> int:
+        return 1
+
+    @kit_app.task
+    async def fails() -> int:
+        raise ValueError("boom")
+
+    kit.use(kit_app)
+    done, failed = await quick.submit(), await fails.submit()
+    await kit.run_all()
+    engine = await kit.engine()
+    for days, left in [(6, (True, True)), (2, (False, True)), (5, (False, True)), (2, (False, False))]:
+        await kit.clock.advance(days=days)
+        await kit.run_all()
+        found = [await engine.read_execution(run.execution_id) is not None for run in (done, failed)]
+        assert tuple(found) == left, days
 
 
 async def test_a_task_can_wait_for_an_execution_it_did_not_submit(app: ff.App) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -13,12 +14,14 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.cli.show._page import _joined
 from flowfabric.values.execution import Created, NewExecution
-from flowfabric.values.ids import mint_uuid
+from flowfabric.values.graph import NewNode
+from flowfabric.values.ids import FlowId, fit_partition, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
 from tests import sampling
-from tests.ids import id_in
+from tests.ids import home, id_in
 from tests.integration.test_cli import Answer, call, run, run_here
 from tests.kept import (  # noqa: F401 - fixtures
     kept_clock,
@@ -186,7 +189,7 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
         "retried    once",
         "Failure (permanent)",
         '    File "shop.py", line 1, in pay',
-        "initial  ended_failure",
+        "initial  failed",
         "ValueError: no \\x1b[31mmoney",
         "fetch #2",
         "OSError: no route",
@@ -207,12 +210,15 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
     assert [one["lease_type"] for one in document["events"]][:3] == ["acquired", "renewed", "renewed"]
 
     bare = (await call("show", claimed.execution_id, "--json", "--no-payload", "--no-timeline", dsn=database)).json
-    assert set(bare) == {"execution", "flow", "attempts", "steps", "suspension", "waitpoints", "signals"}
+    known = {"execution", "flow", "children", "attempts", "steps", "suspension", "waitpoints", "signals", "unserved"}
+    known |= {"frame_count"}
+    known.add("on_failure")
+    assert set(bare) == known
     assert "result" not in bare["steps"][0]
 
 
 @pytest.mark.parametrize(
-    ("payload", "shown"), [(b'"text"', "  text"), (b"\xff\xfe", "  (2 bytes)"), (b"plain words", "  plain words")]
+    ("payload", "shown"), [(b'"text"', "  text"), (b"\xff\xfe", "  <2 bytes>"), (b"plain words", "  plain words")]
 )
 async def test_show_prints_any_payload(engine: ff.Engine, database: str, payload: bytes, shown: str) -> None:
     execution_id = await submit(engine, input_payload=payload)
@@ -254,7 +260,7 @@ async def test_no_payload_is_too_strange_to_be_shown(
     for command in ("show", "wait"):
         said = await program(command, claimed.execution_id, "--dsn", database, encoding="ascii")
         assert (said.returncode, said.stderr) == (0, "")
-        assert shown in said.stdout
+        assert (shown[:1000] if command == "show" else shown) in said.stdout
         for encoding in ("ascii", "utf-8"):
             said = await program(command, claimed.execution_id, "--json", "--dsn", database, encoding=encoding)
             assert (said.returncode, said.stderr) == (0, "")
@@ -262,6 +268,86 @@ async def test_no_payload_is_too_strange_to_be_shown(
             document = json.loads(said.stdout, parse_constant=pytest.fail)
             assert document["result"] == in_json
             assert document.get("input", in_json) == in_json
+
+
+async def test_show_says_how_the_attempts_and_open_steps_of_a_cancelled_execution_ended(
+    engine: ff.Engine, database: str
+) -> None:
+    held = await started(engine)
+    await engine.record_steps(
+        [
+            (held.handle, NewStep(name="sleep", kind="sleep", pause=timedelta(hours=1))),
+            (held.handle, NewStep(name="way", kind="patch")),
+            (held.handle, NewStep(name="other way", kind="patch", result=b"old")),
+        ]
+    )
+    steps = (await call("show", held.execution_id, dsn=database)).out.split("Steps\n")[1].splitlines()
+    assert [line.split()[2] for line in steps if line.startswith("sleep ")] == ["sleeping"]
+    assert [line.split()[-1] for line in steps if line.startswith("way ")] == ["new"]
+    assert [line.split()[-1] for line in steps if line.startswith("other way ")] == ["old"]
+    await call("cancel", held.execution_id, dsn=database)
+    said = (await call("show", held.execution_id, dsn=database)).out
+    assert "cancelled by  an operator\n" in said
+    (attempt,) = [line for line in said.splitlines() if line.startswith("1  initial")]
+    assert attempt.endswith("  cancelled by an operator")
+    assert "sleep      sleep  not over" in said
+    await engine.replay_many([held.execution_id], reason="fixed", requested_by="ada")
+    again = await claim_one(engine)
+    await engine.complete(again.handle, b"1")
+    said = (await call("show", held.execution_id, dsn=database)).out
+    (attempt,) = [line for line in said.splitlines() if line.startswith("2  replay")]
+    assert attempt.endswith("  completed (replayed by ada: fixed)")
+    assert "branch" not in said
+
+
+@pytest.mark.parametrize(
+    ("ended", "why", "words"),
+    [
+        ("cancelled", "cancelled: cancelled by an operator", "cancelled by an operator"),
+        ("cancelled", "not wanted", "cancelled: not wanted"),
+        ("failed for good", "ValueError: x", "failed for good: ValueError: x"),
+        ("completed", "", "completed"),
+        ("", "", ""),
+    ],
+)
+def test_how_an_attempt_ended_is_said_once(ended: str, why: str, words: str) -> None:
+    assert _joined(ended, why) == words
+
+
+async def test_show_names_the_task_that_tells_of_the_failure(engine: ff.Engine, database: str) -> None:
+    held = await started(engine, policy={"hooks": {"failure": {"kind": "tell", "lane": "alerts"}}})
+    await engine.fail(held.handle, "broken", failure_class="permanent")
+    said = (await call("show", held.execution_id, dsn=database)).out
+    assert "on failure  tell\n" in said
+    await engine.submit_hooks()
+    hook = await claim_one(engine, lane_id="alerts")
+    said = (await call("show", held.execution_id, dsn=database)).out
+    assert f"on failure  tell {hook.execution_id}\n" in said
+    document = (await call("show", held.execution_id, "--json", dsn=database)).json
+    assert document["on_failure"] == {"task": "tell", "execution_id": str(hook.execution_id)}
+
+
+async def test_a_lost_lease_is_told_without_internals(engine: ff.Engine, clock: Clock, database: str) -> None:
+    held = await started(engine)
+    await clock.advance(minutes=10)
+    await engine.run_timers("lease")
+    said = (await call("show", held.execution_id, dsn=database)).out
+    (line,) = [one for one in said.splitlines() if "lease expired" in one]
+    assert " of " in line
+    assert "lease_expired" not in line
+    await claim_one(engine)
+    assert "new_lease_epoch" not in (await call("show", held.execution_id, dsn=database)).out
+
+
+async def test_show_wide_prints_all_of_a_long_result(engine: ff.Engine, database: str) -> None:
+    held = await started(engine, input_payload=b'"' + b"x" * 3000 + b'"')
+    await engine.record_steps([(held.handle, NewStep(name="long", result=b'"' + b"y" * 200 + b'"'))])
+    said = (await call("show", held.execution_id, dsn=database)).out
+    assert "y" * 78 not in said
+    assert "--wide` prints all" in said
+    said = (await call("show", held.execution_id, "--wide", dsn=database)).out
+    assert "y" * 200 in said
+    assert "x" * 3000 in said
 
 
 async def test_a_result_is_shown(engine: ff.Engine, database: str) -> None:
@@ -331,7 +417,172 @@ async def test_an_unknown_id_is_answered_with_where_to_look(engine: ff.Engine, d
         assert f"not found: execution {unknown} (`flowfabric ls` lists all)" in said.err, command
         assert len(said.err.splitlines()) == 1
     assert "not found" in (await call("priority", unknown, "5", dsn=database, code=1)).err
-    assert (await call("show", "what", dsn=database, code=2)).err.startswith("flowfabric: invalid_input: ID: ")
+    assert (await call("show", "what", dsn=database, code=2)).err.startswith("flowfabric: ID: ")
+
+
+# Parents and children
+
+TREE = ("top", "mid", "low", "flow f", "n1: leaf")
+
+
+async def _family(engine: ff.Engine) -> dict[str, Any]:
+    """A parent with a task, which has a task, and a flow of one node."""
+    held = await started(engine, execution_kind="top", input_payload=b'{"n":1}')
+    child = await engine.submit_child(held.handle, "submit mid", 0, NewExecution(execution_kind="mid", lane_id="mid"))
+    mid = await claim_one(engine, lane_id="mid")
+    below = await engine.submit_child(mid.handle, "submit low", 0, NewExecution(execution_kind="low", lane_id="low"))
+    flow_id = FlowId(fit_partition(mint_uuid(), home(held.execution_id), 256))
+    nodes = [NewNode(name="n1", execution=NewExecution(execution_kind="leaf", lane_id="low"))]
+    await engine.submit_child_flow(held.handle, "flow f", 0, nodes, flow_id=flow_id, seed=mint_uuid(), flow_kind="f")
+    return {"top": held.execution_id, "mid": child.execution_id, "low": below.execution_id, "flow": flow_id}
+
+
+async def test_a_family_is_shown_from_both_ends(engine: ff.Engine, database: str) -> None:
+    family = await _family(engine)
+    top, mid, flow = (str(family[name]) for name in ("top", "mid", "flow"))
+    said = (await call("show", top, dsn=database)).out
+    assert "Children" in said
+    lines = [line.split() for line in said.splitlines()]
+    assert [line[:4] for line in lines if line[:1] in ([mid], [flow])] == [
+        [mid, "active", "task", "mid"],
+        [flow, "open", "flow", "f"],
+    ]
+    steps = [line for line in said.splitlines() if " submit " in line]
+    assert [one.split()[-1] for one in steps] == [mid, flow]
+    assert f"submitted by  {top}" in (await call("show", mid, dsn=database)).out
+    document = json.loads((await call("show", top, "--json", dsn=database)).out)
+    assert [(one["kind"], one["id"]) for one in document["children"]] == [("execution", mid), ("flow", flow)]
+    assert json.loads((await call("show", mid, "--json", dsn=database)).out)["execution"]["parent_id"] == top
+
+
+async def test_ls_lists_the_children_of_one_and_the_tree_of_all(engine: ff.Engine, database: str) -> None:
+    family = await _family(engine)
+    assert ids(await call("ls", "--parent", str(family["top"])[-8:], "-q", dsn=database)) == [str(family["mid"])]
+    said = await call("ls", "--tree", dsn=database)
+    _, *lines = said.out.splitlines()
+    assert [line.rstrip().removesuffix('{"n":1}').split()[-1] for line in lines[:4]] == [
+        str(family[name]) for name in ("top", "mid", "low", "flow")
+    ]
+    assert [line[: line.index(word) + len(word)] for line, word in zip(lines, TREE, strict=True)] == [
+        "top",
+        "├─ mid",
+        "│  └─ low",
+        "└─ flow f",
+        "   └─ n1: leaf",
+    ]
+    assert lines[0].endswith('{"n":1}')
+    (root,) = json.loads((await call("ls", "--tree", "--json", dsn=database)).out)["items"]
+    assert root["execution"]["execution_id"] == str(family["top"])
+    assert [one["name"] for one in root["children"]] == ["mid", "f"]
+    assert root["children"][0]["children"][0]["id"] == str(family["low"])
+    (listed,) = json.loads((await call("ls", "--kind", "leaf", "--json", dsn=database)).out)["items"]
+    assert (listed["node"], listed["parent_id"], listed["arguments"]) == ("n1", None, "")
+
+
+async def test_the_state_of_a_flow_of_a_parent_is_that_of_its_members_now(engine: ff.Engine, database: str) -> None:
+    family = await _family(engine)
+    while (held := await claim_one(engine, lane_id="low")).execution_id == family["low"]:
+        await engine.complete(held.handle)
+    await engine.complete(held.handle)
+    (flow,) = [one for one in await engine.list_children(family["top"]) if one.kind == "flow"]
+    ended = await engine.read_execution(held.execution_id)
+    assert ended is not None
+    assert (flow.state, flow.completed_at) == ("completed", ended.completed_at)
+    said = (await call("show", str(family["top"]), dsn=database)).out
+    (line,) = [one for one in said.splitlines() if one.startswith(str(family["flow"]))]
+    assert line.split()[:4] == [str(family["flow"]), "completed", "flow", "f"]
+    assert len(line.split()) == 8, "created, ended"
+    (line,) = [one for one in (await call("ls", "--tree", dsn=database)).out.splitlines() if "flow f" in one]
+    assert " completed " in line
+
+
+async def test_pages_of_trees_cut_no_tree_and_leave_none_out(engine: ff.Engine, database: str) -> None:
+    families = [await _family(engine) for _ in range(2)]
+    tops = [str(one["top"]) for one in reversed(families)]
+    first = json.loads((await call("ls", "--tree", "--limit", "1", "--json", dsn=database)).out)
+    assert [one["execution"]["execution_id"] for one in first["items"]] == tops[:1]
+    more = ["--cursor", first["next_cursor"]]
+    second = json.loads((await call("ls", "--tree", "--limit", "1", "--json", *more, dsn=database)).out)
+    assert [one["execution"]["execution_id"] for one in second["items"]] == tops[1:]
+    assert [one["name"] for one in second["items"][0]["children"]] == ["mid", "f"]
+    # What a filter finds is the top of a tree.
+    (mid,) = json.loads((await call("ls", "--tree", "--parent", tops[0], "--json", dsn=database)).out)["items"]
+    assert mid["execution"]["execution_kind"] == "mid"
+    assert [one["name"] for one in mid["children"]] == ["low"]
+
+
+async def test_a_watched_tree_is_a_tree(engine: ff.Engine, database: str) -> None:
+    family = await _family(engine)
+    watching = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "flowfabric.cli", "ls", "--tree", "--watch", "--dsn", database,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    lines = [(await watching.stdout.readline()).decode() for _ in range(6)]
+    watching.terminate()
+    await watching.wait()
+    assert lines[0].split() == ["NAME", "STATE", "ID", "ARGUMENTS"]
+    assert lines[1].split()[:3] == ["top", "active", str(family["top"])]
+    assert lines[3].startswith("│  └─ low")
+
+
+async def test_the_nodes_of_a_tree_are_in_the_order_of_their_names_with_their_arguments(
+    engine: ff.Engine, database: str
+) -> None:
+    held = await started(engine, execution_kind="top")
+    flow_id = FlowId(fit_partition(mint_uuid(), home(held.execution_id), 256))
+    names = ["scan-10", "scan-2", "scan"]
+    nodes = [
+        NewNode(name=name, execution=NewExecution(execution_kind="scan", lane_id="low", input_payload=b'{"at":1}'))
+        for name in names
+    ]
+    await engine.submit_child_flow(held.handle, "flow f", 0, nodes, flow_id=flow_id, seed=mint_uuid(), flow_kind="f")
+    lines = (await call("ls", "--tree", dsn=database)).out.splitlines()
+    assert [line.split()[1] for line in lines[3:]] == ["scan:", "scan-2:", "scan-10:"]
+    assert all(line.endswith('{"at":1}') for line in lines[3:])
+
+
+async def test_cancel_takes_the_children_with_it_unless_told_otherwise(engine: ff.Engine, database: str) -> None:
+    for keeps in (True, False):
+        family = await _family(engine)
+        extra = ["--keep-children"] if keeps else []
+        said = await call("cancel", str(family["top"]), "-y", *extra, dsn=database)
+        assert said.out == ("1 cancelled\n" if keeps else "1 cancelled, with 3 children\n")
+        states = [await engine.read_execution_state(family[name]) for name in ("top", "mid", "low")]
+        expected = ["cancelled", "active", "waiting"] if keeps else ["cancelled"] * 3
+        assert states == expected
+        for name in ("mid", "low"):
+            await engine.cancel(Operator(family[name]), "enough")
+        await engine.cancel_flow(family["flow"], wait=True)
+        while (await engine.cancel_children()).parent_id is not None:
+            pass
+
+
+async def test_a_failed_child_is_replayed_before_its_parent(engine: ff.Engine, database: str) -> None:
+    held = await started(engine, execution_kind="top")
+    submitted = await engine.submit_child(
+        held.handle, "submit mid", 0, NewExecution(execution_kind="mid", lane_id="mid")
+    )
+    mid = await claim_one(engine, lane_id="mid")
+    for one in (mid, held):
+        await engine.fail(one.handle, "broken", failure_class="permanent", category="error")
+    top, child = str(held.execution_id), str(submitted.execution_id)
+    said = await call("replay", top, dsn=database, answer="n\n", code=1)
+    assert said.err.startswith(
+        f"its child mid failed: `flowfabric replay {child}` runs it again\na child failed and stays"
+    )
+    assert await engine.read_execution_state(held.execution_id) is ff.State.FAILED
+    assert (await call("replay", top, child, dsn=database)).out == "2 replayed\n"
+    await engine.cancel(Operator(submitted.execution_id), "enough")
+    await engine.cancel(Operator(held.execution_id), "enough")
+    assert (await call("replay", top, dsn=database)).out == "1 replayed\n"
+
+
+async def test_delete_says_who_needs_a_child(engine: ff.Engine, database: str) -> None:
+    family = await _family(engine)
+    await engine.cancel(Operator(family["low"]), "enough")
+    said = await call("delete", str(family["low"]), "-y", dsn=database, code=1)
+    assert f"needed by {family['mid']} (active)" in said.err
 
 
 # cancel, replay
@@ -350,7 +601,7 @@ async def test_named_executions_are_cancelled(engine: ff.Engine, database: str) 
 async def test_an_ended_execution_cannot_be_cancelled(engine: ff.Engine, database: str) -> None:
     execution_id = await fail(engine)
     said = await call("cancel", execution_id, dsn=database, code=1)
-    assert said.err.startswith("flowfabric: execution_not_active")
+    assert said.err.endswith(": it has ended already (failed)\n")
     other = await submit(engine)
     answer = (await call("cancel", execution_id, other, "--json", dsn=database, code=1)).json
     assert answer["cancelled"] == 1
@@ -411,7 +662,35 @@ async def test_a_cancelled_execution_is_replayed_only_by_id_or_state(
 
 async def test_a_running_execution_cannot_be_replayed(engine: ff.Engine, database: str) -> None:
     claimed = await started(engine)
-    assert "execution_not_terminal" in (await call("replay", claimed.execution_id, dsn=database, code=1)).err
+    assert "it has not ended yet" in (await call("replay", claimed.execution_id, dsn=database, code=1)).err
+
+
+# fail, unblock
+
+
+async def test_a_stopped_execution_is_unblocked_or_failed(engine: ff.Engine, database: str) -> None:
+    claimed = await started(engine)
+    target = claimed.execution_id
+    await engine.stop_changed(claimed.handle, detail="recorded and not asked for: step 'mail'", digest="old")
+    assert (await call("unblock", target, dsn=database)).out == f"{target} unblocked\n"
+    assert (await call("unblock", target, dsn=database, code=1)).err  # nothing holds it back
+    claimed = await claim_one(engine)
+    await engine.stop_changed(claimed.handle, detail="again", digest="old")
+    answer = (await call("fail", target, "-r", "no code fits", "--json", dsn=database)).json
+    assert answer == {"execution_id": str(target), "failed": True}
+    found = await engine.read_execution(target)
+    assert found is not None
+    assert (found.public_state, found.failure_reason, found.failure_category) == ("failed", "no code fits", "operator")
+
+
+async def test_a_failed_execution_is_not_retried_and_only_one_that_runs_can_be_failed(
+    engine: ff.Engine, database: str
+) -> None:
+    waiting = await submit(engine)
+    assert "it is not running" in (await call("fail", waiting, dsn=database, code=1)).err
+    running = (await started(engine, policy=RETRY)).execution_id
+    assert (await call("fail", running, dsn=database)).out == f"{running} failed\n"
+    assert await engine.read_execution_state(running) == "failed"
 
 
 # priority, delete, redact
@@ -439,7 +718,7 @@ async def test_an_ended_execution_is_redacted_and_deleted(engine: ff.Engine, dat
 @pytest.mark.parametrize("command", ["delete", "redact"])
 async def test_an_unfinished_execution_is_kept(engine: ff.Engine, database: str, command: str) -> None:
     execution_id = await submit(engine, input_payload=b"1")
-    assert "execution_not_terminal" in (await call(command, execution_id, "-y", dsn=database, code=1)).err
+    assert "it has not ended yet" in (await call(command, execution_id, "-y", dsn=database, code=1)).err
     assert (await engine.read_execution_context(execution_id)).input_payload == b"1"
 
 
@@ -530,7 +809,7 @@ async def test_schedules_are_listed_paused_resumed_and_deleted(engine: ff.Engine
     await put(engine, "nightly")
     await put(engine, "weekly")
     line = (await call("schedules", dsn=database)).out.splitlines()[1]
-    assert line.startswith("nightly  report  cron 0 3 * * * timezone UTC")
+    assert line.startswith("nightly  report  cron 0 3 * * *, UTC  ")
     assert (await call("schedules", "pause", "nightly", dsn=database)).out == "nightly is paused\n"
     listed = (await call("schedules", "list", "--json", dsn=database)).json["schedules"]
     assert [(one["name"], one["paused"]) for one in listed] == [("nightly", True), ("weekly", False)]

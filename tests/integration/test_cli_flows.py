@@ -396,9 +396,9 @@ async def test_flows_are_listed_newest_first(engine: ff.Engine, clock: Clock, as
     await FlowSummaries(engine).run_once()
     said = await ask("flow", "ls")
     lines = [re.split(r"\s{2,}", line) for line in said.out.splitlines()]
-    assert lines[0] == ["ID", "STATUS", "NODES", "AGE", "NAME"]
+    assert lines[0] == ["ID", "STATE", "NODES", "AGE", "NAME"]
     assert [(line[0], line[1], line[2], line[4]) for line in lines[1:]] == [
-        (str(new), "active", "1", "etl nightly"),
+        (str(new), "open", "1", "etl nightly"),
         (str(old.id), "completed", "2", "test"),
     ]
     assert lines[2][3].startswith("3 h")
@@ -409,6 +409,7 @@ async def test_flows_are_listed_newest_first(engine: ff.Engine, clock: Clock, as
         "flow_id": str(old.id),
         "created_at": answer["items"][1]["created_at"],
         "status": "completed",
+        "state": "completed",
         "flow_kind": "test",
         "namespace": "",
         "node_count": 2,
@@ -800,7 +801,7 @@ async def test_members_that_cannot_be_replayed_any_more_are_reported(engine: ff.
 async def test_delete_removes_an_ended_flow(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": [], "b": ["a"]})
     said = await ask("flow", "delete", flow.id, "-y", code=1)
-    assert "flow_not_terminal" in said.err
+    assert "has members that have not ended" in said.err
     await flow.complete("a", "b")
     said = await ask("flow", "delete", flow.id, answer="n\n", code=1)
     assert f"delete flow {flow.id} (test, 2 nodes, completed)? It cannot be undone." in said.err

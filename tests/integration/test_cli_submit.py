@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import importlib
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -260,21 +261,23 @@ async def test_encoded_data_is_read_with_the_codecs_of_the_app(engine: ff.Engine
     await engine.complete(claimed.handle, result, result_encoding=encoding)
     closed = (await call("show", execution_id, dsn=database)).out
     assert "the text" not in closed
-    assert "of json+zip)" in closed
+    assert closed.count(" bytes, sealed>") == 2
+    unread = await call("wait", execution_id, dsn=database)
+    assert re.fullmatch(r"<\d+ bytes, sealed>\n", unread.out)
+    assert unread.err == "(the result is encoded; give --app PKG.MOD:APP to read it)\n"
     opened = (await call("show", execution_id, "--app", "ff_shop:zipped", dsn=database)).out
     assert '{"text": "the text"}' in opened
     assert "the result" in opened
     assert (await call("wait", execution_id, "--app", "ff_shop:zipped", dsn=database)).out == "the result\n"
-    assert (
-        "there is no codec 'zip'"
-        in (await call("show", execution_id, "--app", "ff_shop:app", dsn=database, code=2)).err
-    )
+    other = (await call("show", execution_id, "--app", "ff_shop:app", dsn=database)).out
+    assert other.count(" bytes, sealed: there is no codec 'zip' (encoding 'json+zip')>") == 2
+    assert "Timeline" in other
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"])
 async def test_an_invalid_time_is_refused(engine: ff.Engine, database: str, moment: str) -> None:
     said = await call("submit", "ff_shop:app", "buy", "x", "--at", moment, dsn=database, code=2)
-    assert said.err.startswith("flowfabric: invalid_input: ")
+    assert said.err.startswith("flowfabric: --at: ")
     assert len(said.err.splitlines()) == 1
 
 
@@ -296,12 +299,17 @@ async def test_an_error_that_no_file_change_repairs_is_refused_immediately(
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # of the whole process, which goes on
     monkeypatch.setattr(dev._Supervisor, "run", lambda self: pytest.fail("it supervises"))
     said = await call(command, "ff_shop:app", *options, dsn=database, code=2)
-    assert said.err.startswith("flowfabric: invalid_input: ")
+    assert said.err.startswith((f"flowfabric: {options[0]}: ", "flowfabric: lanes: "))
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_weight_is_a_number_and_anything_else_is_part_of_the_name() -> None:
-    assert weights(["a=3", "b", "c=\u00b2", "d=x"]) == {"a": 3, "b": 1, "c=\u00b2": 1, "d=x": 1}
+def test_a_weight_is_a_number_and_anything_else_is_refused() -> None:
+    assert weights(["a=3", "b", "c=d=100"]) == {"a": 3, "b": 1, "c=d": 100}
+    for text in ("c=\u00b2", "d=x", "e=", "=3", "f=1000"):
+        with pytest.raises(
+            ff.InvalidInput, match=r"--lane: got .*; allowed: LANE, or LANE=WEIGHT with a number up to 100"
+        ):
+            weights([text])
 
 
 async def test_the_address_is_not_in_the_process_list_of_the_worker(

@@ -23,7 +23,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.conditions import Condition, OperatorOnly, TimeoutOnly, named_keys, on
 from flowfabric.values.ids import mint_uuid
-from flowfabric.values.signal import RecordedSignal
+from flowfabric.values.signal import Accepted, RecordedSignal
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
 from tests.integration.test_cli import COMMAND_TREE, Answer, call
@@ -135,6 +135,7 @@ async def test_waits_show_condition_deadline_and_timeout_behaviour(engine: ff.En
         "timeout_behavior": "cancel",
         "required_signal_names": ["yes"],
         "signal_count": 1,
+        "refused_signal_count": 0,
     }
 
 
@@ -145,7 +146,7 @@ async def test_waits_show_condition_deadline_and_timeout_behaviour(engine: ff.En
         ("cancel", "cancel"),
         ("expire", "expire"),
         ("escalate", "escalate"),
-        ("auto_resume_with_timeout_signal", "resume"),
+        ("auto_resume_with_timeout_signal", "time out"),
     ],
 )
 async def test_what_happens_at_the_deadline_is_one_word(
@@ -153,7 +154,8 @@ async def test_what_happens_at_the_deadline_is_one_word(
 ) -> None:
     target = await suspend(engine, timeout_at=await clock.now() + HOUR, timeout_behavior=behavior)
     assert rows(await ask("waits"))[0]["THEN"] == then
-    assert f", then {then}\n" in (await ask("show", target)).out
+    words = "the wait times out (NoSignal, or its default)" if then == "time out" else then
+    assert f", then {words}\n" in (await ask("show", target)).out
 
 
 @pytest.mark.parametrize(
@@ -297,6 +299,65 @@ async def test_a_decision_resumes_the_execution_that_waits_for_it(
     assert signal.source_identity == getpass.getuser(), "whoever is logged in"
 
 
+async def asking(engine: ff.Engine, *keys: str) -> ff.ExecutionId:
+    """A task that waits for an object at each of these keys, each in a wait of its own."""
+    held = await started(engine)
+    schema = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
+    waits = [await engine.open_wait(held.handle, key, 0, [key], None, schema) for key in keys]
+    points = {one.waitpoints[0].waitpoint_id: 0 for one in waits}
+    if len(keys) == 1:
+        await engine.suspend_on(held.handle, list(points), on(keys[0]))
+    else:
+        await engine.park(held.handle, signals_on=points)
+    return held.execution_id
+
+
+async def test_an_answer_that_does_not_fit_is_refused_with_the_field(
+    engine: ff.Engine, ask: Any, tmp_path: Path
+) -> None:
+    target = str(await asking(engine, "k"))
+    for command, words in (
+        (["approve"], "payload: got nothing; allowed: an object"),
+        (["approve", "--payload", '{"ok": "hunter2"}'], "payload.ok: got text; allowed: true or false"),
+        (["reject", "--reason", "too late"], "payload.ok: missing; allowed: true or false"),
+        (["signal", "--payload", "[]"], "payload: got a list of 0; allowed: an object"),
+    ):
+        verb, *options = command
+        said = await ask(verb, target, *options, code=2)
+        assert words in said.err
+        assert "hunter2" not in said.err
+    said = await ask("reject", target, "--payload", "5", "--reason", "x", code=2)
+    assert "--reason: given with a payload" in said.err
+    assert await received(engine, target) == []
+    (tmp_path / "answer.json").write_text('{"ok": false}')
+    options = ["--payload", f"@{tmp_path / 'answer.json'}", "--reason", "too late"]
+    assert (await ask("reject", target, *options)).out == f"rejected; {target} resumes\n"
+    (signal,) = await received(engine, target)
+    assert json.loads(signal.payload or b"") == {"ok": False, "reason": "too late"}
+
+
+async def test_what_an_execution_still_waits_for_is_told(engine: ff.Engine, ask: Any) -> None:
+    target = str(await asking(engine, "a", "b", "c"))
+    said = await ask("approve", target, "--key", "a", "--payload", '{"ok": true}')
+    assert said.out == f"approved; {target} continues, and still takes signals at b, c\n"
+
+
+async def test_refused_answers_are_shown(engine: ff.Engine, ask: Any) -> None:
+    target = await asking(engine, "k")
+    sent = await engine.signal_execution(target, "k", signal_name="go", source_type="sql", payload=b'"hunter2"')
+    assert isinstance(sent, Accepted)
+    held = await claim_one(engine)
+    await engine.refuse_signals(held.handle, "k", 0, {sent.signal_id: "does not fit Decision"})
+    assert rows(await ask("waits"))[0]["SIGNALS"] == "1 (1 refused)"
+    shown = (await ask("show", str(target), "--timeline")).out
+    assert "refused: does not fit Decision" in shown
+    assert "1 (1 refused)" in shown
+    assert "go at k from sql: refused" in shown
+    document = (await ask("show", str(target), "--json")).json
+    assert document["signals"][0]["refused"] == "does not fit Decision"
+    assert (await ask("waits", "--json")).json["items"][0]["refused_signal_count"] == 1
+
+
 async def test_two_different_people_are_needed_and_one_does_not_count_twice(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, ff.from_sources(2, "approval"))
     said = await ask("approve", target, "--by", "alice")
@@ -407,10 +468,7 @@ async def test_for_an_unknown_key_the_error_lists_the_keys(engine: ff.Engine, as
         said = await ask(*command, target, "--key", "aples", code=1)
         assert said.err == f"flowfabric: not found: waitpoint aples ({target} has apples, pears)\n"
         said = await ask(*command, target, code=2)
-        assert (
-            said.err
-            == "flowfabric: invalid_input: --key: the execution waits at 2 waitpoints; allowed: apples, pears\n"
-        )
+        assert said.err == "flowfabric: --key: the execution waits at 2 waitpoints; allowed: apples, pears\n"
     assert await received(engine, target) == []
 
 
@@ -420,8 +478,8 @@ async def test_for_an_execution_that_does_not_wait_the_error_names_its_state(
 ) -> None:
     target = await submit(engine)
     said = await ask(*command, target, code=1)
-    kind = "execution_not_suspended" if command == ["resume"] else "target_not_signalable"
-    assert said.err.startswith(f"flowfabric: {kind}: {target} is waiting")
+    why = ", so there is no wait to end" if command == ["resume"] else " and waits for no signal"
+    assert said.err == f"flowfabric: {target} is waiting{why}\n"
     assert len(said.err.splitlines()) == 1
     claimed = await claim_one(engine)
     assert f"{target} is active" in (await ask(*command, target, code=1)).err
@@ -521,7 +579,7 @@ async def test_a_secret_of_ones_own_comes_from_a_file_the_environment_or_a_pipe(
     said = await ask("keys", "rotate", "--kid", "ours", "-y", *given, answer=SECRET)
     assert said.out == "ours is already the current key; nothing changed\n"
     said = await ask("keys", "rotate", "--kid", "k1", "-y", *given, answer=SECRET, code=1)
-    assert "rotation_conflict" in said.err
+    assert "was used before" in said.err
     assert SECRET not in said.out + said.err
 
 
@@ -580,13 +638,13 @@ async def test_show_lists_the_condition_and_the_signals_that_arrived(engine: ff.
     signals = said.split("\nSignals\n")[1].split("\n\n")[0].splitlines()
     assert signals[0].split() == ["WHEN", "NAME", "KEY", "FROM", "EFFECT", "PAYLOAD"]
     assert signals[1].split("  ", 1)[1].split() == [
-        "yes", "approval", "operator", "alice", "appended_to_waitpoint", "(advanced)", '{"why":', '"good"}',
+        "yes", "approval", "operator", "alice", "kept", "(advanced)", '{"why":', '"good"}',
     ]  # fmt: skip
-    assert signals[2].endswith("operator mallory  appended_to_waitpoint (matcher_failed)")
+    assert signals[2].endswith("operator mallory  kept (matcher failed)")
     timeline = said.split("\nTimeline\n")[1]
     assert "suspended" in timeline
     assert "lease revoked" not in timeline
-    assert "yes at approval from operator alice: appended_to_waitpoint" in timeline
+    assert "yes at approval from operator alice: kept" in timeline
     assert '{"why"' not in (await ask("show", target, "--no-payload")).out
     assert "Signals" in (await ask("show", target, "--no-payload")).out
 
@@ -644,7 +702,7 @@ async def test_a_repeated_a_timed_out_and_an_operators_end_are_in_the_timeline(
     await ask("resume", target)
     timeline = (await ask("show", target)).out.split("\nTimeline\n")[1].splitlines()
     words = [" ".join(line.split()[2:]) for line in timeline[1:]]
-    assert any("signal signal at k from operator" in line and line.endswith("deduped") for line in words)
+    assert any("signal signal at k from operator" in line and line.endswith("repeated") for line in words)
     assert any("resumed trigger_type operator" in line for line in words)
     other = await suspend(
         engine, of=await started(engine, priority=9), timeout_at=await clock.now() + HOUR, timeout_behavior="escalate"
@@ -694,7 +752,7 @@ async def test_a_task_waits_for_a_person_and_gets_the_answer(app: ff.App, engine
     done = await deploy.submit()
     await worked(app)
     (row,) = rows(await ask("waits"))
-    assert (row["ID"], row["TASK"], row["FOR"], row["THEN"]) == (done.id, "deploy", "approval", "resume")
+    assert (row["ID"], row["TASK"], row["FOR"], row["THEN"]) == (done.id, "deploy", "approval", "time out")
     said = (await ask("show", done.execution_id)).out
     assert "approval  wait  waiting" in said
     await ask("approve", done.execution_id, "--by", "alice")
@@ -829,3 +887,69 @@ async def test_ids_and_keys_are_completed(engine: ff.Engine, database: str, monk
     assert await complete(f"flowfabric signal {one} --by me --key ") == {"apples"}
     assert await complete(f"flowfabric waits --token {one} --key ") == {"apples"}
     assert await complete("flowfabric waits --key a", dsn="") == set(), "no server is started for a completion"
+
+
+async def test_show_has_no_internals_and_no_base64(app: ff.App, ask: Any) -> None:
+    @app.task
+    async def child(n: int) -> dict[str, int]:
+        return {"n": n}
+
+    @app.task
+    async def parent(ctx: ff.Context) -> str:
+        assert await (await child.submit(7)).result() == {"n": 7}
+        await ctx.wait_for("approval", timeout="1h", on_timeout="escalate")
+        return "x" * 5000
+
+    run = await parent.submit()
+    await worked(app)
+    said = (await ask("show", run.id)).out
+    steps = said.split("\nSteps\n")[1].split("\n\n")[0]
+    assert "timeout of" not in steps
+    assert '{"n": 7}' in steps
+    for internal in ("worker_park", "by backend", "waiting_for_", "eyJ", "claim_resumed", "paused_by", "lease revoked"):
+        assert internal not in said, said
+    result = next(one for one in (await ask("show", run.id, "--json")).json["steps"] if one["kind"] == "result")
+    assert (result["result"]["state"], result["result"]["result"]) == ("completed", {"n": 7})
+    await ask("approve", run.id)
+    await worked(app)
+    shown = (await ask("show", run.id)).out.split("\nResult\n")[1].split("\n\n")[0].splitlines()
+    hint = f"  ... (3,000 more characters; `flowfabric show {run.id[-8:]} --wide` prints all)"
+    assert shown == ["  " + "x" * 2000, hint]
+
+
+async def test_an_escalated_wait_waits_for_an_operator(engine: ff.Engine, clock: Clock, ask: Any) -> None:
+    target = await suspend(
+        engine,
+        reason_code="waiting_for_approval",
+        timeout_at=await clock.now() + HOUR,
+        timeout_behavior="escalate",
+    )
+    await clock.advance(hours=2)
+    await engine.expire_suspension(target)
+    said = (await ask("show", target)).out
+    assert re.search(r"^because +missed its deadline of .* \(approval\), waiting for an operator$", said, re.MULTILINE)
+    assert "paused" not in said
+    assert "paused" not in (await ask("waits")).out
+
+
+async def test_show_and_doctor_say_why_nothing_is_claimed(engine: ff.Engine, ask: Any) -> None:
+    target = await submit(engine, execution_kind="report", lane_id="mail")
+    why = (
+        "no live worker serves report in lane mail (no worker is alive); start one with `flowfabric worker module:app`"
+    )
+    assert re.search(rf"^but +{re.escape(why)}$", (await ask("show", target)).out, re.MULTILINE)
+    assert (await ask("show", target, "--json")).json["unserved"]["kind"] == "report"
+    findings = {one["check"]: one for one in (await ask("doctor", "--json", code=1)).json["findings"]}
+    assert findings["tasks"]["detail"] == "no live worker serves report in lane mail"
+    assert findings["lanes"]["detail"] == "none is paused or disabled"
+    await ask("lanes", "pause", "mail")
+    said = (await ask("show", target)).out
+    assert re.search(r"^but +lane mail is paused; start it with `flowfabric lanes resume mail`$", said, re.MULTILINE)
+    findings = {one["check"]: one for one in (await ask("doctor", "--json", code=1)).json["findings"]}
+    assert findings["lanes"] == {
+        "check": "lanes",
+        "verdict": "warning",
+        "detail": "mail is paused, 1 execution waiting",
+        "advice": "`flowfabric lanes resume mail` lets workers claim again",
+    }
+    assert findings["tasks"]["verdict"] == "ok"

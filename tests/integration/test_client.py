@@ -27,7 +27,7 @@ from flowfabric.client import client as client_module
 from flowfabric.client import outcomes as outcomes_module
 from flowfabric.client.submission import Submission
 from flowfabric.contracts.codecs import CannotDecode
-from flowfabric.errors import Conflict, ConnectionFailed, Purged, StateError, TransportError
+from flowfabric.errors import Conflict, ConnectionFailed, ExecutionNotActive, Purged, StateError, TransportError
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.ids import mint_execution_id
 from flowfabric.values.lane import LaneState
@@ -429,7 +429,7 @@ async def test_wrong_input_is_reported_immediately(
 async def test_steps_with_wrong_limits_are_refused_before_they_run(app: ff.App) -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"retry": 5}, "retry"),
-        ({"retry": ff.RetryPolicy(max_retries=-1)}, "retry"),
+        ({"retry": {"max_retries": 1}}, "retry"),
         ({"timeout": -1}, "timeout"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": "soon"}, "timeout"),
@@ -718,6 +718,11 @@ async def test_single_executions_are_changed(
     run = await publish.submit(7)
     await client.change_priority(run.id, 5)
     assert (await client.get(run.id)).priority == 5
+    await plain_engine.block_route(run.execution_id)
+    await client.unblock(run.id)
+    assert (await client.get(run.id)).stored_blocking_reason == "waiting_for_worker"
+    with pytest.raises(ExecutionNotActive):
+        await client.fail(run.id)
     with pytest.raises(StateError):
         await client.replay(run.id)
     with pytest.raises(StateError):

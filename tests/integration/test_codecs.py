@@ -69,6 +69,7 @@ async def test_nothing_of_what_a_task_handles_is_stored_in_plain(app: ff.App, sq
 
     @app.task
     async def everything(ctx: ff.Context, what: str) -> list[str]:
+        await ctx.progress(50, f"half of {what}")
         seen = [await ctx.step("one", lambda: what)]
         with pytest.raises(ValueError, match=SECRET):
             await ctx.step("two", fails, what)
@@ -87,12 +88,16 @@ async def test_nothing_of_what_a_task_handles_is_stored_in_plain(app: ff.App, sq
         keyed = await child.submit(SECRET, idempotency_key="k")
         many = await client.submit_many(child, [SECRET, SECRET])
         await _until_waiting(client, run)
+        assert (await run.get()).progress_message == f"half of {SECRET}"
+        shown = (await call("show", run.execution_id, dsn=app.dsn)).out
+        assert "50 % [sealed]" in shown and SECRET not in shown
         await client.signal(run.execution_id, "answer", payload=SECRET)
         assert await run.result(PATIENCE) == [SECRET, SECRET * 2, SECRET * 4, SECRET]
         assert [await one.result(PATIENCE) for one in (keyed, *many)] == [SECRET * 2] * 3
         lost = await failing.submit(SECRET)
         with pytest.raises(ff.TaskFailed, match=f"no {SECRET}") as failed:
             await lost.result(PATIENCE)
+        assert f"no {SECRET}" in ((await lost.get()).failure_reason or "")
         assert failed.value.error_type == "RuntimeError"
         assert f"no {SECRET}" in (failed.value.traceback or "")
         assert failed.value.category == "RuntimeError"

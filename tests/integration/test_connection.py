@@ -23,6 +23,7 @@ from flowfabric._postgres.listen import Listener
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.errors import ConnectionFailed, RetriesExhausted, TransportError
+from flowfabric.values.stream import NewFrame
 from tests.conftest import FAST
 from tests.support import Clock, claim_one, in_database, started, submit, until_blocked
 
@@ -90,7 +91,7 @@ async def test_a_missing_socket_is_unreachable(tmp_path: Path) -> None:
 )
 async def test_a_malformed_address_is_refused_without_repeating_it(dsn: str) -> None:
     error = await refused(dsn)
-    assert error.kind == "unreachable"
+    assert error.kind == "bad_address"
 
 
 # Passwords that were not percent-encoded, or stand where no password belongs: (address, secret).
@@ -453,6 +454,25 @@ async def test_an_engine_survives_a_restart_of_the_server(own_dir: Path, own_ser
         found = await waiting
         assert found is not None
         assert found.execution_id == execution_id
+
+
+async def test_tails_survive_a_restart_of_the_server(own_dir: Path, own_server: str) -> None:
+    async with await ff.Engine.connect(own_server, stream_ops=100) as engine:
+        held = [await started(engine, lease_ttl=timedelta(hours=1)) for _ in range(10)]
+        tails = [
+            asyncio.create_task(engine.tail_stream(one.execution_id, 0, block=timedelta(seconds=30)))
+            for one in held
+            for _ in range(10)
+        ]
+        while engine.tails.count < 100:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(embedded.stop, own_dir)
+        (await asyncio.to_thread(embedded.start, own_dir, settings=FAST)).release()
+        assert not any(tail.done() for tail in tails)
+        async with await ff.Engine.connect(own_server) as writer:
+            await writer.append_frames([(one.handle, NewFrame(payload=b"x")) for one in held])
+        for page in await asyncio.gather(*tails):
+            assert [frame.payload for frame in page.frames] == [b"x"]
 
 
 async def test_a_statement_that_takes_too_long_is_given_up_and_not_repeated(database: str, clock: Clock) -> None:

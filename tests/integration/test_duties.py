@@ -314,10 +314,10 @@ async def test_retention_forgets_ended_executions_and_everything_they_own(
     duty = Retention(engine)
     assert await duty.run_once() == 0
 
-    await clock.advance(hours=24, seconds=1)
+    await clock.advance(days=7, seconds=1)
     assert await duty.run_once() == 1
     assert await state(engine, retried.execution_id) is ff.State.FAILED, "what failed is kept for two weeks"
-    await clock.advance(days=13)
+    await clock.advance(days=7)
 
     assert await duty.run_once() == 1
     for execution_id in (gone, retried.execution_id):
@@ -346,10 +346,10 @@ async def test_retention_forgets_ended_executions_and_everything_they_own(
 async def test_retention_is_a_matter_of_each_execution(engine: CheckedEngine, clock: Clock) -> None:
     short = await done(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(minutes=1))))
     usual = await done(engine)
-    long = await done(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=7))))
+    long = await done(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=14))))
     expected = [
         (timedelta(minutes=2), {short}),
-        (timedelta(days=1), {short, usual}),
+        (timedelta(days=7), {short, usual}),
         (timedelta(days=5), {short, usual}),
         (timedelta(days=2), {short, usual, long}),
     ]
@@ -362,17 +362,17 @@ async def test_retention_is_a_matter_of_each_execution(engine: CheckedEngine, cl
 
 async def test_a_replay_postpones_retention_to_the_new_end(engine: CheckedEngine, clock: Clock) -> None:
     execution_id = await done(engine)
-    await clock.advance(hours=23)
+    await clock.advance(days=6)
     await engine.replay_execution(execution_id)
-    await clock.advance(hours=2)
+    await clock.advance(days=2)
     assert await Retention(engine).run_once() == 0
     again = await claim_one(engine)
     assert again.execution_id == execution_id
     await engine.complete(again.handle, b"second")
-    await clock.advance(hours=23)
+    await clock.advance(days=6)
     assert await Retention(engine).run_once() == 0
     assert await engine.get_execution_result(execution_id) == b"second"
-    await clock.advance(hours=2)
+    await clock.advance(days=2)
     assert await Retention(engine).run_once() == 1
 
 
@@ -757,7 +757,7 @@ async def test_a_poisoned_retention_item_survives_until_it_can_go(
             " foreign key (partition, id) references flowfabric.execution)"
         )
         await sql.execute("insert into public.keep values ($1, $2)", home(ids[1]), ids[1])
-        await clock.advance(hours=25)
+        await clock.advance(days=8)
         round_ = await engine.run_timers(TimerKind.RETENTION)
         assert (round_.handled, round_.failed) == (2, 1)
         assert [await state(engine, i) for i in ids] == [None, ff.State.COMPLETED, None]
@@ -1001,7 +1001,9 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "waitpoint_expiry": 5,
         "cascade": 1,
         "sibling_cancel": 1,
+        "child_cancel": 1,
         "flow_cancel": 15,
+        "hook_submission": 1,
         "retention": 60,
         "sibling_repair": 10,
         "edge_repair": 15,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -19,8 +20,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+import flowfabric as ff
 from flowfabric.embedded import server as embedded
 from flowfabric.embedded import watcher
+from flowfabric.embedded.locks import Lock
+from flowfabric.embedded.place import Place, is_shutting_down
 
 PATIENCE = 60.0
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -155,6 +159,12 @@ def wait_until_stopped(data_dir: Path) -> None:
 
 def postmaster_pid(data_dir: Path) -> int:
     return int((data_dir / "pgdata" / "postmaster.pid").read_text().splitlines()[0])
+
+
+def is_another_server(data_dir: Path, before: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
+        return postmaster_pid(data_dir) != before
+    return False
 
 
 def watcher_pids(data_dir: Path) -> list[int]:
@@ -518,3 +528,132 @@ async def test_for_a_damaged_directory_the_error_quotes_the_log(data_dir: Path, 
         embedded.start(data_dir)
     assert "pg_control" in str(failure.value)
     assert not is_held(data_dir / "users.lock")
+
+
+# Workers that look after it
+
+WORKER = """
+import asyncio, logging, sys
+import flowfabric as ff
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(name)s %(message)s")
+app = ff.App(data_dir=sys.argv[1])
+
+@app.task
+async def double(n: int) -> int:
+    return 2 * n
+
+async def main():
+    async with ff.Worker(app, grace=1):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (signal.SIGKILL, "had died"),
+        (signal.SIGTERM, "was shutting down and waited for its clients"),  # which the connections of workers are
+    ],
+)
+async def test_one_of_the_workers_starts_a_killed_server_again_and_work_goes_on(
+    data_dir: Path, how: signal.Signals, why: str
+) -> None:
+    first = embedded.start(data_dir, settings=FAST)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(data_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        app = ff.App(data_dir=data_dir)
+
+        @app.task
+        async def double(n: int) -> int:
+            raise AssertionError("the workers run it")
+
+        for worker in workers:
+            assert worker.stdout
+            while worker.stdout.readline() != "ready\n":
+                pass
+        async with app:
+            assert await (await double.submit(1)).result(PATIENCE) == 2
+            before = postmaster_pid(data_dir)
+            os.kill(before, how)
+            wait_until(lambda: is_another_server(data_dir, before))
+            deadline = time.monotonic() + PATIENCE
+            found = None
+            while found is None:
+                assert time.monotonic() < deadline
+                with contextlib.suppress(ff.FlowFabricError):
+                    found = await (await double.submit(2)).result(PATIENCE)
+            assert found == 4
+        told = ""
+        for worker in workers:
+            told += worker.communicate("\n", timeout=PATIENCE)[0]
+        assert told.count(f"{why}; this worker started it again") == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        first.release()
+
+
+async def test_a_server_that_was_stopped_on_purpose_or_has_no_data_is_not_revived(data_dir: Path) -> None:
+    first = embedded.start(data_dir, settings=FAST)
+    assert not embedded.revive(data_dir), "it runs"
+    embedded.stop(data_dir)
+    assert not embedded.revive(data_dir)
+    assert not embedded.is_running(data_dir)
+    again = embedded.start(data_dir, settings=FAST)  # who starts it wants it to run
+    again.release()
+    embedded.discard(data_dir, keep=True)
+    assert not embedded.revive(data_dir)
+    assert not embedded.is_running(data_dir)
+    first.release()
+
+
+@needs_proc
+async def test_a_start_replaces_a_server_that_waits_for_its_clients_to_leave(data_dir: Path) -> None:
+    first = embedded.start(data_dir, settings=FAST)
+    idle = await asyncpg.connect(first.dsn)
+    try:
+        before = postmaster_pid(data_dir)
+        os.kill(before, signal.SIGTERM)
+        wait_until(lambda: is_shutting_down(Place(data_dir)))
+        second = embedded.start(data_dir, settings=FAST, patience=PATIENCE)
+        assert await ask(second.dsn, "select 1") == 1
+        assert postmaster_pid(data_dir) != before
+        second.release()
+    finally:
+        idle.terminate()
+        first.release()
+
+
+async def test_a_start_with_patience_gives_up_while_another_process_starts_it(data_dir: Path) -> None:
+    embedded.start(data_dir, settings=FAST).release()
+    with Lock(data_dir / "start.lock", fcntl.LOCK_EX):
+        with pytest.raises(embedded.EmbeddedError, match="started or stopped by another process; try again later"):
+            embedded.start(data_dir, patience=0.1)
+        assert not is_held(data_dir / "users.lock")
+
+
+def test_a_command_says_what_it_waits_for_and_ctrl_c_ends_it_without_a_traceback(data_dir: Path) -> None:
+    embedded.start(data_dir, settings=FAST).release()
+    environment = {name: value for name, value in os.environ.items() if name != "FLOWFABRIC_DSN"}
+    with Lock(data_dir / "start.lock", fcntl.LOCK_EX):
+        command = subprocess.Popen(
+            [sys.executable, "-m", "flowfabric.cli", "ls"],
+            env={**environment, "FLOWFABRIC_DATA_DIR": str(data_dir)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert command.stderr
+        assert command.stderr.readline().startswith(f"waiting for the embedded server in {data_dir}")
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=PATIENCE)[1] == ""
+    assert command.returncode == 130

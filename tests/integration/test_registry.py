@@ -196,7 +196,10 @@ async def test_a_second_worker_with_the_same_instance_id_is_refused(
     plain_engine: ff.Engine, database: str, sql: SQL
 ) -> None:
     async with ff.Worker(make_app(database), worker_id="w", instance_id="w-1"):
-        with pytest.raises(Conflict, match="another process is registered as w-1"):
+        with pytest.raises(
+            Conflict,
+            match=r"process \d+ on .* is registered as w-1 .* run `flowfabric workers dead w-1`",
+        ):
             await ff.Worker(make_app(database), worker_id="w", instance_id="w-1", concurrency=3).start()
         (found,) = await alive(plain_engine)
         assert found.slots == 100
@@ -339,7 +342,7 @@ async def test_workers_are_listed_in_80_columns(plain_engine: ff.Engine, databas
 
 async def test_a_worker_is_shown_and_removed(plain_engine: ff.Engine, database: str) -> None:
     await register(
-        plain_engine, "shop@host/1/aa11", kinds={"send": ["1", "2"], "block": []}, capabilities=["gpu"], pid=7, host="h"
+        plain_engine, "shop@host/1/aa11", kinds={"send": [1, 2], "block": []}, capabilities=["gpu"], pid=7, host="h"
     )
     await register(plain_engine, "shop@host/2/bb22")
     said = (await call("workers", "show", "aa11", dsn=database)).out

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 from uuid import UUID
 
+import msgspec
 import pytest
 
 import flowfabric as ff
@@ -31,6 +32,7 @@ from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.step import NewStep
+from flowfabric.values.stream import START, NewFrame
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
 from flowfabric.values.worker import OwnWorker
 from tests.ids import home
@@ -100,6 +102,14 @@ async def nothing(_engine: ff.Engine, _clock: Clock) -> None:
 
 async def waiting(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
     return await submit(engine)
+
+
+async def parent(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
+    """A cancelled execution whose child is still to be cancelled."""
+    held = await started(engine)
+    await engine.submit_child(held.handle, "s", 0, new(1)[0])
+    await engine.cancel(held.handle, "enough")
+    return held.execution_id
 
 
 async def two_active(engine: ff.Engine, _clock: Clock) -> list[Handle]:
@@ -320,6 +330,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "delay": (state("A"), lambda e, at: e.delay(at.handle, timedelta(1))),
     "wait_children": (state("A"), lambda e, at: e.wait_children(at.handle)),
     "release": (state("A"), lambda e, at: e.release(at.handle)),
+    "stop_changed": (state("A"), lambda e, at: e.stop_changed(at.handle, detail="a", digest="d")),
     "cancel": (state("W.1"), lambda e, at: e.cancel(Operator(at.id), "no")),
     "create_alike": (nothing, lambda e, _: e.create_alike(NewExecution(execution_kind="test"), [b"1", b"2"])),
     "claim_lanes": (waiting, lambda e, _: e.claim_lanes({"default": 1, "other": 1}, limit=2, **WORKER)),
@@ -340,14 +351,32 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "list_workers": (registered, lambda e, _: e.list_workers("")),
     "list_all_workers": (registered, lambda e, _: e.list_all_workers()),
     "list_worker_events": (registered, lambda e, _: e.list_worker_events("pool-1")),
+    "list_versions": (nothing, lambda e, _: e.list_versions()),
     "find_unserved": (waiting, lambda e, at: e.find_unserved([at])),
     "sweep_workers": (registered, lambda e, _: e.sweep_workers()),
     "trim_worker_events": (registered, lambda e, _: e.trim_worker_events()),
     "list_leaders": (nothing, lambda e, _: e.list_leaders()),
     "record_steps": (two_active, lambda e, handles: e.record_steps([(h, NewStep(name="s")) for h in handles])),
     "read_steps": (state("A"), lambda e, at: e.read_steps([at.id])),
+    "append_frame": (state("A"), lambda e, at: e.append_frame(at.handle, NewFrame(payload=b"x"))),
+    "append_frames": (two_active, lambda e, handles: e.append_frames([(h, NewFrame(payload=b"x")) for h in handles])),
+    "read_stream": (state("A"), lambda e, at: e.read_stream(at.id)),
+    "read_streams": (state("A"), lambda e, at: e.read_streams([(at.id, None, START)])),
+    "tail_stream": (state("A"), lambda e, at: e.tail_stream(at.id)),
+    "read_last_frames": (state("A"), lambda e, at: e.read_last_frames([at.id])),
+    "read_summary": (state("A"), lambda e, at: e.read_summary(at.id)),
+    "count_emitted": (state("A"), lambda e, at: e.count_emitted(at.id, 0)),
+    "read_started": (state("A"), lambda e, at: e.read_started([at.id])),
     "park": (two_active, lambda e, handles: e.park(handles[0], ends_of=[handles[1].execution_id])),
     "submit_child": (state("A"), lambda e, at: e.submit_child(at.handle, "s", 0, new(1)[0])),
+    "submit_child_flow": (
+        state("A"),
+        lambda e, at: e.submit_child_flow(
+            at.handle, "f", 0, [NewNode(name="a", execution=new(1)[0])], flow_id=FlowId(mint_uuid()), seed=mint_uuid()
+        ),
+    ),
+    "list_children": (parent, lambda e, at: e.list_children(at)),
+    "cancel_children": (parent, lambda e, at: e.cancel_children(at)),
     "watch": (waiting, lambda e, at: e.watch([at], timedelta(seconds=1))),
     "unwatch": (waiting, lambda e, at: e.unwatch([at])),
     "read_outcomes": (state("T:completed"), lambda e, at: e.read_outcomes([at.id])),
@@ -424,6 +453,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "run_timers": (state("X"), lambda e, _: e.run_timers("lease")),
     "trim_retention": (state("T:completed"), lambda e, _: e.trim_retention()),
     "sweep": (nothing, lambda e, _: e.sweep()),
+    "submit_hooks": (nothing, lambda e, _: e.submit_hooks()),
     "next_due": (state("A"), lambda e, _: e.next_due()),
     "look_for_due": (nothing, lambda e, _: e.look_for_due({}, at_most=timedelta(seconds=1))),
     "take_lead": (nothing, lambda e, _: e.take_lead(["duties"], timedelta(seconds=1))),
@@ -452,6 +482,21 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
         suspended,
         lambda e, at: e.signal_execution(at.handle.execution_id, "k", signal_name="go", source_type="test"),
     ),
+    "try_deliver": (
+        suspended,
+        lambda e, at: e.try_deliver(
+            at.handle.execution_id,
+            at.details.waitpoint_id,
+            at.details.waitpoint_token,
+            signal_name="go",
+            source_type="test",
+        ),
+    ),
+    "try_signal": (
+        suspended,
+        lambda e, at: e.try_signal(at.handle.execution_id, "k", signal_name="go", source_type="test"),
+    ),
+    "refuse_signals": (waiting_open, lambda e, at: e.refuse_signals(at, "w", 0, {})),
     "observe_signals": (suspended, lambda e, at: e.observe_signals(at.handle)),
     "read_signals": (suspended, lambda e, at: e.read_signals(at.handle.execution_id)),
     "resume_execution": (suspended, lambda e, at: e.resume_execution(at.handle.execution_id)),
@@ -562,7 +607,7 @@ async def test_every_operation_is_one_round_trip_once_it_is_prepared(
             await call(engine, there)
             counted[name] = counter.asked - before
             # Whatever is left must not be found by the next operation.
-            await clock.advance(hours=100)
+            await clock.advance(days=8)
             for kind in ("lease", "delay", "deadline", "parked", "waitpoint", "suspension", "retention"):
                 await plain_engine.run_timers(kind, limit=1000)
             for left in (await plain_engine.list_waits(limit=1000)).items:
@@ -607,6 +652,36 @@ async def test_a_clients_signal_and_decision_are_one_round_trip(
                 before = counter.asked
                 await send(there, "k")
                 assert not counted or counter.asked - before == 1
+
+
+async def test_an_answer_with_a_schema_is_one_round_trip_once_the_schema_is_known(
+    wire: tuple[Wire, str], plain_engine: ff.Engine, clock: Clock
+) -> None:
+    counter, dsn = wire
+    schema = msgspec.json.encode({"type": "object", "title": f"{mint_uuid()}"}).decode()  # which no test has seen
+    key = f"k {mint_uuid()}"
+
+    async def waiting() -> ff.ExecutionId:
+        for left in await plain_engine.claim_many(**WORKER, limit=10):
+            await plain_engine.complete(left.handle)
+        at = (await started(plain_engine)).handle
+        opened = await plain_engine.open_wait(at, "w", 0, [key], None, schema)
+        await plain_engine.suspend_on(at, [one.waitpoint_id for one in opened.waitpoints], on(key))
+        return at.execution_id
+
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        client = AsyncClient(engine, ff.App())
+        await client.signal((await suspended(plain_engine, clock)).handle.execution_id, "k")  # prepares the statement
+        for expected in (2, 1, 1):
+            there = await waiting()
+            before = counter.asked
+            await client.signal(there, key, payload={})
+            assert counter.asked - before == expected
+        there = await waiting()
+        before = counter.asked
+        with pytest.raises(ff.PayloadRefused):
+            await client.signal(there, key, payload=5)
+        assert counter.asked - before == 1
 
 
 async def test_the_counter_counts(wire: tuple[Wire, str]) -> None:

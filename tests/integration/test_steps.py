@@ -390,95 +390,6 @@ async def test_a_step_has_retries_and_a_timeout_of_its_own(app: ff.App, did: Led
     assert collections.Counter(did) == {"twice": 3, "thrice": 3, "wrong": 1, "right": 5, "slow": 2, "plain": 3}
 
 
-# ---- code that changes under way
-
-
-async def _changed(database: str, before: Any, after: Any, **options: Any) -> ff.Run[Any]:
-    """Run a task until it sleeps, with one worker; then go on with another that has other code."""
-    runs: list[ff.Run[Any]] = []
-    for place, code in enumerate((before, after)):
-        app = ff.App(database)
-        task = app.task(name="job", **options)(code)
-        async with worker(app):
-            if place == 0:
-                runs.append(await task.submit())
-                await until_parked(runs[0])
-            else:
-                async with await ff.Engine.connect(database, notifications=False) as engine:
-                    await engine._fetch("update flowfabric.clock set shift = interval '2 hours'")
-                    await engine.run_timers("delay")
-                run = task.run(runs[0].id)
-                await asyncio.wait_for(run.outcome(), PATIENCE)
-        await app.close()
-    return run
-
-
-async def test_code_between_steps_may_change_and_new_steps_may_come(database: str, did: Ledger) -> None:
-    async def before(ctx: ff.Context) -> int:
-        one = await ctx.step("one", did.entry("one", 1))
-        await ctx.sleep(LONG)
-        return int(one)
-
-    async def after(ctx: ff.Context) -> int:
-        zero = await ctx.step("zero", did.entry("zero", 100))
-        one = await ctx.step("one", did.entry("one", 1))
-        await ctx.sleep(LONG)
-        return int(zero + one + await ctx.step("two", did.entry("two", 10)))
-
-    run = await _changed(database, before, after)
-    assert await run.result() == 111
-    assert did == ["one", "zero", "two"]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("rule", ["strict", "lenient"])
-@pytest.mark.parametrize("uses_ctx", [True, False])
-async def test_a_step_that_disappears_is_reported(database: str, did: Ledger, rule: str, uses_ctx: bool) -> None:
-    async def before(ctx: ff.Context) -> str:
-        await ctx.step("charge", did.entry("charge"))
-        await ctx.sleep(LONG)
-        return "old"
-
-    async def after(ctx: ff.Context) -> str:
-        if uses_ctx:
-            await ctx.step("bill", did.entry("bill"))
-        return "new"
-
-    run = await _changed(database, before, after, steps=rule)
-    if rule == "lenient":
-        assert await run.result() == "new"
-    else:
-        with pytest.raises(
-            ff.TaskFailed, match="an earlier run recorded 'charge' and this one ended without"
-        ) as caught:
-            await run.result()
-        assert caught.value.category == "steps_changed"
-        assert caught.value.error_type == "flowfabric.errors.StepsChanged"
-
-
-async def test_a_result_that_no_longer_fits_is_reported(database: str, did: Ledger) -> None:
-    def text() -> str:
-        return "five"
-
-    def number() -> int:
-        return 5
-
-    async def before(ctx: ff.Context) -> int:
-        await ctx.step("count", text)
-        await ctx.sleep(LONG)
-        return 0
-
-    async def after(ctx: ff.Context) -> int:
-        return await ctx.step("count", number)
-
-    run = await _changed(database, before, after)
-    with pytest.raises(
-        ff.TaskFailed, match=r"the result of step 'count' \(use 0\) no longer fits its function"
-    ) as caught:
-        await run.result()
-    assert caught.value.category == "steps_changed"
-
-
 # ---- time
 
 
@@ -964,3 +875,44 @@ async def test_steps_of_many_executions_share_calls(app: ff.App) -> None:
         assert [await result(run) for run in runs] == [10] * 100
     assert counts["steps"] == 500
     assert counts["calls"] < 100
+
+
+# ---- forgotten awaits
+
+
+@pytest.mark.parametrize("what", ["step", "sleep", "wait_for", "submit", "step_with"])
+async def test_a_durable_call_without_await_fails_the_run_and_is_named(kit: Kit, kit_app: ff.App, what: str) -> None:
+    @kit_app.task
+    async def other() -> None: ...
+
+    @kit_app.task(retry=ONCE)
+    async def job(ctx: ff.Context) -> None:
+        await ctx.step("first", int)
+        calls: dict[str, Callable[[], Any]] = {
+            "step": lambda: ctx.step("pay", int),
+            "sleep": lambda: ctx.sleep(5),
+            "wait_for": lambda: ctx.wait_for("pay"),
+            "submit": lambda: ctx.submit(other),
+            "step_with": lambda: ctx.step_with(timeout=5)("pay", int),
+        }
+        calls[what]()
+
+    with pytest.raises(ff.TaskFailed, match=r"called and never awaited") as failed:
+        await kit.run_inline(job)
+    assert f"ctx.{what}(" in failed.value.message
+    assert "'pay'" in failed.value.message or what in ("sleep", "submit")
+    assert failed.value.category == "not_awaited"
+
+
+async def test_calls_that_are_awaited_later_or_left_to_tasks_are_not_forgotten(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task
+    async def job(ctx: ff.Context) -> int:
+        later = [ctx.step(str(place), int) for place in range(50)]
+        left = asyncio.create_task(ctx.sleep(LONG))
+        given_up = asyncio.create_task(ctx.wait_for("never"))
+        given_up.cancel()
+        total = sum(await asyncio.gather(*later))
+        assert not left.done()
+        return total
+
+    assert await kit.run_inline(job) == 0

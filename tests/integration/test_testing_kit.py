@@ -915,7 +915,7 @@ def _one_more_step(app: ff.App) -> ff.Task[[], Any]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_another_branch, "branches, .* ends without step 'heads', which it took before"),
+        (_another_branch, "branches, .* not asked for: step 'heads'; asked for instead: step 'tails'"),
         (_fewer_uses, r"shrinks, .* ends without step 'again' \(use 2\), which it took before"),
         (_another_result, "drifts, .* returned 1 where it returned 0 before"),
         (_another_end, "fickle, .* raised LookupError where it returned None before"),

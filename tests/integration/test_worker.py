@@ -316,6 +316,69 @@ async def test_a_heartbeat_without_a_response_is_sent_again_in_time(app: ff.App,
     assert calls.counts["renew_many"] > 1
 
 
+async def test_a_transaction_over_one_execution_costs_its_worker_no_other_lease(
+    app: ff.App, sql: asyncpg.Connection[Any]
+) -> None:
+    """It holds the row for longer than the lease, as an operator's open session or an attacker would."""
+    go = asyncio.Event()
+
+    @app.task
+    async def job() -> str:
+        await go.wait()
+        return "done"
+
+    runs = await job.submit_many([()] * 4)
+    async with working(app, lease_ttl=1, concurrency=4) as worker:
+        await until(lambda: len(worker.handlers.held) == 4)
+        held = dict(worker.handlers.held)
+        async with sql.transaction():
+            locked = await sql.fetchval("select id from flowfabric.execution order by id limit 1 for update")
+            lost = [lease for lease, one in held.items() if one.claimed.execution_id == locked]
+            await until(lambda: lost[0] not in worker.handlers.held)
+            assert held[lost[0]].stop_reason == (
+                "its lease expired, so another worker may take it over:"
+                " another transaction has kept the execution locked"
+            )
+            # Every other lease was renewed meanwhile, and the worker knows of no loss.
+            assert [lease for lease, one in held.items() if one.is_lost] == lost
+            assert (
+                await sql.fetchval(
+                    "select count(*) from flowfabric.execution where lease_expires_at > now() - interval '0.2 s'"
+                    " and lease_renewed_at > attempt_started_at and id <> $1",
+                    locked,
+                )
+                == 3
+            )
+        go.set()
+        assert [await run.result(PATIENCE) for run in runs] == ["done"] * 4
+    assert sorted([len(await run.attempts()) for run in runs]) == [1, 1, 1, 2]
+
+
+async def test_a_lease_whose_execution_was_locked_is_tried_again_soon(
+    app: ff.App, sql: asyncpg.Connection[Any], calls: Calls
+) -> None:
+    go = asyncio.Event()
+
+    @app.task
+    async def job() -> None:
+        await go.wait()
+
+    run = await job.submit()
+    async with working(app, lease_ttl=2) as worker:
+        await until(lambda: len(worker.handlers.held) == 1)
+        (one,) = worker.handlers.held.values()
+        claimed_at = one.renewed_at
+        async with sql.transaction():
+            await sql.execute("select from flowfabric.execution for update")
+            await until(lambda: calls.counts["renew_many"] + calls.counts["renew_and_heartbeat"] >= 4)
+            assert one.renewed_at == claimed_at
+        await until(lambda: one.renewed_at > claimed_at)
+        assert not one.is_lost
+        go.set()
+        await run.result(PATIENCE)
+    assert len(await run.attempts()) == 1
+
+
 async def test_an_earlier_run_that_lingers_does_not_disturb_the_lease_of_the_next(app: ff.App) -> None:
     again = asyncio.Event()
 
@@ -699,7 +762,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_worker(
         run = await deaf.submit()
         await asyncio.wait_for(begun.wait(), PATIENCE)
     assert await run.state() is ff.State.WAITING
-    assert "1 handlers and 0 threads ignored the stop request" in caplog.text
+    assert "1 handler and 0 threads ignored the stop request" in caplog.text
     go.set()
     await asyncio.sleep(0.05)
     assert await run.state() is ff.State.WAITING
@@ -832,7 +895,7 @@ async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
     async def job() -> str:
         return "done"
 
-    errors: list[Exception] = [TransportError("transport", "gone"), KeyError("odd"), TransportError("other", "?")]
+    errors: list[Exception] = [TransportError("server_busy", "full"), KeyError("odd"), TransportError("other", "?")]
 
     async def fail() -> None:
         if errors:
@@ -845,7 +908,7 @@ async def test_a_claim_that_fails_is_made_again_with_growing_pauses_and_words(
             assert await run.result(PATIENCE) == "done"
     said = [record.getMessage() for record in caplog.records if "claim" in record.getMessage()]
     assert len(said) == 4
-    assert said[0].startswith("a claim failed: transport: gone; retrying in 0.")
+    assert said[0].startswith("a claim failed: server_busy: full; retrying in 0.")
     assert said[-1] == "claims work again"
 
 

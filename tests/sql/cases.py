@@ -26,6 +26,7 @@ from flowfabric.values.policies import ExecutionPolicy, SuspensionPolicy, Timeou
 from flowfabric.values.step import NewStep, Parked
 from flowfabric.values.transitions import TRANSITIONS, Transition, matches, position
 from flowfabric.values.wait import AlreadySatisfied, Fresh, UsePending, WaitpointToken
+from flowfabric.values.worker import Serves
 from tests.ids import home, id_in
 from tests.support import RETRY, STATES, WORKER, CheckedEngine, Clock, Reached, Wipe, new_id
 
@@ -291,6 +292,14 @@ async def _claim(case: Case) -> Claimed | None:
     return await case.engine.claim(**WORKER)
 
 
+async def _claim_with_other_code(case: Case) -> Claimed | None:
+    return await case.engine.claim(**WORKER, kinds={"test": Serves(digest="old code")})
+
+
+async def _claim_with_the_same_code(case: Case) -> Claimed | None:
+    return await case.engine.claim(**WORKER, kinds={"test": Serves(digest="new code")})
+
+
 async def _claim_execution(case: Case) -> Claimed:
     key = case.grant.grant_key if case.grant else None
     return await case.engine.claim_execution(case.id, **WORKER, lease_id=new_id(), attempt_id=new_id(), grant_key=key)
@@ -423,6 +432,22 @@ OPERATIONS: tuple[Operation, ...] = (
         missing="none",
     ),
     Operation(
+        "claim with other code",
+        _claim_with_other_code,
+        rows=(10, 11, 28),
+        answer="Claimed",
+        only=("W", "B.route", "B.changed", "X", "V"),
+        unchanged=_everywhere("none"),
+        missing="none",
+    ),
+    Operation(
+        "claim with the code that stopped it",
+        _claim_with_the_same_code,
+        states=("B.changed", "A", "D.i"),
+        unchanged=_everywhere("none"),
+        missing="none",
+    ),
+    Operation(
         "claim at the reclaim cap",
         _claim,
         rows=(29,),
@@ -474,6 +499,7 @@ OPERATIONS: tuple[Operation, ...] = (
         _claim_resumed,
         rows=(11,),
         answer="Claimed",
+        only=("W",),
         prepare=_claim_grant,
         unchanged=_everywhere("execution_not_leaseable", W="not_a_resumed_execution"),
     ),
@@ -491,6 +517,7 @@ OPERATIONS: tuple[Operation, ...] = (
         _claim_from_resume_grant,
         rows=(11,),
         answer="Claimed",
+        only=("W",),
         prepare=_claim_grant,
         unchanged=_everywhere("none"),
     ),
@@ -589,6 +616,23 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.fail(c.operator, "boom"),
         rows=(16,),
         answer="RetryScheduled",
+        states=tuple(state for state in STATES if state != "B.changed"),
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "fail by an operator what changed code stopped",
+        lambda c: c.engine.fail(c.operator, "boom"),
+        rows=(42,),
+        answer="TerminalFailed",
+        only=("B.changed",),
+        states=("B.changed", "B.route", "W.i", "X"),
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "stop_changed",
+        lambda c: c.engine.stop_changed(c.handle, detail="recorded: a; asked for: b", digest="new code"),
+        rows=(41,),
+        answer="Stopped",
         unchanged=NOT_HELD,
     ),
     Operation("delay", lambda c: c.engine.delay(c.handle, HOUR), rows=(18,), answer="Delayed", unchanged=NOT_HELD),
@@ -942,7 +986,7 @@ OPERATIONS: tuple[Operation, ...] = (
         rows=(38,),
         answer="1",
         only=("T:completed", "T:cancelled"),
-        prepare=_later(hours=25),
+        prepare=_later(days=7, hours=1),
         unchanged=_everywhere("0"),
         missing="0",
     ),
@@ -974,6 +1018,7 @@ HOLDER_CALLS = (
     "delay",
     "wait_children",
     "release",
+    "stop_changed",
     "park",
     "suspend",
     "suspend by triple",

@@ -14,6 +14,7 @@ import asyncpg
 
 import flowfabric as ff
 from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.sibling_cancel import SiblingCancel
@@ -172,7 +173,7 @@ async def drain(engine: ff.Engine) -> None:
     busy = 1
     while busy:
         busy = 0
-        for duty in (Cascade, SiblingCancel, FlowCancel):
+        for duty in (Cascade, SiblingCancel, ChildCancel, FlowCancel):
             busy += await duty(engine).run_once()
     await FlowSummaries(engine).run_once()
 

@@ -152,7 +152,7 @@ async def test_events_of_one_execution_are_in_the_order_of_its_history(plain_eng
     async with await ff.Engine.connect(database, max_size=1, notifications=False) as other:
         async with plain_engine._database.connection() as connection, connection.transaction():
             await connection.fetch(
-                "select flowfabric.renew($1, $2, $3, $4, $5, $6, null)",
+                "select flowfabric.renew($1, $2, $3, $4, $5, $6, null, true)",
                 *([getattr(second.handle, n)] for n in ("partition", "uuid", "lease_id", "lease_epoch", "attempt_id")),
                 [second.handle.attempt_index],
             )

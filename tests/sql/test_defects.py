@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import RFC_4122, UUID
 
+import asyncpg
 import pytest
 
 import flowfabric as ff
 from flowfabric.errors import Contention, Corruption, ExecutionNotActive, ValidationFailed
-from flowfabric.values.attempt import Claimed, RetryScheduled
+from flowfabric.values.attempt import Claimed, Completion, RetryScheduled
 from flowfabric.values.event import Event
 from flowfabric.values.execution import Created, Duplicate
 from flowfabric.values.grant import ClaimGrant, ReclaimGrant
 from flowfabric.values.ids import FlowId
-from flowfabric.values.lease import Fence, Handle, Operator
+from flowfabric.values.lease import Fence, Handle, Operator, Renewed
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
 from flowfabric.values.state import TerminalOutcome
 from flowfabric.values.vector import AttemptState, BlockingReason, LifecyclePhase
+from tests.each import each
 from tests.ids import home, id_in
 from tests.sql.cases import CaseEngine, World, outcome, shorthand
 from tests.support import OTHER, STATES, WORKER, claim_one, new_id, started, submit, submit_member
@@ -129,7 +131,7 @@ async def test_the_public_state_follows_every_transition(world: World) -> None:
         "W.1": "waiting", "W.r": "waiting", "W.p": "waiting", "W.i": "waiting", "W.s": "resumable",
         "D.1": "delayed", "D.r": "delayed", "D.s": "delayed", "S": "suspended",
         "D.i": "delayed", "C.w": "waiting_children", "S.w": "suspended", "B.budget": "rate_limited",
-        "B.quota": "rate_limited", "B.route": "waiting",
+        "B.quota": "rate_limited", "B.route": "waiting", "B.changed": "waiting",
         "B.operator": "waiting", "B.lane": "waiting", "A": "active", "X": "active", "V": "active",
         "T:completed": "completed", "T:failed": "failed", "T:cancelled": "cancelled", "T:expired": "expired",
     }  # fmt: skip
@@ -162,7 +164,7 @@ async def test_a_cancelled_execution_can_be_replayed_and_purged_for_every_source
     await world.engine.replay_execution(at.id)
     assert await world.at(at.id) == "W.p"
     await world.engine.cancel(Operator(at.id), "x")
-    await world.clock.advance(hours=25)
+    await world.clock.advance(days=8)
     assert await world.engine.trim_retention() == 1
     assert await world.at(at.id) == "-"
 
@@ -618,7 +620,7 @@ async def test_an_event_whose_transaction_began_early_and_ended_late_is_not_skip
     await transaction.start()
     await world.sql.fetch(
         "select * from flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[null::uuid],"
-        " array[null::bigint], array[null::uuid], array[null::int], 'operator_override', 'x')",
+        " array[null::bigint], array[null::uuid], array[null::int], 'operator_override', 'x', false)",
         home(slow),
         slow,
     )
@@ -647,6 +649,7 @@ REASONS = {
     "delay": (lambda w, h: w.engine.delay(h, HOUR), "worker_delay", "backend"),
     "wait_children": (lambda w, h: w.engine.wait_children(h), "waiting_children", "backend"),
     "release": (lambda w, h: w.engine.release(h), "worker_release", "backend"),
+    "stop": (lambda w, h: w.engine.stop_changed(h, detail="a", digest="d"), "steps_changed", "backend"),
     "revoke": (lambda w, h: w.engine.revoke_lease(h.execution_id, reason="because"), "because", "operator"),
     "deadline": (
         lambda w, h: w.engine.expire_execution(h.execution_id, "execution_deadline"),
@@ -760,7 +763,7 @@ async def test_partitions_above_32767_work_like_any_other(world: World) -> None:
 
 
 async def test_retention_honours_the_policy_of_the_execution_and_every_outcome(world: World) -> None:
-    kept = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=3)))
+    kept = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=timedelta(days=9)))
     brief = ExecutionPolicy(stream_policy=StreamPolicy(retention_ttl=HOUR))
     long_kept = (await world.reach("T:completed", policy=kept)).id
     brief_ids = [(await world.reach(s, policy=brief)).id for s in ("T:failed", "T:cancelled", "T:expired")]
@@ -768,7 +771,7 @@ async def test_retention_honours_the_policy_of_the_execution_and_every_outcome(w
     running = (await world.reach("A", policy=brief)).id
     await world.clock.advance(hours=2)
     assert await world.engine.trim_retention() == 3
-    await world.clock.advance(hours=23)
+    await world.clock.advance(days=7)
     assert await world.engine.trim_retention() == 1
     assert [await world.at(i) for i in (*brief_ids, usual)] == ["-"] * 4
     assert [await world.at(i) for i in (long_kept, running)] == ["T:success", "A"]
@@ -782,3 +785,148 @@ async def test_a_revoke_returns_the_revoked_epoch_and_a_wrong_lease_is_no_error(
     assert revoked.lease_epoch == claimed.handle.lease_epoch == 2  # type: ignore[union-attr]
     assert (await world.record(at.id)).current_lease_epoch == 2
     assert isinstance(await world.engine.issue_reclaim_grant(at.id, **WORKER), ReclaimGrant)
+
+
+# Times
+
+
+NEVER = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+
+
+@each("at", NEVER)
+async def test_the_first_and_the_last_moment_are_refused_by_name(world: World, at: datetime) -> None:
+    """The driver would store them as infinities: delayed for ever, never expired, read back without a time zone."""
+    held = await by_claim(world)
+    for field, call in {
+        "delay_until": lambda: submit(world.engine, delay_until=at),
+        "execution_deadline_at": lambda: submit(world.engine, execution_deadline_at=at),
+        "delay_until ": lambda: world.engine.delay(held.handle, at),
+    }.items():
+        with pytest.raises(ff.InvalidInput, match=r"year 9999") as refused:
+            await call()
+        assert refused.value.field == field.strip()
+    near = (at + SECOND if at.year == 1 else at - SECOND).replace(microsecond=0)
+    record = await world.record(await submit(world.engine, execution_deadline_at=near))
+    assert record.deadline_at == near
+
+
+@each("time", ["infinity", "-infinity", "20000-01-01 00:00+00", "4000-01-01 00:00+00 BC"])
+async def test_no_call_of_the_functions_stores_a_time_that_cannot_be_read(world: World, time: str) -> None:
+    held = await by_claim(world)
+    fence = (home(held.execution_id), *(getattr(held.handle, name) for name in
+             ("execution_id", "lease_id", "lease_epoch", "attempt_id", "attempt_index")))  # fmt: skip
+    made = await world.engine.create_waitpoint(held.handle, "k", HOUR)
+    token, target = made.token.reveal(), fence[:2]
+    calls = {
+        "delay($1, $2, $3, $4, $5, $6, $7::text::timestamptz, null)": fence,
+        "claim_granted(false, $1, $2, null, 'w', 'w', null, null, 9, null, null, null, $3::text::timestamptz)": target,
+        "advance_schedule('s', now(), $1::text::timestamptz, null)": (),
+        "advance_schedule('s', now(), null, $1::text::timestamptz)": (),
+        "deliver_signal($1, $2, $3, $4, gen_random_uuid(), 'n', 'c', 't', 'i', null, null, null, null, 'waitpoint',"
+        " $5::text::timestamptz, null, null, null, null)": (*target, made.waitpoint_id, token),
+    }
+    for call, args in calls.items():
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="years 1 to 9999"):
+            await world.sql.fetch(f"select * from flowfabric.{call}", *args, time)
+
+
+async def test_no_duration_leads_to_a_time_that_cannot_be_read(world: World) -> None:
+    for ms in (2**63 - 1, 10**17, -(2**63)):
+        at = await world.sql.fetchval("select flowfabric.now() + flowfabric.ms($1::bigint::double precision)", ms)
+        assert 1600 < at.year < 2500
+    held = await by_claim(world)
+    fence = (home(held.execution_id), *(getattr(held.handle, name) for name in
+             ("execution_id", "lease_id", "lease_epoch", "attempt_id", "attempt_index")))  # fmt: skip
+    columns = ", ".join(
+        f"array[${n}::{kind}]" for n, kind in enumerate(("int", "uuid", "uuid", "bigint", "uuid", "int"), 1)
+    )
+    await world.sql.fetch(f"select * from flowfabric.renew({columns}, array[{2**62}], true)", *fence)
+    assert (await world.record(held.execution_id)).current_lease is not None
+
+
+@each("past", [timedelta(-1), -SECOND, timedelta(0)])
+async def test_a_time_that_has_passed_is_due_at_once_as_a_time_and_as_a_duration(world: World, past: timedelta) -> None:
+    at = await world.clock.now() + past
+    states = []
+    for given in (past, at):
+        states.append((await world.record(await submit(world.engine, delay_until=given))).public_state)
+        overdue = await submit(world.engine, execution_deadline_at=given)
+        assert await world.engine.expire_execution(overdue, "execution_deadline") == "expired"
+        held = await claim_one(world.engine)
+        await world.engine.delay(held.handle, given)
+        assert await world.engine.promote_delayed(held.execution_id) == "promoted"
+        while (held := await world.engine.claim(**WORKER)) is not None:
+            await world.engine.complete(held.handle)
+    assert states[0] == states[1]
+
+
+# Identities and histories
+
+
+async def test_the_ids_of_leases_and_attempts_are_uuids(world: World) -> None:
+    first = await by_claim(world)
+    await world.engine.release(first.handle)
+    second = await claim_one(world.engine)
+    await world.engine.fail(second.handle, "x")
+    for held in (first, second):
+        for one in (held.handle.lease_id, held.handle.attempt_id):
+            assert (one.version, one.variant) == (4, RFC_4122), one
+
+
+async def test_a_handle_that_somebody_built_fails_no_other_of_its_call(world: World) -> None:
+    good = await by_claim(world)
+    fields = {name: getattr(good.handle, name) for name in Handle.__struct_fields__}
+    forged = {
+        "partition": [-1, 2**40, "1", None], "uuid": ["x", 5, None], "lease_id": ["x", 5, None],
+        "attempt_id": ["x", None], "lease_epoch": [-1, 2**63, "1", 1.0, None], "attempt_index": [2**31, -1, "0", None],
+    }  # fmt: skip
+    for name, values in forged.items():
+        for value in values:
+            bad = Handle(**fields | {name: value})
+            found = await world.engine.renew_many([good.handle, bad, good.handle])
+            assert [type(one) for one in found] == [Renewed, ff.InvalidInput, Renewed], (name, value)
+            assert name in ("uuid", found[1].field)  # type: ignore[union-attr]
+            refused, done = await world.engine.complete_many([Completion(bad), Completion(bad)])
+            assert isinstance(refused, ff.InvalidInput) and isinstance(done, ff.InvalidInput)
+
+
+async def test_a_success_shows_no_failure_of_an_earlier_attempt(world: World) -> None:
+    held = await started(world.engine, policy=retrying(max_retries=1))
+    await world.engine.fail(held.handle, "boom", category="E")
+    await world.clock.advance(seconds=11)
+    await world.engine.promote_delayed(held.execution_id)
+    await world.engine.complete((await claim_one(world.engine)).handle)
+    record = await world.record(held.execution_id)
+    assert (record.public_state, record.failure_reason, record.failure_category) == ("completed", None, None)
+    outcomes = await world.engine.read_outcomes([held.execution_id])
+    assert outcomes[held.execution_id].failure_reason is None
+    assert [one.failure_reason for one in await world.engine.list_attempts(held.execution_id)] == ["boom", None]
+
+
+async def test_the_events_of_a_deleted_execution_are_not_those_of_the_next_with_its_id(world: World) -> None:
+    target = new_id()
+    for _ in range(2):
+        await world.engine.create_execution(execution_kind="test", execution_id=target)
+        await world.engine.complete((await claim_one(world.engine)).handle)
+        seen = (await world.engine.list_events(target)).items
+        assert [(one.lease_type, one.outcome) for one in seen] == [("acquired", None), ("revoked", "success")]
+        assert await world.engine.audit(events=True) == []
+        await world.engine.delete_execution(target)
+        await world.clock.advance(seconds=1)
+
+
+async def test_a_row_that_cannot_be_read_is_named_with_its_column(world: World) -> None:
+    await submit(world.engine)
+    bad = await submit(world.engine)
+    await world.sql.execute("update flowfabric.execution set state = 'odd', blocking_detail = null where id = $1", bad)
+    for call in (
+        lambda: world.engine.find_executions(),
+        lambda: world.engine.read_execution(bad),
+    ):
+        with pytest.raises(Corruption, match=f"{bad}: state"):
+            await call()
+    await world.sql.execute(
+        "update flowfabric.execution set state = 'waiting', deadline_at = '20000-01-01' where id = $1", bad
+    )
+    with pytest.raises(Corruption, match="times_finite"):
+        await world.engine.read_execution(bad)

@@ -13,12 +13,13 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import Created, Duplicate
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
+from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh, Suspended
 from tests.ids import id_in
 from tests.interleave import Party, waiting
 from tests.sql.cases import World, outcome
-from tests.support import RETRY, STATES, claim_one, new_id, started, submit
+from tests.support import RETRY, STATES, WORKER, claim_one, new_id, started, submit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 SECRET = "s3cr3t"
@@ -139,7 +140,7 @@ async def test_waitpoints_suspensions_and_signals_go_with_their_execution_and_wi
     if how == "delete":
         await world.engine.delete_execution(gone.execution_id)
     else:
-        await world.clock.advance(days=2)
+        await world.clock.advance(days=8)
         assert await world.engine.trim_retention() == 1
     picture = await world.picture(gone.execution_id)
     assert {table: rows for table, rows in picture.stored.items() if rows and table != "event"} == {}
@@ -217,6 +218,75 @@ async def test_redacting_leaves_nothing_that_the_user_put_in(world: World, end: 
     assert await world.engine.read_steps([execution_id]) == left
 
 
+async def test_redacting_takes_what_names_and_explains_it(world: World) -> None:
+    """Tags, the key, who created it, who did something to it and why: in the record, its lists, attempts and events."""
+    engine = world.engine
+    named = {"tags": {"a.b": SECRET}, "idempotency_key": SECRET, "creator_identity": SECRET, "namespace": "n"}
+    target = (await started(engine, **named)).execution_id
+    await engine.revoke_lease(target, reason=SECRET)
+    again = await claim_one(engine)
+    await engine.complete(again.handle)
+    await engine.replay_execution(target, reason=SECRET, requested_by=SECRET)
+    await engine.issue_claim_grant(target, **WORKER)
+    last = await engine.claim_execution(
+        target, **WORKER, lease_id=new_id(), attempt_id=new_id(), attempt_policy={"note": SECRET}
+    )
+    suspended = await engine.suspend(last.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
+    assert isinstance(suspended, Suspended)
+    details = suspended.details
+    await engine.deliver_signal(
+        target, details.waitpoint_id, details.waitpoint_token, signal_name="go", source_type="t", source_identity=SECRET
+    )
+    await engine.complete((await claim_one(engine)).handle)
+    await engine.replay_execution(target, reason=SECRET)
+    await engine.complete((await claim_one(engine)).handle)
+    assert {"execution", "attempt", "idempotency"} < set(await stored_anywhere(world, SECRET))
+    events = (await engine.list_events(target)).items
+    await engine.redact_execution(target)
+    assert await stored_anywhere(world, SECRET) == []
+    assert (await engine.find_executions(tag=("a.b", SECRET))).items == []
+    left = (await engine.list_events(target)).items
+    assert [(one.cursor, one.lease_type, one.outcome) for one in left] == [
+        (one.cursor, one.lease_type, one.outcome) for one in events
+    ]
+    assert await engine.audit(events=True) == []
+    assert await outcome(engine.replay_execution(target)) == "execution_redacted"
+    assert isinstance(await engine.create_execution(execution_kind="test", **named), Created), "the key is free"
+
+
+async def test_redacting_takes_late_duplicates_of_signals_too(world: World) -> None:
+    """Their events come long after the end, with thousands of others between."""
+    engine = world.engine
+    held = await started(engine, tags={"a.b": SECRET})
+    suspended = await engine.suspend(held.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k", "go"))
+    assert isinstance(suspended, Suspended)
+    details, signal = suspended.details, new_id()
+
+    async def deliver() -> Any:
+        return await engine.deliver_signal(
+            held.execution_id,
+            details.waitpoint_id,
+            details.waitpoint_token,
+            signal_id=signal,
+            signal_name="go",
+            source_type="test",
+            source_identity=SECRET,
+        )
+
+    assert isinstance(await deliver(), Accepted)
+    await engine.complete((await claim_one(engine)).handle)
+    await world.clock.advance(hours=1)
+    await world.sql.execute("select setval('flowfabric.event_number', nextval('flowfabric.event_number') + 5000)")
+    assert isinstance(await deliver(), DuplicateSignal)
+    shown = (await engine.list_events(held.execution_id)).items
+    assert [one.signal_effect for one in shown if one.signal_effect] == ["resume_condition_satisfied", "deduped"]
+    await engine.redact_execution(held.execution_id)
+    assert await stored_anywhere(world, SECRET) == []
+    await world.clock.advance(hours=1)
+    assert isinstance(await deliver(), DuplicateSignal)
+    assert await stored_anywhere(world, SECRET) == [], "who repeats it is not recorded any more"
+
+
 async def test_a_redacted_result_says_so(world: World) -> None:
     execution_id = await with_secrets(world, "completed")
     await world.engine.redact_execution(execution_id)
@@ -274,11 +344,9 @@ async def test_freeing_a_key_leaves_those_of_others(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "days"), [("T:completed", 1), ("T:cancelled", 1), ("T:failed", 14), ("T:expired", 14)]
+    ("state", "days"), [("T:completed", 7), ("T:cancelled", 7), ("T:failed", 14), ("T:expired", 14)]
 )
-async def test_failed_executions_are_kept_for_two_weeks_and_others_for_a_day(
-    world: World, state: str, days: int
-) -> None:
+async def test_failed_executions_are_kept_for_two_weeks_and_others_for_one(world: World, state: str, days: int) -> None:
     at = await world.reach(state)
     await world.clock.advance(days=days, seconds=-60)
     assert await world.engine.trim_retention() == 0

@@ -77,6 +77,10 @@ async def _revoke(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
     await engine.revoke_lease(held.execution_id, reason="maintenance tonight")
 
 
+async def _stop_changed(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
+    await engine.stop_changed(held.handle, detail="recorded: a", digest="new")
+
+
 async def _expire(engine: ff.Engine, clock: Clock, held: Claimed) -> None:
     await clock.advance(seconds=31)
     await engine.mark_lease_expired_if_due(held.execution_id)
@@ -130,6 +134,7 @@ ENDINGS: list[tuple[Step, dict[str, Any], list[tuple[str | None, ...]]]] = [
     (_delay, {}, [("revoked", None, None, "worker_delay", "backend")]),
     (_wait_children, {}, [("revoked", None, None, "waiting_children", "backend")]),
     (_release, {}, [("revoked", None, None, "worker_release", "backend")]),
+    (_stop_changed, {}, [("revoked", None, None, "steps_changed", "backend")]),
     (_revoke, {}, [REVOKED]),
     (_expire, {}, [EXPIRED]),
     (_deadline, {"execution_deadline_at": timedelta(seconds=15)},
@@ -166,10 +171,20 @@ async def test_a_renewal_and_a_reclaim_are_lease_events(engine: CheckedEngine, c
     await _reclaim(engine, clock, held)
     events = await _all(engine, family="lease")
     assert [event.lease_type for event in events] == ["acquired", "renewed", "expired", "reclaimed"]
-    assert [event.lease_epoch for event in events] == [1, 1, 1, 2]
+    assert [event.lease_epoch for event in events] == [1, 1, 1, 1]
     assert events[1].lease_id == held.handle.lease_id
     assert (events[3].attempt_index, events[3].worker_instance_id) == (1, "pool-2")
     assert events[3].lease_id != held.handle.lease_id
+
+
+async def test_a_clock_that_is_set_back_hides_no_event(plain_engine: ff.Engine, clock: Clock) -> None:
+    target = await submit(plain_engine)
+    await clock.advance(seconds=-5)
+    held = await claim_one(plain_engine)
+    assert [one.lease_type for one in (await plain_engine.list_events(target)).items] == ["acquired"]
+    await clock.advance(seconds=10)
+    await plain_engine.complete(held.handle)
+    assert len((await plain_engine.list_events(target)).items) == 2
 
 
 async def test_the_end_of_a_leased_execution_is_one_event_in_two_families(engine: CheckedEngine) -> None:
@@ -321,7 +336,7 @@ async def test_an_event_waits_for_every_older_transaction(
     await slow.start()
     await sql.execute(
         "select flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[null]::uuid[],"
-        " array[null]::bigint[], array[null]::uuid[], array[null]::int[], 'operator_override', 'slow')",
+        " array[null]::bigint[], array[null]::uuid[], array[null]::int[], 'operator_override', 'slow', false)",
         home(early),
         early,
     )
@@ -346,7 +361,7 @@ async def test_a_stored_failure_spelt_the_old_way_reads_as_failed(
 async def test_events_outlive_their_execution(engine: CheckedEngine, clock: Clock) -> None:
     target = await submit(engine, namespace="n", tags={"a.b": "c"})
     await engine.cancel(Operator(target), "no")
-    await clock.advance(hours=25)
+    await clock.advance(days=8)
     assert await engine.trim_retention() == 1
     (event,) = await _all(engine)
     assert (event.execution_id, event.namespace, event.tags) == (target, "n", {"a.b": "c"})

@@ -19,7 +19,7 @@ from flowfabric.values.wait import Fresh
 from tests.each import Rows
 from tests.ids import home
 from tests.interleave import Party, Stage
-from tests.sql import test_flow_audit, test_suspension_audit
+from tests.sql import test_flow_audit, test_streams, test_suspension_audit
 from tests.support import STATES, WORKER, claim_one, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -116,6 +116,12 @@ async def _timed(stage: Stage, engine: Party) -> None:
     await started(engine, policy=TIMED, execution_deadline_at=HOUR)
 
 
+async def _versioned(stage: Stage, engine: Party) -> None:
+    """It began with a version, and waits for a worker that serves it."""
+    await submit(engine)
+    await engine.release((await claim_one(engine, kinds={"test": [2]})).handle)
+
+
 async def _dated(stage: Stage, engine: Party) -> None:
     await submit(engine, execution_deadline_at=HOUR)
 
@@ -158,6 +164,7 @@ PLACES: dict[str, Callable[[Stage, Party], Awaitable[Any]]] = {
     "tagged": _tagged,
     "timed": _timed,
     "dated": _dated,
+    "versioned": _versioned,
     "kept longer": _kept_longer,
     "floored": _floored,
     "suspended for budget": _suspended_for_budget,
@@ -180,6 +187,13 @@ _READY = (
     " select route, flowfabric.rank_of(priority), created_at, id, partition, case when state = 'active' then now() end"
     " from flowfabric.execution"
 )
+
+
+def _elsewhere(table: str) -> str:
+    """In the route of the execution itself, where any worker of its kind would claim it."""
+    return f"update flowfabric.{table} set route = e.route from flowfabric.execution e"
+
+
 _LISTED = "insert into flowfabric.{0} select {1}, created_at, id, partition from flowfabric.execution"
 _BLOCKED = _LISTED.format("blocked", "blocking_reason")
 _NO_LEASE_EVENTS = "delete from flowfabric.event where lease_type is not null"
@@ -317,8 +331,20 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
     ),
     "B.operator": _blocked("paused_by_policy", ready_row=[_READY]),
     "B.lane": _blocked("paused_by_operator", state_facts=_execution("blocking_detail = ''")),
+    "B.changed": _blocked("paused_by_operator",
+        **_no_timer("delay"),
+        ready_row=["delete from flowfabric.ready", _elsewhere("ready")],
+        state_facts=_execution("delay_until = null", "stop_epoch = 7", "pending = 'retry'", "state = 'delayed'"),
+        derived_route=_execution("stop_digests = '{other}'", "stop_route = route"),
+        leased_last_event=[_NO_REVOCATION],
+    ),
+    "versioned": {
+        "derived_route": _execution("pinned = route", "pinned = 0", "stop_route = pinned"),
+        "ready_row": ["delete from flowfabric.ready", _elsewhere("ready")],
+    },
     "A": {
         **_no_timer("lease"),
+        "times_finite": _execution("lease_expires_at = 'infinity'", "deadline_at = 'infinity'"),
         "state_facts": _execution(
             "blocking_reason = 'waiting_for_worker'", "blocking_detail = 'x'", "pending = 'interrupted'",
             "delay_until = now()", "resume_pending = true", "lease_id = null", "worker = null",
@@ -479,7 +505,9 @@ async def test_every_rule_is_tried_by_one_of_the_chapters() -> None:
     tried = {rule for damages in DAMAGES.values() for rule in damages} | {
         damage.rule for chapter in (test_flow_audit, test_suspension_audit) for damage in chapter.DAMAGES
     }
-    elsewhere = {"step_orphan", "registration_facts", "worker_history"}  # test_steps.py, test_workers.py
+    # test_steps.py, test_workers.py, test_children.py, test_streams.py
+    elsewhere = {"step_orphan", "registration_facts", "worker_history", *test_streams.DAMAGES}
+    elsewhere |= {"child_partition", "child_row", "child_forgotten"}
     assert rules and rules - elsewhere <= tried
 
 

@@ -9,6 +9,8 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.middleware import MemorySink, Metrics
+from flowfabric.middleware.layered import layer
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf
@@ -67,6 +69,46 @@ async def test_a_sibling_that_cannot_be_cancelled_keeps_no_other_waiting(
     await sql.execute("drop trigger refuse on flowfabric.execution")
     assert (await plain_engine.cancel_siblings()).action == "drained"
     assert (await states(plain_engine, first))["b"] == "cancelled"
+
+
+async def test_siblings_that_still_run_are_not_forgotten(plain_engine: ff.Engine) -> None:
+    flow = await plain_engine.submit_flow(race("a", "b", "c"))
+    held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
+    await plain_engine.complete(held[flow.nodes["a"]])
+    group = (flow.flow_id, flow.nodes["join"])
+    assert await plain_engine.drain_sibling_cancel_group(*group) == "siblings_alive"
+    assert await states(plain_engine, flow) == {"a": "completed", "b": "active", "c": "active", "join": "waiting"}
+    assert (await plain_engine.cancel_siblings()).cancelled == 2
+    assert await plain_engine.drain_sibling_cancel_group(*group) == "already_drained"
+    assert await plain_engine.audit(events=True) == []
+
+
+async def test_calls_about_flows_are_counted(plain_engine: ff.Engine, clock: Clock) -> None:
+    meter = Metrics()
+    engine = layer(plain_engine, [meter])
+    flow = await engine.submit_flow(race("a", "b", "c"))
+    held = {one.execution_id: one.handle for one in await engine.claim_many(limit=10, **WORKER)}
+    await engine.complete(held[flow.nodes["a"]])
+    assert await engine.reconcile_sibling_cancel_group(flow.flow_id, flow.nodes["join"]) == "no_op"
+    await engine.complete(held[flow.nodes["b"]])
+    await engine.cancel_siblings()
+    flows = [await engine.submit_flow(race("a", "b")[:2]) for _ in range(2)]
+    for one in flows:
+        await engine.cancel_flow(one.flow_id, reason="x", wait=False)
+    await clock.advance(minutes=5)
+    assert isinstance(meter.sink, MemorySink)
+    await engine.reconcile_cancellations(limit=1)
+    assert meter.sink.snapshot().gauges == {"flowfabric_cancel_backlog_depth{}": 1.0}
+    await engine.reconcile_cancellations()
+    seen = meter.sink.snapshot()
+    assert seen.gauges == {"flowfabric_cancel_backlog_depth{}": 0.0}
+    assert seen.counts == {
+        'flowfabric_edge_group_policy_total{policy="any_of"}': 1,
+        'flowfabric_sibling_cancel_dispatched_total{reason="sibling_quorum_satisfied"}': 2,
+        'flowfabric_sibling_cancel_disposition_total{disposition="cancelled"}': 1,
+        'flowfabric_sibling_cancel_disposition_total{disposition="already_terminal"}': 1,
+        'flowfabric_sibling_cancel_reconcile_total{action="no_op"}': 1,
+    }
 
 
 async def test_members_in_somebodys_hands_keep_no_other_waiting(

@@ -709,6 +709,46 @@ async def test_cancel_all_cancels_every_member_that_has_not_ended(
     assert (await flow.summary()).public_flow_state == "cancelled"
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_members_that_were_replayed_since_are_cancelled_again(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any], waits: bool
+) -> None:
+    flow = await submitted(engine, {"a": (), "b": (), "done": ()})
+    await flow.complete("done")
+    await engine.cancel_flow(flow.id, reason="stop", wait=True)
+    await engine.replay_execution(flow["a"])
+    await engine.replay_execution(flow["b"])
+    held = await flow.claim("a")
+    answer = await engine.cancel_flow(flow.id, policy="flow_only", reason="stop again", wait=waits)
+    assert isinstance(answer, FlowCancelled if waits else CancellationScheduled)
+    assert answer.cancellation_policy == CancellationPolicy.CANCEL_ALL
+    if isinstance(answer, CancellationScheduled):
+        assert answer.member_count == 2
+        await engine.reconcile_cancellations()
+    assert await reasons(flow, "a", "b") == {("cancelled", "stop again", "operator_override")}
+    assert await flow.state("done") == "completed"
+    with pytest.raises(ff.FlowFabricError):
+        await engine.complete(held.handle)
+    header = await engine.describe_flow(flow.id)
+    assert header is not None
+    assert (header.public_flow_state, header.cancel_reason) == ("cancelled", "stop")
+    before = await stored(sql)
+    assert isinstance(await engine.cancel_flow(flow.id, wait=waits), FlowCancelled)
+    assert await stored(sql) == before
+
+
+@pytest.mark.parametrize(("policy", "after"), [("flow_only", "waiting"), ("cancel_pending", "cancelled")])
+async def test_cancelling_again_does_as_the_first_policy_says(engine: CheckedEngine, policy: str, after: str) -> None:
+    flow = await submitted(engine, {"spared": (), "a": (), "b": ()})
+    await flow.claim("spared")
+    await flow.complete("a")
+    await engine.cancel_flow(flow.id, policy=policy, wait=True)
+    await engine.replay_execution(flow["a"])
+    await engine.cancel_flow(flow.id, policy="cancel_all", wait=True)
+    assert await flow.state("spared") == "active"
+    assert await flow.state("a") == after
+
+
 async def test_cancel_pending_spares_started_members(engine: CheckedEngine) -> None:
     flow = await empty_flow(engine, "waiting", "up", "blocked", "active", "suspended", "retried")
     await flow.member("delayed", delay_until=HOUR)

@@ -24,7 +24,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
-from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
@@ -111,7 +111,7 @@ class Crowd:
         if edges == 0:
             return AllOf()
         rest = chance.choice(list(OnSatisfied))
-        return chance.choice([AllOf(), AllOf(), AnyOf(rest), Quorum(chance.randint(1, edges), rest)])
+        return chance.choice([AllOf(), AllOf(), AllSettled(), AnyOf(rest), Quorum(chance.randint(1, edges), rest)])
 
     async def build(self, party: Party, chance: random.Random) -> None:
         """Grows flows while they run: members, staged edges, applied ones, whole parts."""

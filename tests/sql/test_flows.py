@@ -26,6 +26,7 @@ from flowfabric.values.flow import (
     Edge,
     FlowCreated,
     FlowExists,
+    FlowState,
     FlowStatus,
     Staged,
 )
@@ -52,7 +53,7 @@ from tests.sql.flowing import (
     stored,
     submitted,
 )
-from tests.support import RETRY, CheckedEngine, Clock, submit
+from tests.support import RETRY, CheckedEngine, Clock, submit, submit_member
 
 HOUR = timedelta(hours=1)
 LET_RUN = OnSatisfied.LET_RUN
@@ -1156,7 +1157,7 @@ async def test_a_closed_lane_refuses_the_whole_graph(engine: CheckedEngine, sql:
     await engine.set_lane_state("other", "disabled")
     flow_id = FlowId(mint_uuid())
     before = await stored(sql)
-    with pytest.raises(StateError, match="lane_closed: the lane of node 'b'"):
+    with pytest.raises(StateError, match="lane_closed: the lane other of node 'b'"):
         await engine.submit_flow([node("a"), node("b", "a", lane_id="other")], flow_id=flow_id)
     assert await engine.describe_flow(flow_id) is None
     assert await stored(sql) == before
@@ -1426,20 +1427,20 @@ async def test_the_status_in_a_list_comes_from_header_and_summary(
 ) -> None:
     flow = await submitted(engine, {"a": ()})
 
-    async def status() -> FlowStatus:
+    async def line() -> tuple[FlowStatus, FlowState | None]:
         page = await engine.list_flows(home(flow["a"]))
-        return next(one.status for one in page.items if one.flow_id == flow.id)
+        return next((one.status, one.state) for one in page.items if one.flow_id == flow.id)
 
-    assert await status() == FlowStatus.ACTIVE, "before it was ever counted"
+    assert await line() == ("active", "open"), "before it was ever counted"
     for state, wanted in [
         ("open", "active"), ("running", "active"), ("blocked", "active"), ("completed", "completed"),
         ("failed", "failed"), ("odd", "unknown"),
     ]:  # fmt: skip
         await flow.summary()
         await sql.execute("update flowfabric.flow_summary set state = $1", state)
-        assert await status() == wanted
+        assert await line() == (wanted, None if wanted == "unknown" else state)
     await engine.cancel_flow(flow.id, policy="flow_only")
-    assert await status() == FlowStatus.CANCELLED
+    assert await line() == ("cancelled", "cancelled")
 
 
 async def test_the_newest_flows_are_found_first(engine: CheckedEngine) -> None:
@@ -1512,6 +1513,25 @@ async def test_a_flow_without_members_or_header_is_not_counted(engine: CheckedEn
     assert not await engine.project_flow_summary(flow.id)
     assert not await engine.project_flow_summary(FlowId(mint_uuid()))
     assert await engine.read_flow_summary(flow.id) is None
+
+
+async def test_a_flow_that_another_transaction_has_locked_delays_no_other_summary(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    flows = [FlowId(mint_uuid()) for _ in range(3)]
+    for flow in flows:
+        await submit_member(plain_engine, flow)
+    async with sql.transaction():
+        await sql.execute("select from flowfabric.flow where flow_id = $1 for no key update", flows[0])
+        async with asyncio.timeout(60):
+            assert await plain_engine.project_flow_summaries() == (2, False)
+            assert await plain_engine.project_flow_summaries() == (0, False)
+        assert await plain_engine.read_flow_summary(flows[0]) is None
+        now = await plain_engine.read_flow_summary(flows[0], now=True)
+        assert now is not None and now.members_waiting == 1
+        assert await plain_engine.read_flow_summary(flows[0]) is None, "it stores nothing"
+    assert await plain_engine.project_flow_summaries() == (1, False)
+    assert await plain_engine.read_flow_summary(FlowId(mint_uuid()), now=True) is None
 
 
 async def test_the_summary_counts_every_state(engine: CheckedEngine, clock: Clock) -> None:

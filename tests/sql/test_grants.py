@@ -548,8 +548,8 @@ async def test_a_reclaim_replaces_the_attempt_under_the_ids_of_the_new_worker(wo
     (event,) = after.since(before)
     assert (event["lease_type"], event["lease_epoch"], event["details"]) == (
         "reclaimed",
-        2,
-        {"previous_lease_epoch": 1},
+        1,
+        {"new_lease_epoch": 2},
     )
     assert (event["worker_id"], event["worker_instance_id"]) == ("pool", "pool-2")
     # The grant is used up.
@@ -709,6 +709,14 @@ async def test_automatic_reclaim_can_be_switched_off_and_put_off(world: World) -
     await world.clock.advance(seconds=6)
     await world.sql.execute("update flowfabric.deployment set auto_reclaim = true")
     assert (await claim_one(world.engine, **OTHER)).handle.kind == "reclaimed"
+
+
+async def test_the_grace_begins_with_the_end_of_the_lease_and_not_when_that_is_noticed(world: World) -> None:
+    await world.sql.execute("update flowfabric.deployment set reclaim_grace = '10 s'")
+    held = await world.reach("A")
+    await world.clock.advance(seconds=3600)
+    assert (await world.engine.run_timers("lease")).handled == 1
+    assert (await claim_one(world.engine, **OTHER)).execution_id == held.id
 
 
 async def test_work_for_a_missing_capability_blocks_no_other(world: World) -> None:

@@ -143,6 +143,10 @@ async def _release(party: Party, case: Case) -> Any:
     return await party.release(case.handle)
 
 
+async def _stop_changed(party: Party, case: Case) -> Any:
+    return await party.stop_changed(case.handle, detail="recorded: a", digest="new")
+
+
 async def _delay(party: Party, case: Case) -> Any:
     return await party.delay(case.handle, timedelta(seconds=5))
 
@@ -305,6 +309,7 @@ OPERATIONS = [
         acts=_to("Released", "W.i", "A"),
         refuses=HOLDER,
     ),
+    Operation(name="stop changed", call=_stop_changed, starts=("A",), acts=_to("Stopped", "B", "A"), refuses=HOLDER),
     Operation(name="delay", call=_delay, starts=("A",), acts=_to("Delayed", "D.i", "A"), refuses=HOLDER),
     Operation(name="park", call=_park, starts=("A",), acts=_to("Parked", "D.i", "A"), refuses=HOLDER),
     Operation(name="record", call=_record, starts=("A",), acts=_to("none", "A", "A"), refuses=HOLDER),
@@ -513,7 +518,7 @@ async def _cancel_all(party: Party, handles: list[Handle]) -> list[str]:
     partitions, ids, *_ = _fences(handles)
     nothing = [None] * len(ids)
     found = await party.connection.fetch(
-        "select code from flowfabric.cancel_as_operator($1, $2, $3, $4, $3, $5, 'operator_override', 'enough')"
+        "select code from flowfabric.cancel_as_operator($1, $2, $3, $4, $3, $5, 'operator_override', 'enough', false)"
         " order by ordinal",
         partitions,
         ids,
@@ -740,6 +745,12 @@ async def _suspended_5(party: Party) -> Suspended:
     return answer
 
 
+async def _stopped_5(party: Party) -> Claimed:
+    held = await _held_5(party)
+    await party.stop_changed(held.handle, detail="recorded: a", digest="new")
+    return held
+
+
 async def _parked_5(party: Party) -> tuple[ff.ExecutionId, NewWaitpoint]:
     held = await _held_5(party)
     made = await party.create_waitpoint(held.handle, "k", timedelta(seconds=5))
@@ -766,6 +777,8 @@ ENTRIES = [
     Entry("promote", _delayed_5, lambda party, _: party.run_timers("delay"), after=6),
     Entry("unblock", _blocked_5, lambda party, target: party.unblock_execution(target)),
     Entry("release", _held_5, lambda party, held: party.release(held.handle)),
+    Entry("opening", _stopped_5, lambda party, _: party.run_timers("delay"), after=61),
+    Entry("unblock stopped", _stopped_5, lambda party, held: party.unblock_execution(held.execution_id)),
     Entry("revoke", _held_5, lambda party, held: party.revoke_lease(held.execution_id)),
     Entry("lease expiry", _held_5, lambda party, _: party.run_timers("lease"), after=31),
     Entry("signal", _suspended_5, _signal_suspended),

@@ -19,7 +19,7 @@ _ANY_SNAPSHOT: str = """
 # They read the present, and only read.
 _READS: str = """
     server_now server_time_ms lane_stats due_schedules next_schedule due_cancellations standing_executions
-    list_pending_waitpoints verify_grant list_workers find_unserved list_leads
+    list_pending_waitpoints verify_grant list_workers find_unserved list_versions list_leads read_summary
 """
 
 

@@ -754,7 +754,7 @@ _MANY = """
 insert into flowfabric.waiter
 select i % 256, gen_random_uuid(), i % 256, gen_random_uuid() from generate_series(1, 20000) i;
 insert into flowfabric.watch
-select i % 256, gen_random_uuid(), gen_random_uuid(), clock_timestamp() + interval '1 hour'
+select i % 256, gen_random_uuid(), 'ended', gen_random_uuid(), clock_timestamp() + interval '1 hour'
 from generate_series(1, 20000) i;
 """
 

@@ -463,7 +463,7 @@ _SET = "update flowfabric.execution set "
     ("what", "damage", "rules"),
     [
         ("time", _SET + "delay_until = null where is_parked", {"state_facts"}),
-        ("time", _SET + "delay_until = 'infinity' where is_parked", {"state_facts", "timer_delay"}),
+        ("time", _SET + "delay_until = 'infinity' where is_parked", {"state_facts", "timer_delay", "times_finite"}),
         ("child", "delete from flowfabric.waiter", {"waits_for_nothing"}),
         ("child time", "delete from flowfabric.waiter", {"waits_for_nothing"}),
         ("child", _SET + "is_parked = false where is_parked", {"held_back"}),

@@ -22,11 +22,12 @@ from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
-from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
+from flowfabric.values.stream import START, BestEffortLive, DurableSummary, NewFrame
 from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.conftest import fresh_database
@@ -161,8 +162,24 @@ class Ground:
         self.stepped = await self.one("stepped")
         for part in range(3):
             await self.engine.record_steps([(self.stepped.handle, NewStep(name=f"step {part} {n}")) for n in range(N)])
+        self.streaming = await self.one("streaming")
+        for _ in range(3):
+            # A row for each frame, as many calls would write them.
+            frames = [NewFrame(payload=b"x", frame_type=f"type {n % 2}") for n in range(N)]
+            await self.engine.append_frames([(self.streaming.handle, frame) for frame in frames])
+        for mode in (DurableSummary(), BestEffortLive(ttl=HOUR, maxlen_floor=2000)):
+            for n in range(70):
+                frame = NewFrame(payload=b'{"a": %d}' % n, mode=mode)
+                await self.engine.append_frame(self.streaming.handle, frame)
         self.parent = await self.one("parent")
         self.children = await self.some("child")
+        self.offspring = await self.some("offspring")
+        self.family = await self.one("family", execution_id=self.engine.mint_id(parent_id=self.offspring[0]))
+        await self.sql.execute(
+            "update flowfabric.execution set parent_id = $1 where id = any ($2)",
+            self.family.execution_id,
+            self.offspring,
+        )
 
     async def _flows(self) -> None:
         engine = self.engine
@@ -193,7 +210,7 @@ class Ground:
 
     async def _others(self) -> None:
         await self.sql.execute(
-            "insert into flowfabric.watch select n % 256, gen_random_uuid(), gen_random_uuid(), 'infinity'"
+            "insert into flowfabric.watch select n % 256, gen_random_uuid(), 'ended', gen_random_uuid(), 'infinity'"
             " from generate_series(1, 1500) n;"
             "insert into flowfabric.schedule (name, kind, timing, catch_up, payload, options, next_at, created_at,"
             " updated_at) select 's' || n, 'k', '{}', 'skip', '', '{}', flowfabric.now(), flowfabric.now(),"
@@ -204,8 +221,8 @@ class Ground:
             "insert into flowfabric.sleeper select l, clock_timestamp() - n * interval '1 ms', gen_random_uuid(), 1, 1"
             " from generate_series(1, 3000) n, unnest('{\"\",default,lane}'::text[]) l;"
             "select flowfabric.register_worker(case when n % 2 = 0 then '' else 'space' end, 'worker-' || n, 'pool',"
-            " '{default}', '{waiting}', null, '{}', case when n % 3 = 0 then 60000 else 2600000000 end, 1, null, null,"
-            " null, null, false) from generate_series(1, 1500) n;"
+            " '{default}', '{waiting}', null, null, '{}', case when n % 3 = 0 then 60000 else 2600000000 end, 1, null,"
+            " null, null, null, false) from generate_series(1, 1500) n;"
             "insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id)"
             " select flowfabric.now(), 'heartbeat', '', 'worker-2', 'pool' from generate_series(1, 1500) n;"
         )
@@ -246,6 +263,26 @@ async def one_chosen(g: Ground) -> None:
     await g.engine.dispatch_cascades()
 
 
+async def family_cancelled(g: Ground) -> None:
+    await g.engine.cancel(g.family.handle, "enough")
+
+
+async def offspring_cancelled(g: Ground) -> None:
+    await g.sql.execute(
+        "insert into flowfabric.step (partition, id, generation, name, n, kind, run, attempt_index, child_partition,"
+        " child_id, recorded_at) select e.partition, e.parent_id, 0, 'c', row_number() over (), 'submit', 0, 0,"
+        " e.partition, e.id, e.created_at from flowfabric.execution e where e.parent_id = $1",
+        g.family.execution_id,
+    )
+    await family_cancelled(g)
+    await g.engine.cancel_children(limit=N)
+
+
+async def offspring_ended(g: Ground) -> None:
+    await g.engine.complete_many([one.handle for one in await g.claimed("offspring")])
+    await g.later(days=8)
+
+
 async def flow_cancelled(g: Ground) -> None:
     await g.engine.cancel_flow(g.wide.flow_id, reason="enough", grace=timedelta(0))
     await g.later(seconds=1)
@@ -259,6 +296,16 @@ async def middle_ended(g: Ground) -> None:
 
 async def days_later(g: Ground) -> None:
     await g.later(days=40)
+
+
+async def with_hooks(g: Ground) -> None:
+    """As many tasks of hooks are due as a call submits; many more are not."""
+    await g.sql.execute(
+        'insert into flowfabric.hook (spec, facts, due_at) select \'{"kind": "told"}\', \'{"execution_id": "x"}\','
+        " flowfabric.now() + case when n <= $1 then interval '0' else interval '1 day' end"
+        " from generate_series(1, 10 * $1) n",
+        N,
+    )
 
 
 async def an_hour_later(g: Ground) -> None:
@@ -375,8 +422,21 @@ async def suspend_satisfied(g: Ground) -> Any:
     )  # fmt: skip
 
 
+async def answered(g: Ground) -> None:
+    await g.engine.settle_wait(g.task.handle, "wait", 0, count_signals(N, "k"))
+
+
+async def refused(g: Ground) -> None:
+    signals = (await g.engine.read_signals(g.task.execution_id, limit=N)).items
+    await g.engine.refuse_signals(g.task.handle, "wait", 0, {one.signal_id: "does not fit" for one in signals})
+
+
 async def task_suspended(g: Ground) -> None:
     await g.engine.settle_wait(g.task.handle, "wait", 0, count_signals(10 * N, "k"))
+
+
+async def stopped(g: Ground) -> None:
+    await g.engine.stop_changed(g.held[3].handle, detail="a", digest="d")
 
 
 T = TimerKind
@@ -403,6 +463,8 @@ CALLS = [
     Call("complete_as_operator", 1, lambda g: g.engine.complete(Operator(g.held[3].execution_id))),
     Call("complete_as_operator", 50, lambda g: g.engine.complete(Operator(g.parent.execution_id)), parked),
     Call("fail_as_operator", 1, lambda g: g.engine.fail(Operator(g.held[3].execution_id), "no")),
+    Call("fail_as_operator", 1, lambda g: g.engine.fail(Operator(g.held[3].execution_id), "no"), stopped),
+    Call("unblock", 1, lambda g: g.engine.unblock_execution(g.held[3].execution_id), stopped),
     Call("replay", N, lambda g: g.engine.replay_many(ids(g.done))),
     Call("replay", N, lambda g: g.engine.replay_many([one for name, one in g.wide.nodes.items() if name[0] == "m"]),
          flow_ended),
@@ -421,14 +483,18 @@ CALLS = [
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds=["waiting"], **WORKER)),
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds=["short"], **WORKER), lost),
     Call("claim", N, lambda g: g.engine.claim_many(limit=1, kinds=["node z"], **WORKER), join_released),
+    Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds={"waiting": [2, 1]}, **WORKER)),
     Call("claim_lanes", N, lambda g: g.engine.claim_lanes({"default": 3, "other": 1}, limit=N, **WORKER)),
     Call("sleep_for_work", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=["waiting"])),
     Call("register_service", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=[f"kind {new_id()}"])),
     Call("renew", N, lambda g: g.engine.renew_many([one.handle for one in g.held])),
+    Call("renew", 2 * N, lambda g: g.engine.renew_many([one.handle for one in g.held], waits=False)),
     Call("progress", 1, lambda g: g.engine.progress(g.held[3].handle, percent=3)),
     Call("delay", 1, lambda g: g.engine.delay(g.held[3].handle, HOUR)),
     Call("release", 1, lambda g: g.engine.release(g.held[3].handle)),
     Call("release", 1, lambda g: g.engine.release(g.buffered.handle)),
+    Call("stop_changed", 1, lambda g: g.engine.stop_changed(g.held[3].handle, detail="a", digest="d")),
+    Call("stop_changed", 3 * N, lambda g: g.engine.stop_changed(g.stepped.handle, detail="a", digest="d")),
     Call("wait_children", 1, lambda g: g.engine.wait_children(g.held[3].handle)),
     Call("delay_as_operator", 1, lambda g: g.engine.delay(Operator(g.held[3].execution_id), HOUR)),
     Call("release_as_operator", 1, lambda g: g.engine.release(Operator(g.held[3].execution_id))),
@@ -453,8 +519,35 @@ CALLS = [
     Call("record_steps", N, lambda g: g.engine.record_steps([(one.handle, NewStep(name="new")) for one in g.held])),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
+    # streams
+    Call("append_frames", N, lambda g: g.engine.append_frames(
+        [(one.handle, NewFrame(payload=b"x")) for one in g.held])),
+    Call("append_frames", N, lambda g: g.engine.append_frames(
+        [(g.streaming.handle, NewFrame(payload=b"x", frame_type=str(n % 2))) for n in range(N)])),
+    Call("append_frames", 1, lambda g: g.engine.append_frame(g.streaming.handle, NewFrame(payload=b"x"))),
+    Call("append_frames", 64, lambda g: g.engine.append_frame(
+        g.streaming.handle, NewFrame(payload=b"{}", mode=DurableSummary()))),
+    Call("append_frames", 1, lambda g: g.engine.append_frame(
+        g.streaming.handle, NewFrame(payload=b"x", mode=BestEffortLive(ttl=HOUR)))),
+    Call("read_streams", 100, lambda g: g.engine.read_stream(g.streaming.execution_id)),
+    Call("read_streams", N, lambda g: g.engine.read_streams([(one, None, START) for one in ids(g.held)])),
+    Call("read_last_frames", 5, lambda g: g.engine.read_last_frames([g.streaming.execution_id])),
+    Call("read_last_frames", N, lambda g: g.engine.read_last_frames(ids(g.held))),
+    Call("read_stream_summary", 64, lambda g: g.engine.read_summary(g.streaming.execution_id)),
+    Call("count_emitted", 3 * N, lambda g: g.engine.count_emitted(g.streaming.execution_id, 0)),
+    Call("read_started", N, lambda g: g.engine.read_started(ids(g.held))),
     Call("submit_child", 1, lambda g: g.engine.submit_child(
         g.stepped.handle, "child", 0, NewExecution(execution_kind="child"))),
+    # children
+    Call("submit_child_flow", N, lambda g: g.engine.submit_child_flow(
+        g.stepped.handle, "flow", 0, [node(f"n{n}") for n in range(N)], flow_id=FlowId(mint_uuid()), seed=mint_uuid())),
+    Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id)),
+    Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id, deep=True)),
+    Call("cancel", 1, lambda g: g.engine.cancel(g.family.handle, "enough")),
+    Call("cancel_children", N, lambda g: g.engine.cancel_children(limit=N), family_cancelled),
+    Call("run_timers", N, lambda g: g.engine.run_timers("retention"), offspring_ended),
+    Call("replay", N, lambda g: g.engine.replay_execution(g.family.execution_id), offspring_cancelled),
+    Call("find", N, lambda g: g.engine.find_executions(parent_id=g.family.execution_id, limit=N)),
     # outcomes
     Call("watch", N, lambda g: g.engine.watch(g.waiting, HOUR)),
     Call("unwatch", N, lambda g: g.engine.unwatch(g.waiting), lambda g: g.engine.watch(g.waiting, HOUR)),
@@ -495,6 +588,7 @@ CALLS = [
     Call("open_wait", 200, lambda g: g.engine.open_wait(g.crowd.handle, "wait", 0, ["a", "b"], HOUR)),
     Call("settle_wait", 3 * N, task_suspended),
     Call("settle_wait", 3 * N, lambda g: g.engine.settle_wait(g.task.handle, "wait", 0, from_sources(2 * N, "k"))),
+    Call("refuse_signals", 3 * N, refused, answered),
     Call("list_waits", 1000, lambda g: g.engine.list_waits(limit=1000)),
     # keys
     Call("seed_secret", 1, lambda g: g.engine.seed_waitpoint_hmac_secret("k1", "00" * 32)),
@@ -517,6 +611,7 @@ CALLS = [
     Call("project_flows", N, lambda g: g.engine.project_flow_summary(g.wide.flow_id)),
     Call("project_touched", 4 * N, lambda g: g.engine.project_flow_summaries(), touched),
     Call("read_summary", 1, lambda g: g.engine.read_flow_summary(g.wide.flow_id), summed),
+    Call("read_summary", N, lambda g: g.engine.read_flow_summary(g.wide.flow_id, now=True)),
     Call("flow_eligibility", 1, lambda g: g.engine.evaluate_flow_eligibility(g.wide.nodes["z"])),
     # edges
     Call("stage_edges", N, edges_staged),
@@ -560,6 +655,7 @@ CALLS = [
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
     Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"])),
+    Call("find", 50, lambda g: g.engine.find_executions(stopped=True)),
     Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
     Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
     Call("find_ids", 256, lambda g: g.engine.find_id(str(g.done[3].execution_id))),
@@ -579,6 +675,8 @@ CALLS = [
     Call("list_workers", 100, lambda g: g.engine.list_all_workers(after=("", "worker-5"), limit=100)),
     Call("list_worker_events", 100, lambda g: g.engine.list_worker_events("worker-2")),
     Call("find_unserved", 3 * N, lambda g: g.engine.find_unserved(g.waiting)),
+    # For people: it reads what has not ended, once a task has a version.
+    Call("list_versions", 10 * N, lambda g: g.engine.list_versions()),
     Call("sweep_workers", 3 * N, lambda g: g.engine.sweep_workers(), an_hour_later),
     Call("trim_worker_events", N, lambda g: g.engine.trim_worker_events(limit=N), days_later),
     Call("list_leads", 100, lambda g: g.engine.list_leaders()),
@@ -600,6 +698,7 @@ CALLS = [
     Call("run_one", 1, lambda g: g.engine.promote_delayed(g.delayed[3]), an_hour_later),
     *(Call("run_timers", N, timers(kind), days_later if kind == T.RETENTION else an_hour_later) for kind in T),
     Call("sweep", N, lambda g: g.engine.sweep(), days_later),
+    Call("submit_hooks", N, lambda g: g.engine.submit_hooks(limit=N), with_hooks),
     Call("next_due", 1, lambda g: g.engine.next_due()),
     Call("look_for_due", 1, lambda g: g.engine.look_for_due(dict.fromkeys(T), at_most=HOUR), an_hour_later),
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),

@@ -43,7 +43,7 @@ def other_lease(handle: Handle) -> Handle:
 # The functions behind the holder's calls, with a fence in $1..$6 and harmless arguments for the rest.
 SQL_CALLS = {
     "renew": "select code, detail from flowfabric.renew(array[$1::int], array[$2::uuid], array[$3::uuid],"
-    " array[$4::bigint], array[$5::uuid], array[$6::int], array[1000])",
+    " array[$4::bigint], array[$5::uuid], array[$6::int], array[1000], true)",
     "progress": "select code, detail from flowfabric.progress($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
     " $6::int, 1::smallint, null)",
     "complete": "select code, detail from flowfabric.complete(array[$1::int], array[$2::uuid], array[$3::uuid],"
@@ -58,23 +58,25 @@ SQL_CALLS = {
     "wait_children": "select code, detail from flowfabric.wait_children($1::int, $2::uuid, $3::uuid, $4::bigint,"
     " $5::uuid, $6::int)",
     "park": "select code, detail from flowfabric.park($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
-    " 'infinity', '{}', '{}', '{}', '{}', '{}', null, 'fail', 'waiting_for_signal', gen_random_uuid())",
+    " '2999-01-01', '{}', '{}', '{}', '{}', '{}', null, 'fail', 'waiting_for_signal', gen_random_uuid())",
     "create_waitpoint": "select code, detail from flowfabric.create_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
     " $5::uuid, $6::int, gen_random_uuid(), '', 0, false)",
     "close_waitpoint": "select code, detail from flowfabric.close_waitpoint($1::int, $2::uuid, $3::uuid, $4::bigint,"
     " $5::uuid, $6::int, gen_random_uuid(), 'x')",
     "suspend": "select code, detail from flowfabric.suspend($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid, $6::int,"
     " true, gen_random_uuid(), array[gen_random_uuid()], array[null::text], '\"OperatorOnly\"', '{}', 'manual_pause',"
-    " 'worker', null, 'fail', null, null)",
+    " 'worker', null, null, 'fail', null, null)",
     "open_wait": "select code, detail from flowfabric.open_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
-    " $6::int, 'w', 0, array[gen_random_uuid()], array['k'], null)",
+    " $6::int, 'w', 0, array[gen_random_uuid()], array['k'], null, null)",
     "settle_wait": "select code, detail from flowfabric.settle_wait($1::int, $2::uuid, $3::uuid, $4::bigint, $5::uuid,"
-    " $6::int, 'w', 0, gen_random_uuid(), '\"OperatorOnly\"', 'manual_pause', null, false)",
+    " $6::int, 'w', 0, gen_random_uuid(), '\"OperatorOnly\"', 'manual_pause', null, false, null)",
+    "refuse_signals": "select code, detail from flowfabric.refuse_signals($1::int, $2::uuid, $3::uuid, $4::bigint,"
+    " $5::uuid, $6::int, 'w', 0, '{}', '{}')",
     "record_steps": "select code, detail from flowfabric.record_steps(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
     " null, null, null)",
     "cancel": "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
-    " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'x')",
+    " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'x', false)",
 }
 PARTIAL = [given for given in itertools.product((True, False), repeat=3) if any(given) and not all(given)]
 
@@ -519,7 +521,7 @@ async def test_cancel_names_missing_parts_of_the_fence_before_it_checks_the_leas
         await world.engine.cancel(Operator(at.id, source), "x")
     row = await world.sql.fetchrow(
         "select code, detail from flowfabric.cancel_as_operator(array[$1::int], array[$2::uuid], array[$3::uuid],"
-        " array[null::bigint], array[null::uuid], array[null::int], $4, 'x')",
+        " array[null::bigint], array[null::uuid], array[null::int], $4, 'x', false)",
         home(at.id),
         at.id,
         at.handle.lease_id,

@@ -263,8 +263,13 @@ async def test_a_key_that_is_not_open_is_not_found(world: SuspendingWorld) -> No
     with pytest.raises(ff.NotFound, match=r"waitpoint other \(open: k\)"):
         await by_key(world, wait, "other")
     await by_key(world, wait)
-    with pytest.raises(ff.NotFound, match=r"waitpoint k \(no waitpoint is open\)"):
+    with pytest.raises(ff.NotFound, match=r"waitpoint k \(answered already, or not open now: try again later; no "):
         await by_key(world, wait, "k", idempotency_key="unseen")
+    with pytest.raises(ff.NotFound, match=r"waitpoint other \(no waitpoint is open\)"):
+        await by_key(world, wait, "other")
+    await world.engine.cancel(Operator(wait.id), "enough")
+    with pytest.raises(ff.NotFound, match=r"waitpoint k \(no waitpoint is open\)"):
+        await by_key(world, wait, "k")
     with pytest.raises(ff.NotFound, match="execution"):
         await world.engine.signal_execution(id_in(home(wait.id)), "k", signal_name="go", source_type="client")
 
@@ -1209,7 +1214,9 @@ async def test_a_callback_that_was_prepared_before(world: SuspendingWorld) -> No
     assert await world.closed(wait) == {"callback": ("active", None)}, "its expiry no longer applies"
     bad, before = forged(wait.point.token), await world.stored()
     assert await world.engine.probe_waitpoint(wait.id, wait.point.id, bad) == "mismatch"
-    assert await world.stored() == before
+    assert set(changed(before, await world.stored())) == {"execution"}, "that someone tried"
+    await world.clock.advance(seconds=1)
+    before = await world.stored()
     assert await outcome(world.send(wait, waitpoint_token=bad)) == "invalid_token"
     assert set(changed(before, await world.stored())) == {"execution"}
     assert await world.engine.probe_waitpoint(wait.id, wait.point.id, wait.point.token) == "ok"
@@ -1217,7 +1224,8 @@ async def test_a_callback_that_was_prepared_before(world: SuspendingWorld) -> No
     assert genuine.effect == SATISFIED
     assert await world.send(wait, idempotency_key="hook-1") == DuplicateSignal(genuine.signal_id)
     assert await world.send(wait, signal_id=genuine.signal_id) == DuplicateSignal(genuine.signal_id)
-    assert await world.engine.probe_waitpoint(wait.id, wait.point.id, wait.point.token) == "unknown"
+    assert await world.engine.probe_waitpoint(wait.id, wait.point.id, wait.point.token) == "closed"
+    assert await world.engine.probe_waitpoint(wait.id, wait.point.id, bad) == "unknown"
     assert await outcome(world.send(wait)) == "waitpoint_closed"
     held = await world.reclaim_resumed(wait)
     (seen,) = await world.engine.observe_signals(held.handle)

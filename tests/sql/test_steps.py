@@ -128,7 +128,7 @@ async def test_many_executions_in_one_call_each_get_their_own_verdict(world: Wor
     assert answers[5] - answers[3] == timedelta(seconds=60)
     assert await remembered(world.engine, held[0].execution_id) == [("a", 0, b"0"), ("b", 0, b"")]
     assert await remembered(world.engine, held[1].execution_id) == [("t", 0, None)]
-    assert await remembered(world.engine, held[2].execution_id) == [("a", 0, "boom"), ("z", 0, None)]
+    assert await remembered(world.engine, held[2].execution_id) == [("z", 0, None), ("a", 0, "boom")]
 
 
 # ---- what stays
@@ -332,8 +332,9 @@ async def test_steps_go_with_their_execution(world: World) -> None:
     gone, kept = await started(world.engine), await started(world.engine)
     for held in (gone, kept):
         await record(world.engine, held.handle, result=b"1")
+    await world.engine.renew(kept.handle, lease_ttl=timedelta(days=99))
     await world.engine.complete(gone.handle)
-    await world.clock.advance(hours=25)
+    await world.clock.advance(days=8)
     assert await world.engine.trim_retention() == 1
     assert await world.engine.read_steps([gone.execution_id], all_generations=True) == []
     assert [row["id"] for row in await world.sql.fetch("select id from flowfabric.step")] == [kept.execution_id]
@@ -366,7 +367,7 @@ async def test_a_child_that_is_delayed_or_has_tags_is_remembered_by_its_own_id(w
     items = [
         NewExecution(execution_kind="c", delay_until=timedelta(hours=1)),
         NewExecution(execution_kind="c", tags={"a.b": "c"}, policy=RETRY, priority=5, namespace="n"),
-        NewExecution(execution_kind="c", execution_id=id_in(7)),
+        NewExecution(execution_kind="c", execution_id=world.engine.mint_id(parent_id=held.execution_id)),
         NewExecution(execution_kind="c", idempotency_key="k", execution_deadline_at=timedelta(hours=1)),
     ]
     made = [(await world.engine.submit_child(held.handle, "c", n, item)) for n, item in enumerate(items)]

@@ -247,7 +247,7 @@ CLOSING = [
     (_expired, "Closed", "never_committed"),
     (_active, "waitpoint_not_pending", None),
     (_foreign, "invalid_waitpoint_for_execution", None),
-    (_elsewhere, "not_found", None),
+    (_elsewhere, "invalid_waitpoint_for_execution", None),
     (_unknown, "not_found", None),
 ]
 
@@ -742,7 +742,7 @@ STEPS: list[tuple[Build, str, str]] = [
     (_is_used(_foreign), "waitpoint_already_exists", "waitpoint_already_exists"),
     (_is_used(_used_up), "waitpoint_already_exists", "waitpoint_already_exists"),
     (_uses(_unknown), "not_found", "not_found"),
-    (_uses(_elsewhere), "not_found", "not_found"),
+    (_uses(_elsewhere), "invalid_waitpoint_for_execution", "invalid_waitpoint_for_execution"),
     (_uses(_foreign), "invalid_waitpoint_for_execution", "invalid_waitpoint_for_execution"),
     (_uses(_foreign_and_closed), "invalid_waitpoint_for_execution", "invalid_waitpoint_for_execution"),
     (_uses(_of_an_earlier_attempt), "invalid_waitpoint_for_execution", "invalid_waitpoint_for_execution"),
@@ -1047,6 +1047,7 @@ HOLDER_CALLS: dict[str, Callable[[ff.Engine, Handle], Awaitable[Any]]] = {
     "close_waitpoint": lambda e, h: e.close_waitpoint(h, new_id()),
     "open_wait": lambda e, h: e.open_wait(h, "w", 0, ["k"], None),
     "settle_wait": lambda e, h: e.settle_wait(h, "w", 0, on("k")),
+    "refuse_signals": lambda e, h: e.refuse_signals(h, "w", 0, {}),
     "suspend_on": lambda e, h: e.suspend_on(h, [new_id()], on("k")),
 }
 

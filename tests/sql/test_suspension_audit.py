@@ -212,6 +212,7 @@ DAMAGES = [
     Damage("signal_order", "ended", "delete from flowfabric.execution"),
     Damage("signal_count", "suspended", _WAITPOINT + "signal_count = signal_count + 1"),
     Damage("signal_count", "suspended", _WAITPOINT + "dropped_signal_count = 0"),
+    Damage("signal_count", "suspended", _WAITPOINT + "refused_signal_count = 1"),
     Damage("signal_count", "suspended", "delete from flowfabric.signal where ordinal = 3"),
     Damage("signal_events", "suspended", "delete from flowfabric.signal where ordinal = 3"),
     Damage("signal_events", "suspended", "delete from flowfabric.event where signal_effect is not null"),

@@ -529,7 +529,7 @@ async def test_what_is_forgotten_is_forgotten_whole(world: SuspendingWorld) -> N
     await world.accept(wait, idempotency_key="key")
     wait.claimed = await claim_one(world.engine, lease_ttl=LONG)
     await world.engine.complete(wait.handle)
-    await world.clock.advance(days=2)
+    await world.clock.advance(days=8)
     assert await world.engine.trim_retention() == 1
     for table in ("waitpoint", "suspension", "signal", "execution"):
         assert await world.sql.fetchval(f"select count(*) from flowfabric.{table}") == 0

@@ -86,7 +86,7 @@ async def test_an_event_under_way_is_counted_when_it_is_there(engine: ff.Engine,
     target = one.execution_id
     await sql.execute(
         "select flowfabric.cancel_as_operator(array[$1::integer], array[$2::uuid], array[null::uuid],"
-        " array[null::bigint], array[null::uuid], array[null::integer], 'operator_override', 'slow')",
+        " array[null::bigint], array[null::uuid], array[null::integer], 'operator_override', 'slow', false)",
         home(target),
         target,
     )

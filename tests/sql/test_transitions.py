@@ -129,7 +129,10 @@ ATTEMPT_EFFECTS: dict[str, AttemptEffect] = {
     "ended_failure / ended_cancelled / ended_failure": _ends_by_timeout,
     "deleted": lambda before, after, at: after == [],
 }
-HANDLE_KINDS = {"W": "fresh", "W.i": "resumed", "W.s": "resumed", "B": "fresh", "X": "reclaimed", "V": "reclaimed"}
+HANDLE_KINDS = {
+    "W": "fresh", "W.i": "resumed", "W.s": "resumed", "B": "fresh", "B.changed": "resumed", "X": "reclaimed",
+    "V": "reclaimed",
+}  # fmt: skip
 
 
 def sampled(operation: Operation) -> list[str]:
@@ -221,6 +224,8 @@ def _at(state: str) -> str:
         return state.replace(".s", ".i").replace(".w", ".i")
     if state[0] == "S":
         return "S"
+    if state == "B.changed":
+        return "B.i"
     return f"{state[0]}.1" if state[0] == "B" else state.replace("completed", "success")
 
 

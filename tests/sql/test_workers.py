@@ -9,12 +9,13 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import Conflict, Unavailable, ValidationFailed
+from flowfabric.errors import Conflict, Contention, Unavailable, ValidationFailed
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lane import LaneState
+from flowfabric.values.lease import Fence, Renewed
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from flowfabric.values.worker import Marked, NotRegistered, OwnWorker, Refreshed, Registered, WorkerRecord
-from tests.support import WORKER, CheckedEngine, Clock, claim_one, submit
+from tests.support import WORKER, CheckedEngine, Clock, claim_one, new_id, submit
 
 SQL: TypeAlias = "asyncpg.Connection[Any]"
 TTL = timedelta(seconds=5)
@@ -49,7 +50,7 @@ async def test_a_worker_registers_and_is_listed_with_all_it_said(engine: Checked
         engine,
         lanes=["slow", "default", "slow"],
         capabilities=["gpu", "cuda"],
-        kinds={"b": [], "a": ["2", "1"]},
+        kinds={"b": [], "a": [2, 1]},
         slots=100,
         package_version="0.1.0",
         host="box",
@@ -60,7 +61,7 @@ async def test_a_worker_registers_and_is_listed_with_all_it_said(engine: Checked
     assert (found.worker_id, found.worker_instance_id, found.namespace) == ("a", "a-1", "")
     assert found.lanes == ("default", "slow")
     assert found.capabilities == ("cuda", "gpu")
-    assert found.kinds == {"a": ("1", "2"), "b": ()}
+    assert found.kinds == {"a": (2, 1), "b": ()}
     assert (found.slots, found.package_version, found.host, found.pid) == (100, "0.1.0", "box", 77)
     assert found.liveness_ttl == TTL
     assert before <= found.registered_at == found.last_heartbeat_at <= await clock.now()
@@ -128,6 +129,8 @@ async def test_a_namespace_has_instances_of_its_own(engine: CheckedEngine) -> No
         ("worker_id", "a b"),
         ("kinds", [""]),
         ("kinds", {"a": "1"}),
+        ("kinds", {"a": [0]}),
+        ("kinds", {"a": [True]}),
     ],
 )
 async def test_a_malformed_registration_is_refused(engine: CheckedEngine, field: str, value: Any) -> None:
@@ -316,8 +319,8 @@ async def test_events_of_one_moment_all_survive_and_are_trimmed_after_a_day(
     async with sql.transaction():
         for n in range(20):
             await sql.execute(
-                "select flowfabric.register_worker('', $1, 'a', '{default}', null, null, '{}', 5000, null, null, null,"
-                " null, null, false)",
+                "select flowfabric.register_worker('', $1, 'a', '{default}', null, null, null, '{}', 5000, null, null,"
+                " null, null, null, false)",
                 f"a-{n}",
             )
     assert await sql.fetchval("select count(*) from flowfabric.worker_event") == 20
@@ -369,7 +372,32 @@ async def test_a_list_shows_who_leads_the_duties(plain_engine: ff.Engine) -> Non
     assert [one.leads for one in await alive(plain_engine)] == [("duties",), ("duties",)], "both are of this process"
     (leader,) = await plain_engine.list_leaders()
     assert (leader.name, leader.process, leader.worker_instance_id) == ("duties", plain_engine._instance, "a-1")
-    assert 0 < leader.left <= 30
+    assert timedelta(0) < leader.left <= timedelta(seconds=30)
+
+
+async def test_renewals_that_do_not_wait_pass_over_what_is_locked(plain_engine: ff.Engine, sql: SQL) -> None:
+    held = []
+    for _ in range(4):
+        await submit(plain_engine)
+        held.append(await claim_one(plain_engine))
+    handles = [one.handle for one in held]
+    ids = {"lease_id": mint_uuid(), "lease_epoch": 1, "attempt_id": mint_uuid()}
+    unknown, stale = Fence(execution_id=new_id(), **ids), Fence(execution_id=handles[3].execution_id, **ids)
+    async with sql.transaction():
+        await sql.execute("select from flowfabric.execution where id = $1 for no key update", handles[1].execution_id)
+        asked = [*handles[:3], unknown, stale, handles[1], handles[0]]
+        found = await plain_engine.renew_many(asked, waits=False)
+        assert [getattr(one, "kind", "ok") for one in found] == [
+            "ok", "execution_locked", "ok", "not_found", "stale_lease", "execution_locked", "ok",
+        ]  # fmt: skip
+        locked = found[1]
+        assert isinstance(locked, Contention)
+        assert locked.retryable
+        own = OwnWorker(worker_instance_id="a-1", process=plain_engine._instance)
+        found, _ = await plain_engine.renew_and_heartbeat(asked, worker=own)
+        assert isinstance(found[1], Contention)
+        assert await sql.fetchval("select count(*) from flowfabric.execution where lease_renewed_at is not null") == 2
+    assert isinstance((await plain_engine.renew_many([handles[1]], waits=False))[0], Renewed)
 
 
 # What no worker serves
@@ -419,6 +447,18 @@ async def test_a_lapsed_worker_serves_nothing(engine: CheckedEngine, clock: Cloc
     assert await unserved(engine, target) == []
     await clock.advance(seconds=5)
     assert await unserved(engine, target) == [("default", "send", 0)]
+
+
+async def test_a_process_that_waits_for_work_without_being_registered_serves_it(
+    engine: CheckedEngine, sql: SQL
+) -> None:
+    target = await submit(engine, execution_kind="send")
+    assert await unserved(engine, target) == [("default", "send", 0)]
+    for kinds, is_served in (["receive"], False), (["send", "receive"], True), (None, True):
+        until = await engine.sleep_for_work(["default"], timedelta(seconds=30), kinds=kinds)
+        assert await unserved(engine, target) == ([] if is_served else [("default", "send", 0)]), kinds
+        await sql.execute("update flowfabric.sleeper set until = $1", until - timedelta(hours=1))
+        assert await unserved(engine, target) == [("default", "send", 0)], "its sleep has ended"
 
 
 async def test_only_what_waits_for_a_worker_is_unserved(engine: CheckedEngine, clock: Clock) -> None:

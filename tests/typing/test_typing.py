@@ -31,7 +31,13 @@ async def program(engine: ff.Engine, claimed: Claimed) -> None:
 APP = """\
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Any, assert_type
+from typing import Any, assert_never, assert_type
+
+import asyncpg
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session, scoped_session
 
 import flowfabric as ff
 from flowfabric.app.flow_builder import Join
@@ -107,17 +113,92 @@ GOOD_TASKS = {
         assert_type(await ctx.step_with(timeout=5)("load", load, "url"), bytes)
         assert_type(await ctx.step_with(retry=ff.RetryPolicy())("parse", parse, b""), dict[str, int])
         assert_type(plain.step("parse", parse, b""), dict[str, int])
+        assert_type(await ctx.step("load it", load, "url", was="load"), bytes)
+        assert_type(await ctx.step("parse it", parse, b"", was="parse"), dict[str, int])
+        assert_type(await ctx.step_with(was="load")("load it", load, "url"), bytes)
+        assert_type(plain.step("parse it", parse, b"", was="parse"), dict[str, int])
+        assert_type(plain.step_with(was="parse")("parse it", parse, b""), dict[str, int])
+        assert_type(await ctx.patched("new"), bool)
+        assert_type(plain.patched("new"), bool)
         assert_type(plain.step_with(retry=ff.RetryPolicy())("parse", parse, b""), dict[str, int])
         assert_type(await ctx.now(), datetime)
     """,
     "clients_give_the_results_of_the_tasks_they_submit": """
-        assert_type(await client.submit(publish, 42, idempotency_key="a"), ff.Run[str])
+        assert_type(await client.submit(publish.options(idempotency_key="a"), 42, title="b"), ff.Run[str])
         assert_type(await client.submit("publish", 42), ff.Run[Any])
         assert_type(await client.submit_many(when, [1, 2]), list[ff.Run[datetime]])
         assert_type(sync.submit(publish, 42).result(), str)
         assert_type(sync.submit_many(count, [["a"]], priority=1), list[SyncRun[int]])
         assert_type(await ctx.submit(publish, 42), ff.Run[str])
         assert_type(plain.submit(publish, 42).result(), str)
+    """,
+    "a_task_and_a_flow_are_submitted_in_a_transaction_of_any_driver": """
+        def of_psycopg(c: psycopg.Connection[Any], cursor: psycopg.Cursor[Any]) -> None:
+            assert_type(publish.submit_in(c, 42, title="a"), ff.Run[str])
+            assert_type(publish.submit_in(cursor, 42), ff.Run[str])
+            assert_type(app.flow("f").submit_in(c, idempotency_key="a"), ff.FlowRun)
+        async def of_psycopg_async(c: psycopg.AsyncConnection[Any], cursor: psycopg.AsyncCursor[Any]) -> None:
+            assert_type(await publish.submit_in(c, 42), ff.Run[str])
+            assert_type(await publish.submit_in(cursor, 42), ff.Run[str])
+            assert_type(await app.flow("f").submit_in(c), ff.FlowRun)
+        def of_sqlalchemy(c: sa.Connection, s: Session, scoped: scoped_session[Session]) -> None:
+            assert_type(publish.submit_in(c, 42), ff.Run[str])
+            assert_type(publish.submit_in(s, 42), ff.Run[str])
+            assert_type(publish.submit_in(scoped, 42), ff.Run[str])
+            assert_type(app.flow("f").submit_in(s), ff.FlowRun)
+        async def of_sqlalchemy_async(c: AsyncConnection, s: AsyncSession) -> None:
+            assert_type(await publish.submit_in(c, 42), ff.Run[str])
+            assert_type(await publish.submit_in(s, 42), ff.Run[str])
+            assert_type(await app.flow("f").submit_in(s), ff.FlowRun)
+        assert_type(publish.options(priority=3).submit_in("default", 42), ff.Run[str])
+        run: ff.Run[str] = await publish.submit_in(await asyncpg.connect(""), 42)
+    """,
+    "a_join_of_everything_that_ended_gives_outcomes": """
+        flow = app.flow("night")
+        assert_type(ff.all_settled(flow.add(publish, 1), [flow.add(count, [])]), Join)
+        def told(outcomes: list[ff.Settled[int]]) -> None:
+            for one in outcomes:
+                match one:
+                    case ff.Succeeded(value):
+                        assert_type(value, int)
+                    case ff.Failed(message) | ff.Expired(message):
+                        assert_type(message, str)
+                    case ff.Cancelled(reason):
+                        assert_type(reason, str)
+                    case ff.Skipped():
+                        pass
+                    case _:
+                        assert_never(one)
+        flow.add(app.task(told), ff.all_settled(flow.add(count, [])))
+    """,
+    "a_map_gives_what_its_function_gives": """
+        assert_type(await ctx.map(load, ["a", "b"], limit=5), list[bytes])
+        assert_type(await ctx.map(parse, [b"a"], name="x"), list[dict[str, int]])
+        assert_type(plain.map(parse, [b"a"]), list[dict[str, int]])
+    """,
+    "hooks_are_tasks_or_their_names": """
+        @app.task
+        async def tell(failure: ff.Failure | ff.Escalation) -> None:
+            assert_type(failure.execution_id, ff.ExecutionId)
+        app.task(on_failure=tell, on_escalate="tell")
+        publish.options(on_failure=None)
+        ff.App(on_failure="tell", everywhere=True)
+    """,
+    "arguments_of_nodes_and_schedules_are_values_or_what_stands_for_them": """
+        flow = app.flow("night")
+        text, number = flow.add(publish, 1), flow.add(when, day=1, hour=2)
+        flow.add(publish, 1, "title", name="a")
+        flow.add(publish, 2, text, after=[number])
+        flow.add(publish, 3, title="by name", priority=4)
+        flow.add(fetch, ff.any_of(text))
+        flow.add(publish, draft_id=7)
+        flow.map(fetch, ["a", "b"])
+        flow.map(fetch, [text])
+        flow.map(publish, [(1, text), (2, "b")])
+        flow.map(count, [[text, "a"], ["b"]])
+        app.schedule(publish, 42, "title", cron="0 7 * * *")
+        app.schedule(publish, 42, title="by name", every="1 hour", priority=2)
+        app.schedule(publish, draft_id=42, every="1 hour")
     """,
     "lists_and_changes_take_filters": """
         async for item in client.all(kind="publish", states=["failed", ff.State.EXPIRED]):
@@ -134,7 +215,10 @@ GOOD_TASKS = {
         first = flow.add(publish, 42, title="a", priority=3, name="first")
         assert_type(first, ff.Node[str])
         assert_type(flow.add(count, [first, "b"], after=[first]), ff.Node[int])
-        assert_type(flow.map(when, [1, (2,), flow.add(count, [])], hour=9, after=first), list[ff.Node[datetime]])
+        assert_type(flow.map(when, [1, 2], hour=9, after=first), list[ff.Node[datetime]])
+        assert_type(flow.map(when, [flow.add(count, [])], hour=9), list[ff.Node[datetime]])
+        mixed: list[Any] = [1, (2,), first]
+        assert_type(flow.map(when, mixed), list[ff.Node[datetime]])
         assert_type(flow.add(fetch, first), ff.Node[bytes])
         sub = flow.include(app.flow("inner"), after=first, name="inner")
         flow.add(when, sub["x"], after=sub)
@@ -158,6 +242,36 @@ GOOD_TASKS = {
         assert_type(ff.any_of("a", "b", n=2, name="x"), Count)
         await ctx.wait_for(ff.all_of("a", "b"))
         await ctx.wait_for(ff.any_of("a", "b"))
+    """,
+    "waits_give_payloads_of_the_type_that_is_asked_for": """
+        assert_type(await ctx.wait_for("a", payload=Http), ff.Signal[Http])
+        assert_type(await ctx.wait_for("a", payload=int, timeout=5, default=None), ff.Signal[int] | None)
+        assert_type(await ctx.wait_for(ff.on("a", "b"), payload=int, on_timeout="fail"), ff.Signal[int])
+        assert_type(await ctx.wait_for("a"), ff.Signal[Any])
+        assert_type(await ctx.wait_for(ff.all_of("a", "b"), payload=int), list[ff.Signal[int]])
+        assert_type(await ctx.wait_for(ff.from_sources(2, "a"), timeout=5, default=""), list[ff.Signal[Any]] | str)
+        assert_type(plain.wait_for("a", payload=int), ff.Signal[int])
+        assert_type((plain.wait_for("a", payload=int)).payload, int)
+        assert_type(plain.wait_for(ff.count_signals(2, "a"), payload=str), list[ff.Signal[str]])
+        point = await ctx.waitpoint("a")
+        assert_type(await point.wait(payload=Http), ff.Signal[Http])
+        assert_type(await point.wait(payload=Http, timeout=5, default=0), ff.Signal[Http] | int)
+        assert_type(await point.wait(), ff.Signal[Any])
+        assert_type(await (await ctx.waitpoint("a", payload=int)).wait(), ff.Signal[int])
+        assert_type(plain.waitpoint("a", payload=int).wait(), ff.Signal[int])
+        assert_type(plain.waitpoint("a").wait(payload=str), ff.Signal[str])
+    """,
+    "answers_may_be_missing_where_the_type_says_so": """
+        signal = await ctx.wait_for("a", payload=Http | None)
+        assert_type(signal.payload, Http | None)
+        run = await publish.submit(42)
+        await run.approve(by="ann", payload=Http())
+        await run.reject(reason="no", payload={"a": 1})
+        sync.approve(run.id, payload=5)
+        try:
+            await run.signal(payload=5)
+        except ff.PayloadRefused as refused:
+            assert_type((refused.field, refused.problem, refused.allowed), tuple[str, str, str])
     """,
     "handles_of_flows_give_results_and_handles_of_nodes": """
         flow = app.flow("night")
@@ -191,6 +305,7 @@ GOOD_TASKS = {
     """,
 }
 
+NO_FIT = r"No overload variant of|Cannot infer value of type parameter|incompatible type"
 BAD_TASKS = {
     "an_argument_of_another_type": (
         'await publish.submit("42")',
@@ -238,9 +353,38 @@ BAD_TASKS = {
     ),
     "a_node_of_another_type": (
         'node: ff.Node[int] = app.flow("f").add(publish, 1)',
-        r'incompatible type "Task\[.*str\]"; expected "Submittable\[int\]".*arg-type',
+        NO_FIT,
     ),
-    "a_node_that_is_no_task": ('app.flow("f").add(load, "url")', r'incompatible type.*expected "Submittable'),
+    "a_node_that_is_no_task": ('app.flow("f").add(load, "url")', NO_FIT),
+    "an_argument_of_a_node_of_another_type": ('app.flow("f").add(publish, "42")', NO_FIT),
+    "a_second_argument_of_another_type": ('app.flow("f").add(publish, 42, 43)', NO_FIT),
+    "a_result_of_another_type_as_argument": (
+        'flow = app.flow("f"); flow.add(fetch, flow.add(count, []))',
+        NO_FIT,
+    ),
+    "an_argument_too_many_of_a_node": ('app.flow("f").add(count, [], 5)', NO_FIT),
+    "an_item_of_another_type": ('app.flow("f").map(publish, ["a"])', NO_FIT),
+    "an_argument_of_a_child_of_another_type": ('await ctx.submit(publish, "42")', r'incompatible type "str".*arg-type'),
+    "an_argument_of_a_plain_child_of_another_type": (
+        'plain.submit(publish, "42")',
+        r'incompatible type "str".*arg-type',
+    ),
+    "an_argument_that_a_client_submits": ('await client.submit(publish, "42")', r'No overload variant of "submit"'),
+    "an_argument_that_a_sync_client_submits": ('sync.submit(publish, "42")', r'No overload variant of "submit"'),
+    "an_argument_that_a_schedule_submits": (
+        'app.schedule(publish, "42", cron="@daily")',
+        NO_FIT,
+    ),
+    "an_argument_of_another_type_in_a_transaction": (
+        'publish.submit_in("default", "42")',
+        r'No overload variant of "submit_in"',
+    ),
+    "a_submission_in_a_transaction_that_is_not_awaited": (
+        "async def f(c: AsyncSession) -> None: publish.submit_in(c, 42)",
+        r"must be used.*unused-coroutine",
+    ),
+    "an_item_of_a_map_of_another_type": ("await ctx.map(load, [5])", NO_FIT),
+    "a_hook_that_is_no_task": ("publish.options(on_failure=5)", r'incompatible type "int".*arg-type'),
     "a_text_to_come_after": (
         'app.flow("f").add(publish, 1, after="publish")',
         r'"after".*incompatible type "str".*arg-type',

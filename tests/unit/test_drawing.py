@@ -32,7 +32,7 @@ from flowfabric.drawing.svg import to_svg
 from flowfabric.drawing.text import plain, to_text
 from flowfabric.values.flow import EdgeSnapshot, FlowGraph, FlowNode, FlowSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId
-from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, Quorum
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, Quorum
 from flowfabric.values.state import State
 from tests import sampling
 
@@ -113,7 +113,7 @@ def flow(nodes: Sequence[FlowNode], edges: Sequence[tuple[int, int]] = ()) -> Fl
 def flows(draw: st.DrawFn, kinds: int = 3, most: int = 14) -> tuple[FlowGraph, list[tuple[int, int]]]:
     """A graph whose members are called n0, n1, ... in any order of the edges, and its edges; some of them twice."""
     count = draw(st.integers(1, most))
-    policies = st.sampled_from([None, AllOf(), AnyOf(), Quorum(2)])
+    policies = st.sampled_from([None, AllOf(), AnyOf(), Quorum(2), AllSettled()])
     nodes = [
         member(
             number,
@@ -280,7 +280,7 @@ def test_every_member_and_edge_is_drawn_exactly_once(drawn: tuple[FlowGraph, lis
     after = {node.name: {f"n{above}" for above, below in edges if f"n{below}" == node.name} for node in graph.nodes}
     told = {}
     for line in ALL["text"](graph).split("\n"):
-        if found := re.search(r" (n\d+) +(\w+)(?: +after (?:(?:any|2) of \d+: )?(.*))?$", line):
+        if found := re.search(r" (n\d+) +(\w+)(?: +after (?:(?:any|2) of \d+: |(?:all \d+ )?settled: )?(.*))?$", line):
             assert found[1] not in told
             told[found[1]] = {name.split()[0] for name in (found[3] or "").split(", ") if name}
     assert told == after
@@ -294,7 +294,9 @@ def test_every_box_tells_state_and_policy_without_colours(drawn: tuple[FlowGraph
     mermaid, dot, svg = read_mermaid(to_mermaid(graph))[0], read_dot(to_dot(graph))[0], read_svg(to_svg(graph))
     text = ALL["text"](graph).split("\n")
     for number, node in enumerate(graph.nodes):
-        join = {AnyOf: f"any of {into[number]}", Quorum: f"2 of {into[number]}"}.get(type(node.policy), "")
+        settled = f"all {into[number]} settled" if into[number] > 1 else "settled"
+        joins = {AnyOf: f"any of {into[number]}", Quorum: f"2 of {into[number]}", AllSettled: settled}
+        join = joins.get(type(node.policy), "")
         join = join if into[number] else ""
         wanted = f"{LOOKS[node.state].sign} {node.name}\n{node.state}" + (f" · {join}" if join else "")
         assert mermaid[number] == wanted

@@ -17,6 +17,7 @@ SHARED = {"base", "batch", "checks"}  # no operations of their own
 BESIDE = {
     ("admission", "scan_eligible"),
     ("base", "read_edges"),
+    ("children", "progress"),
     ("claims", "register_service"),
     ("claims", "heartbeat_worker"),
     ("claims", "sleep_for_work"),

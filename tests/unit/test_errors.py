@@ -35,6 +35,7 @@ from flowfabric.errors import (
     NotFound,
     Purged,
     Reject,
+    ResourceExhausted,
     RetriesExhausted,
     RetryLater,
     StateError,
@@ -58,6 +59,7 @@ FAMILIES = {
     "state": StateError,
     "transport": TransportError,
     "unavailable": Unavailable,
+    "resource": ResourceExhausted,
     "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
@@ -72,6 +74,7 @@ VALIDATION = """
     InvalidWaitpointForExecution
     InvalidDependency
     InvalidKid InvalidSecretHex InvalidGraceMs
+    RetentionLimitExceeded
 """
 # kind: (class, http, code)
 CONTENTION = {
@@ -125,6 +128,8 @@ STATE = {
         [
             "TargetNotSignalable",
             "ExecutionNotInFlow",
+            "StreamClosed",
+            "StaleOwnerCannotAppend",
         ],
         ("T", "state_conflict"),
     ),
@@ -146,12 +151,20 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
         yield "conflict", snake(name), "terminal", 409, snake(name)
     for name, (letter, code) in STATE.items():
         yield "state", snake(name), CLASSES[letter], 409, code
-    # Not of the chapters: members are forgotten with their flow, and a flow when all of them have ended.
+    # Not of the chapters: an answer that does not fit what its task waits for.
+    yield "validation", "payload_refused", "terminal", 422, "payload_refused"
+    # Nor these: members are forgotten with their flow, and a flow when all of them have ended.
     yield "state", "execution_in_flow", "terminal", 409, "state_conflict"
     yield "state", "flow_not_terminal", "terminal", 409, "state_conflict"
+    # Nor this: a parent still needs the result.
+    yield "state", "execution_needed", "terminal", 409, "state_conflict"
+    yield "state", "flow_needed", "terminal", 409, "state_conflict"
     # Nor this: what submitters may ask to be told.
     yield "conflict", "duplicate_submission", "terminal", 409, "duplicate_submission"
     yield "conflict", "instance_in_use", "terminal", 409, "instance_in_use"
+    yield "state", "execution_redacted", "terminal", 409, "execution_redacted"
+    # Nor this: the verdict of a call that does not wait for locks.
+    yield "contention", "execution_locked", "retryable", 409, "contention"
 
 
 def build(row: TaxonomyRow) -> FlowFabricError:
@@ -160,6 +173,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return NotFound("execution", ID)
         case "unavailable":
             return Unavailable("list_workers")
+        case "resource":
+            return ResourceExhausted("stream_ops", 64, 1600)
         case "permission":
             return NotAllowed("cancel_as_operator", ["operate"], option="--operate-role")
         case "timed_out":
@@ -254,7 +269,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 23 + len(beside)
+    assert len(classes) == 25 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")
@@ -389,6 +404,8 @@ def test_a_refusal_takes_the_facts_of_its_class() -> None:
         ("missing_privileges", "lacks privileges"),
         ("database_missing", "does not exist"),
         ("server_too_old", "too old"),
+        ("server_unfit", "lacks a part of PostgreSQL"),
+        ("bad_address", "the address of the database is wrong"),
         ("schema_missing", "run `flowfabric migrate`"),
         ("schema_older", "run `flowfabric migrate`"),
         ("schema_newer", "upgrade the package"),

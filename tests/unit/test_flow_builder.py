@@ -23,7 +23,7 @@ from flowfabric.values import conditions
 from flowfabric.values.attempt import Passed
 from flowfabric.values.graph import NewNode
 from flowfabric.values.ids import ExecutionId, FlowId
-from flowfabric.values.joins import AllOf, AnyOf, OnSatisfied, Quorum
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, OnSatisfied, Quorum
 from flowfabric.values.state import State
 from tests.ids import home, id_in
 
@@ -197,12 +197,14 @@ def test_joins_of_some(flow: Flow) -> None:
     flow.add(double, 1, after=ff.any_of([a, b], c, cancel_rest=True), name="race")
     flow.add(total, ff.quorum(2, [a, b, c]), name="most")
     flow.add(total, ff.quorum(1, a, b, cancel_rest=True), name="one")
+    flow.add(anything, ff.all_settled(a, [b, c]), name="ended")
     flow.add(anything, [a, b], after=ff.any_of(a, b, c), name="shown")
     policies = {name: node.policy for name, node in built(flow).items()}
     assert policies["any"] == AnyOf(OnSatisfied.LET_RUN)
     assert policies["race"] == AnyOf(OnSatisfied.CANCEL_REMAINING)
     assert policies["most"] == Quorum(2, OnSatisfied.LET_RUN)
     assert policies["one"] == Quorum(1, OnSatisfied.CANCEL_REMAINING)
+    assert policies["ended"] == AllSettled()
     assert after(flow)["race"] == ["a", "b", "c"]
     assert after(flow)["shown"] == ["a", "b", "c"]
     assert [edge.passes_result for edge in built(flow)["shown"].after] == [True, True, False]
@@ -219,7 +221,9 @@ def test_joins_of_nothing(flow: Flow) -> None:
     assert flow.add(double, 1, after=[]).name == "double"
     assert flow.add(double, 1, after=ff.all_of([])).name == "double-2"
     assert flow.add(double, 1, after=flow.include(app.flow("empty"))).name == "double-3"
+    assert flow.add(double, 1, after=ff.all_settled([])).name == "double-4"
     flow.add(total, ff.all_of([]))
+    flow.add(total, ff.all_settled())
     flow.add(total, [])
     assert set(map(tuple, after(flow).values())) == {()}
     assert built(flow)["total"].execution.input_payload == built(flow)["total-2"].execution.input_payload
@@ -245,11 +249,12 @@ def test_one_any_of_or_quorum_for_a_node(flow: Flow) -> None:
         lambda: flow.add(double, c, after=some),
         lambda: flow.add(total, some, c),
         lambda: flow.add(total, ff.quorum(2, a, b), some),
+        lambda: flow.add(anything, ff.all_settled(a, b), after=c),
         lambda: flow.add(total, ff.quorum(1, a, b), after=ff.any_of(b, c)),
         lambda: flow.add(total, some, ff.any_of(a, b, cancel_rest=True)),
         lambda: flow.add(double, some, after=ff.all_of(a, c)),
     ):
-        with refused("^after: .* comes after .* and also after others; allowed: one any_of or quorum"):
+        with refused("^after: .* comes after .* and also after others; allowed: one any_of, quorum or all_settled"):
             make()
     assert flow.add(anything, [some, some], after=ff.all_of(a)).name == "anything"
 
@@ -264,10 +269,11 @@ def test_what_cannot_be_joined_is_named(flow: Flow) -> None:
         (lambda: ff.all_of(a, some), "all_of: got any_of(double, double-2) among others; allowed: nodes"),
         (lambda: ff.all_of(["key"]), "all_of: got str in a list; allowed: nodes of a flow"),
         (lambda: ff.quorum(1, "a"), "quorum: got str; allowed: nodes of a flow; for keys of a wait any_of(..., n=k)"),
+        (lambda: ff.all_settled("a"), "all_settled: got str; allowed: nodes of a flow"),
         (lambda: ff.any_of(a, b, n=2), "n: given for nodes; allowed: ff.quorum(2, ...)"),
         (lambda: ff.any_of(a, b, name="x"), "name: given for nodes; allowed: flow.add(..., name=...)"),
         (lambda: ff.any_of("a", "b", cancel_rest=True), "cancel_rest: given for keys of a wait"),
-        (lambda: flow.add(double, 1, after="double"), "after: got str; allowed: nodes, all_of, any_of or quorum"),
+        (lambda: flow.add(double, 1, after="double"), "after: got str; allowed: nodes, all_of, any_of, quorum"),
         (lambda: flow.add(double, 1, after=["double"]), "after: got str in a list; allowed: nodes of a flow"),
         (lambda: flow.add(double, 1, after=[a, some]), "after: got any_of(double, double-2) among"),
         (lambda: flow.add(double, 1, after=ff.on("key")), "after: got Single; allowed: nodes, all_of"),
@@ -607,3 +613,4 @@ def test_a_join_says_what_it_is(flow: Flow) -> None:
     assert repr(ff.all_of(nodes[:2])) == "all_of(n, n-2)"
     assert repr(ff.any_of(nodes, cancel_rest=True)) == "any_of(n, n-2, n-3, n-4, n-5, ..., cancel_rest=True)"
     assert repr(ff.quorum(2, nodes[:5])) == "quorum(2, n, n-2, n-3, n-4, n-5)"
+    assert repr(ff.all_settled(nodes[:2])) == "all_settled(n, n-2)"

@@ -19,6 +19,7 @@ from flowfabric.values.graph import NewEdge, NewNode, check_graph
 from flowfabric.values.joins import (
     MAX_QUORUM,
     AllOf,
+    AllSettled,
     AnyOf,
     EdgeGroupPolicy,
     OnSatisfied,
@@ -203,6 +204,7 @@ def test_a_quorum_of_more_than_there_are_is_refused(nodes: int, members: int, k:
 def test_any_of_nothing_is_refused_and_all_of_nothing_is_not() -> None:
     assert refused_field([node("a", policy=AnyOf())])[0] == "nodes[0].policy"
     assert check_graph([node("a", policy=AllOf())]) == [0]
+    assert check_graph([node("a", policy=AllSettled())]) == [0]
     assert check_graph([node("a", MEMBER, policy=AnyOf())]) == [0]
     assert check_graph([]) == []
 
@@ -211,7 +213,8 @@ def test_any_of_nothing_is_refused_and_all_of_nothing_is_not() -> None:
 
 RESTS = st.sampled_from(OnSatisfied)
 POLICIES = st.one_of(
-    st.just(AllOf()), st.builds(AnyOf, RESTS), st.builds(Quorum, st.integers(1, MAX_QUORUM), RESTS)
+    st.just(AllOf()), st.just(AllSettled()), st.builds(AnyOf, RESTS),
+    st.builds(Quorum, st.integers(1, MAX_QUORUM), RESTS),
 )  # fmt: skip
 
 
@@ -226,6 +229,7 @@ def test_a_policy_comes_back_from_its_wire_form(policy: EdgeGroupPolicy) -> None
     ("policy", "wire"),
     [
         (AllOf(), {"kind": "all_of"}),
+        (AllSettled(), {"kind": "all_settled"}),
         (AnyOf(), {"kind": "any_of", "on_satisfied": "cancel_remaining"}),
         (AnyOf(OnSatisfied.LET_RUN), {"kind": "any_of", "on_satisfied": "let_run"}),
         (Quorum(3), {"kind": "quorum", "k": 3, "on_satisfied": "cancel_remaining"}),

@@ -12,6 +12,7 @@ import pytest
 
 from flowfabric.errors import Interrupted
 from flowfabric.worker.durable.in_thread import calling_thread, in_thread
+from flowfabric.worker.durable.task_tree import HandlerTasks
 
 PATIENCE = 30.0
 
@@ -20,7 +21,8 @@ def a_handler(**changes: Any) -> Any:
     """As much of a running execution as is needed."""
     worker = SimpleNamespace(loop=asyncio.get_running_loop())
     facts = {"worker": worker, "is_cancelled": False, "unwound_at": None, "stop_reason": "told to", **changes}
-    return SimpleNamespace(refused=lambda: 0, **facts)
+    threads = {"tasks": HandlerTasks(), "in_threads": 0, "is_in_own_thread": True}
+    return SimpleNamespace(refused=lambda: 0, claimed=SimpleNamespace(execution_id=None), **threads, **facts)
 
 
 async def ask(fn: Any, *args: Any) -> Any:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ def step(name: str, n: int = 0, kind: StepKind = "step", run: int = 0, error: An
 def test_uses_of_a_name_are_counted_and_each_returns_its_record() -> None:
     known = [step("a", 0), step("a", 2), step("b", 0)]
     memory = Memory(known)
-    assert [memory.next(name, "step") for name in ("a", "b", "a", "a", "a", "c")] == [
+    assert [memory.next(name, "step")[2:] for name in ("a", "b", "a", "a", "a", "c")] == [
         (0, known[0]), (0, known[2]), (1, None), (2, known[1]), (3, None), (0, None),
     ]  # fmt: skip
 
@@ -38,43 +39,67 @@ def test_uses_of_a_name_are_counted_and_each_returns_its_record() -> None:
 def test_each_kind_counts_for_itself() -> None:
     known = [step("now", kind="now"), step("now", kind="step"), step("sleep", kind="sleep")]
     memory = Memory(known)
-    assert memory.next("now", "step") == (0, known[1])
-    assert memory.next("now", "now") == (0, known[0])
-    assert memory.next("sleep", "step") == (0, None)
-    assert memory.next("sleep", "sleep") == (0, known[2])
+    assert memory.next("now", "step") == ("step", "now", 0, known[1])
+    assert memory.next("now", "now") == ("now", "now", 0, known[0])
+    assert memory.next("sleep", "step") == ("step", "sleep", 0, None)
+    assert memory.next("sleep", "sleep") == ("sleep", "sleep", 0, known[2])
+
+
+def test_an_old_name_finds_the_record_of_the_step() -> None:
+    known = [step("mail"), step("mail", 1), step("send mail", 1)]
+    memory = Memory(known)
+    found = [memory.next("send mail", "step", "mail") for _ in range(2)]
+    assert [(one.name, one.use, one.known) for one in found] == [("mail", 0, known[0]), ("mail", 1, known[1])]
+    assert list(memory.missing) == [("step", "send mail", 1)]
+    assert memory.next("send mail", "step", "mail")[1:] == ("send mail", 0, None)
+    assert memory.next("send mail", "step", "mail").known is known[2]
 
 
 @pytest.mark.parametrize(("run", "known"), [(0, True), (1, False), (2, False)])
 def test_a_failure_is_known_within_its_run_alone(run: int, known: bool) -> None:
     memory = Memory([step("a", run=0, error={"message": "boom"})], run)
-    assert (memory.next("a", "step")[1] is not None) is known
+    assert (memory.next("a", "step").known is not None) is known
 
 
 def test_a_success_is_known_to_every_later_run() -> None:
-    assert Memory([step("a", run=0)], 7).next("a", "step")[1] is not None
+    assert Memory([step("a", run=0)], 7).next("a", "step").known is not None
 
 
-def test_recorded_steps_that_are_not_reached_are_reported() -> None:
-    memory = Memory([step("a"), step("b"), step("b", 1), step("c", kind="submit")])
-    assert memory.not_reached() == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
+def test_recorded_things_that_are_not_asked_for_are_missing() -> None:
+    memory = Memory([step("a"), step("b"), step("b", 1), step("c", kind="submit"), step("d", kind="wait")])
+    a, b, b1, c, d = ("step", "a", 0), ("step", "b", 0), ("step", "b", 1), ("submit", "c", 0), ("wait", "d", 0)
+    assert list(memory.missing) == [a, b, b1, c, d]
     memory.next("b", "step")
-    assert memory.not_reached() == [("a", 0), ("b", 1), ("c", 0)]
+    assert list(memory.missing) == [a, b1, c, d]
     memory.next("c", "step")
-    assert ("c", 0) in memory.not_reached(), "a child is no step"
-    for name, kind in (("a", "step"), ("b", "step"), ("c", "submit"), ("d", "step")):
+    assert c in memory.missing, "a child is no step"
+    for name, kind in (("a", "step"), ("b", "step"), ("c", "submit"), ("d", "wait"), ("e", "step")):
         memory.next(name, kind)  # type: ignore[arg-type]
-    assert memory.not_reached() == []
+    assert not memory.missing
 
 
-@pytest.mark.parametrize("kind", ["now", "sleep", "result"])
-def test_an_unused_time_or_result_does_no_harm(kind: StepKind) -> None:
-    assert Memory([step("a", kind=kind)]).not_reached() == []
+@pytest.mark.parametrize("kind", ["now", "sleep", "result", "patch"])
+def test_an_unused_time_result_or_patch_does_no_harm(kind: StepKind) -> None:
+    assert not Memory([step("a", kind=kind)]).missing
 
 
-def test_a_failure_in_an_earlier_run_explains_another_way() -> None:
-    steps = [step("a", error={"message": "boom"}), step("rescue")]
-    assert Memory(steps, run=1).not_reached() == []
-    assert Memory(steps, run=0).not_reached() == [("a", 0), ("rescue", 0)]
+def test_a_wait_that_was_given_up_and_lenient_steps_are_never_missing() -> None:
+    given_up = msgspec.structs.replace(step("a", kind="wait"), outcome="given_up")
+    assert not Memory([given_up]).missing
+    assert not Memory([step("a")], strict=False).missing
+
+
+def test_a_failure_in_an_earlier_run_explains_another_branch_if_something_followed() -> None:
+    boom = {"message": "boom"}
+    assert not Memory([step("a", error=boom), step("rescue")], run=1).missing
+    assert list(Memory([step("a", error=boom), step("rescue")], run=0).missing) == [
+        ("step", "a", 0),
+        ("step", "rescue", 0),
+    ]
+    assert list(Memory([step("first"), step("a", error=boom)], run=1).missing) == [("step", "first", 0)]
+    # A success replaced the failure; what followed the failure is marked by the database.
+    again = msgspec.structs.replace(step("a", run=1), outcome="retried")
+    assert not Memory([step("rescue"), again], run=1).missing
 
 
 @pytest.mark.parametrize("name", ["", "\0", "a\0", "\ud800", "x" * 257, 5, None, b"x", ["x"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import io
 import json
@@ -29,6 +30,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric._taxonomy import TAXONOMY
+from flowfabric.engine.siblings import SiblingPass
 from flowfabric.engine.timers import Round
 from flowfabric.errors import (
     Conflict,
@@ -46,7 +48,9 @@ from flowfabric.middleware import metrics, tracing
 from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
 from flowfabric.values.checks import check_tag_key
-from flowfabric.values.ids import mint_execution_id
+from flowfabric.values.graph import FlowSubmitted
+from flowfabric.values.ids import FlowId, mint_execution_id
+from flowfabric.values.words import GroupRepair
 from tests.each import each
 
 SECRET = "4111-1111"
@@ -481,7 +485,7 @@ async def test_the_run_of_a_handler_joins_the_trace_of_its_submission(
     assert execute.attributes == {
         "flowfabric.kind": "send",
         "flowfabric.execution_id": str(run.execution_id),
-        "flowfabric.attempt": 2,
+        "flowfabric.attempt": 3,
         "flowfabric.lane": "default",
         "flowfabric.outcome": "ok",
     }
@@ -623,6 +627,34 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 
 FAMILIES = {row.family for row in TAXONOMY}
 CATEGORIES = {"not_found", "validation", "contention", "conflict", "state", "transport", "unavailable"}
+
+
+@each(
+    ("method", "outcome", "counted"),
+    [
+        ("deliver_signal", ValidationFailed("invalid_token", "invalid_token"), 1),
+        ("try_deliver", ValidationFailed("invalid_token", "token_expired"), 1),
+        ("deliver_signal", ValidationFailed("payload_too_large"), 0),
+        ("probe_waitpoint", "mismatch", 1),
+        ("probe_waitpoint", "ok", 0),
+        ("probe_waitpoint", "unknown", 0),
+    ],
+)
+def test_tokens_that_do_not_verify_are_counted(method: str, outcome: Any, counted: int) -> None:
+    sink = mw.MemorySink()
+
+    async def operation() -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def called() -> None:
+        with contextlib.suppress(ValidationFailed):
+            await chain_call([mw.Metrics(sink)], method, operation)()
+
+    asyncio.run(called())
+    series = f'flowfabric_token_failures_total{{method="{method}"}}'
+    assert sink.snapshot().counts.get(series, 0) == counted
 
 
 @pytest.mark.parametrize(
@@ -771,6 +803,14 @@ async def used(meter: mw.Metrics) -> None:
     await mw.chain_submit([meter], store)(Submission())
     await mw.chain_execute([meter], Task(new_id()), answering(1))()
     await chain_call([meter], "ping", answering(1))()
+    await chain_call([meter], "probe_waitpoint", answering("mismatch"))()
+    for answer in (
+        FlowSubmitted(flow_id=FlowId(new_id()), nodes={}, joins={"quorum": 2}),
+        SiblingPass(action="more", reason="sibling_quorum_satisfied", cancelled=1),
+        GroupRepair.NO_OP,
+        Round(handled=1, backlog=1),
+    ):
+        await chain_call([meter], "flows", answering(answer))()
     hooks = mw.DutyHooks([meter])
     await hooks.round("lease_expiry", answering(Round(handled=3, failed=2)))
     for group in ("duties", "cascades"):
@@ -848,6 +888,11 @@ async def test_prometheus_shows_every_series_with_buckets_below_a_millisecond() 
         'flowfabric_duty_failures_total{duty="lease_expiry"} 4.0',
         'flowfabric_leads{group="duties"} 0.0',
         'flowfabric_leads{group="cascades"} 1.0',
+        'flowfabric_edge_group_policy_total{policy="quorum"} 4.0',
+        'flowfabric_sibling_cancel_dispatched_total{reason="sibling_quorum_satisfied"} 2.0',
+        'flowfabric_sibling_cancel_disposition_total{disposition="cancelled"} 2.0',
+        'flowfabric_sibling_cancel_reconcile_total{action="no_op"} 2.0',
+        "flowfabric_cancel_backlog_depth 1.0",
     ):
         assert line in text.splitlines()
     assert 'flowfabric_call_seconds_bucket{le="0.0001",method="ping",outcome="ok"}' in text
@@ -906,9 +951,9 @@ async def test_a_run_is_logged_at_its_start_and_its_end(
     except BaseException as caught:
         assert caught is error
     start, end = lines()
-    about = {"execution_id": str(task.execution_id), "attempt": 3, "kind": "send", "lane": "slow"}
+    about = {"execution_id": str(task.execution_id), "attempt": 4, "kind": "send", "lane": "slow"}
     assert about.items() <= start.items()
-    assert (start["level"], start["message"]) == ("INFO", f"started 'send', execution {task.execution_id}, attempt 3")
+    assert (start["level"], start["message"]) == ("INFO", f"started 'send', execution {task.execution_id}, attempt 4")
     assert about.items() <= end.items()
     assert (end["seconds"], end["outcome"]) == (1.5, outcome)
     bad = error is not None and outcome in ("error", "timeout")
@@ -1178,7 +1223,7 @@ async def test_reports_of_held_work_wait_and_renewals_pass() -> None:
         )
     } - {"cancel"}  # operators cancel too
     assert {"complete", "complete_many", "fail_many", "record_steps", "park", "submit_child", "release"} <= holding
-    for method in sorted({*holding, "read_steps"}):
+    for method in sorted({*holding, "read_steps", "count_emitted"}):
         time = Time()
         limit = mw.RateLimit(1, clock=time, sleep=time.sleep)
         assert await passed(limit, "a", method, method) == ["a", method, method]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -116,7 +117,7 @@ def test_a_default_policy_omits_what_is_absent() -> None:
     }
 
 
-def test_the_defaults_of_a_retry_policy_are_those_of_the_chapter() -> None:
+def test_the_defaults_of_a_retry_policy_are_those_of_the_chapter_with_jitter() -> None:
     assert parsed(ExecutionPolicy(retry_policy=RetryPolicy()))["retry_policy"] == {
         "max_retries": 3,
         "backoff": {
@@ -124,7 +125,7 @@ def test_the_defaults_of_a_retry_policy_are_those_of_the_chapter() -> None:
             "initial_delay_ms": 1000,
             "max_delay_ms": 60_000,
             "multiplier": 2.0,
-            "jitter": False,
+            "jitter": True,  # JSON that does not say is without
         },
         "retryable_categories": [],
     }
@@ -319,11 +320,6 @@ def test_a_wrong_value_is_refused_with_its_path(policy: dict[str, Any], path: st
     [
         (ExecutionPolicy(priority=2**40), "priority"),
         (ExecutionPolicy(max_reclaim_count=-1), "max_reclaim_count"),
-        (ExecutionPolicy(retry_policy=RetryPolicy(max_retries=-1)), "retry_policy.max_retries"),
-        (
-            ExecutionPolicy(retry_policy=RetryPolicy(backoff=Fixed(-1))),
-            "retry_policy.backoff.delay_ms",
-        ),
         (
             ExecutionPolicy(retry_policy=RetryPolicy(backoff=None)),  # type: ignore[arg-type]  # refused nowhere: absent
             None,
@@ -422,9 +418,8 @@ policies = st.builds(
         RetryPolicy,
         max_retries=st.integers(0, 2**32 - 1),
         backoff=st.builds(
-            Exponential,
-            initial=durations,
-            maximum=durations,
+            lambda spans, **others: Exponential(initial=spans[0], maximum=spans[1], **others),
+            st.tuples(durations, durations).map(lambda both: sorted(both, key=lambda one: duration(one, "any"))),
             multiplier=st.floats(0, 1000),
             jitter=st.booleans(),
         )
@@ -497,3 +492,42 @@ def test_an_unknown_failure_class_is_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         classify("net", "cosmic_ray")
     assert caught.value.field == "failure_class"
+
+
+WRONG: list[tuple[Callable[[], Any], str, str]] = [
+    (lambda: RetryPolicy(max_retries=-1), "RetryPolicy.max_retries", "got -1"),
+    (lambda: RetryPolicy(max_retries=2**32), "RetryPolicy.max_retries", "got 4294967296"),
+    (lambda: RetryPolicy(max_retries=True), "RetryPolicy.max_retries", "got True"),
+    (lambda: RetryPolicy(max_retries=[3]), "RetryPolicy.max_retries", "got"),  # type: ignore[arg-type]
+    (lambda: RetryPolicy(backoff=5), "RetryPolicy.backoff", "got 5"),  # type: ignore[arg-type]
+    (lambda: RetryPolicy(retryable_categories=(1,)), "RetryPolicy.retryable_categories", "got (1,)"),  # type: ignore[arg-type]
+    (lambda: RetryPolicy(retryable_categories="a"), "RetryPolicy.retryable_categories", "got 'a'"),  # type: ignore[arg-type]
+    (lambda: RetryPolicy(retries=3), "RetryPolicy", "did you mean 'max_retries'?"),  # type: ignore[call-arg]
+    (lambda: RetryPolicy(3), "RetryPolicy", "takes its values by name, got 3"),  # type: ignore[misc]
+    (lambda: Exponential(initial=10, maximum=1), "Exponential.initial", "got 10 s"),
+    (lambda: Exponential(initial=-1), "Exponential.initial", "got -1 s"),
+    (lambda: Exponential(maximum=-1), "Exponential.maximum", "got -1 s"),
+    (lambda: Exponential(multiplier=-0.5), "Exponential.multiplier", "got -0.5"),
+    (lambda: Exponential(multiplier=float("nan")), "Exponential.multiplier", "got nan"),
+    (lambda: Exponential(multiplier=True), "Exponential.multiplier", "got True"),
+    (lambda: Exponential(jitter=1), "Exponential.jitter", "got 1"),  # type: ignore[arg-type]
+    (lambda: Fixed(-1), "Fixed.delay", "got -1 s"),
+    (lambda: Fixed(timedelta(days=40_000)), "Fixed.delay", "got"),
+    (lambda: ExecutionPolicy(max_replays=1), "ExecutionPolicy", "did you mean 'max_replay_count'?"),  # type: ignore[call-arg]
+]
+
+
+def test_a_policy_that_cannot_be_is_refused_where_it_is_written() -> None:
+    for make, field, words in WRONG:
+        with pytest.raises(InvalidInput) as refused:
+            make()
+        assert refused.value.field == field
+        assert words in str(refused.value)
+        assert refused.value.allowed
+
+
+def test_an_equal_policy_that_was_frozen_before_does_not_let_a_bool_pass_for_an_integer() -> None:
+    for name in ("max_replay_count", "max_reclaim_count", "priority", "max_signals_per_execution"):
+        assert policy_to_json(ExecutionPolicy(**{name: 1}))  # type: ignore[arg-type]
+        with pytest.raises(ValidationFailed, match="expected an integer, got a boolean"):
+            policy_to_json(ExecutionPolicy(**{name: True}))  # type: ignore[arg-type]

@@ -14,13 +14,16 @@ FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("
 
 # From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (
-    "common", "keys", "lanes", "workers", "queue", "events", "leases", "grants", "executions", "steps", "waits",
-    "flows", "schedules", "duties", "reads", "audit",
+    "common", "keys", "lanes", "workers", "queue", "events", "leases", "grants", "executions", "steps", "streams",
+    "waits", "flows", "schedules", "duties", "reads", "audit",
 )  # fmt: skip
 UPWARDS = {
     "end_capped": {"end_executions"},
     "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended"},
     "schedule_retries": {"end_waits", "gate"},
+    "purge_rows": {"drop_frames"},
+    "redact_execution": {"drop_frames"},
+    "renew_children": {"finish_cancel"},
     "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
     "make_ready": {"gate"},
     "take_ready": {"end_capped", "reclaim_cap"},

@@ -51,7 +51,7 @@ def test_a_synchronous_context_has_what_an_async_one_has() -> None:
 
 
 def test_its_methods_take_what_the_async_ones_take() -> None:
-    differ = {"step", "step_with"}  # no async functions, and no time limit in a thread
+    differ = {"step", "step_with", "map"}  # no async functions, and no time limit in a thread
     for plain, of in ((ff.SyncContext, ff.Context), (SyncWaitpoint, Waitpoint)):
         members = _public(plain)
         for name, member in _public(of).items():

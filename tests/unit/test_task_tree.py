@@ -21,7 +21,7 @@ class Handler:
     """A handler that runs, and the futures it is parked at."""
 
     def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks = task_tree.HandlerTasks()
         self.parked: set[asyncio.Future[None]] = set()
         self.other: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # nothing is known of it
         self.began = 0

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowfabric as ff
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput, TransportError
 from flowfabric.worker.batching import Batcher
 from flowfabric.worker.claims import Shares, lane_weights
@@ -372,3 +373,18 @@ async def test_closing_gives_an_item_put_just_before_an_error(turns: int) -> Non
     assert await sent.batcher.flushed(PATIENCE)
     assert isinstance(sent.answers[1], TransportError)
     assert sent.calls == []
+
+
+def test_a_worker_refuses_arguments_that_it_does_not_have_by_name() -> None:
+    app = ff.App()
+    for make, field, words in (
+        (lambda: ff.Worker(app, concurency=5), "concurency", "did you mean 'concurrency'?"),  # type: ignore[call-arg]
+        (lambda: ff.Worker(app, slots=5), "slots", "is not an argument"),  # type: ignore[call-arg]
+        (lambda: ff.Worker(app, ["slow"]), "arguments", "too many positional"),  # type: ignore[misc]
+        (lambda: ff.Worker(), "arguments", "missing a required argument: 'app'"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(ff.InvalidInput) as refused:
+            make()
+        assert refused.value.field == field
+        assert words in str(refused.value)
+        assert "concurrency" in str(refused.value.allowed)

@@ -15,6 +15,7 @@ from flowfabric._duties.edge_repair import EdgeRepair
 from flowfabric._duties.execution_deadline import ExecutionDeadline
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.hook_submission import HookSubmission
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.record_expiry import RecordExpiry
@@ -41,6 +42,7 @@ __all__ = [
     "ExecutionDeadline",
     "FlowCancel",
     "FlowSummaries",
+    "HookSubmission",
     "LeaseExpiry",
     "ParkedPromotion",
     "RecordExpiry",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from flowfabric._duties.attempt_timeout import AttemptTimeout
 from flowfabric._duties.audit import Audit
 from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric._duties.delayed_promotion import DelayedPromotion
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.edge_repair import EdgeRepair
 from flowfabric._duties.execution_deadline import ExecutionDeadline
 from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
+from flowfabric._duties.hook_submission import HookSubmission
 from flowfabric._duties.lease_expiry import LeaseExpiry
 from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.record_expiry import RecordExpiry
@@ -32,7 +34,9 @@ ALL: tuple[type[Duty], ...] = (
     WaitpointExpiry,
     Cascade,
     SiblingCancel,
+    ChildCancel,
     FlowCancel,
+    HookSubmission,
     Retention,
     SiblingRepair,
     EdgeRepair,

@@ -22,6 +22,7 @@ from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
 _RESTART_AFTER = 5.0
+_MAX_PAUSE = 5.0  # between rounds that fail
 _FLOOR = 0.1
 
 
@@ -64,6 +65,7 @@ class Duty:
     ) -> None:
         """Run rounds until `stopping`, and while `while_` is set, each when something is due or the interval ends."""
         self.stopping = stopping
+        trouble = 0
         while not stopping.is_set() and (while_ is None or while_.is_set()):
             pause = _RESTART_AFTER
             try:
@@ -73,9 +75,12 @@ class Duty:
                 if done.handled:
                     log.debug("%s handled %d", self.name, done.handled)
                 pause = await self.until_next()
+                trouble = 0
             except FlowFabricError as error:
-                pause = 1.0
-                log.warning("%s: %s", self.name, error)
+                pause = min(2.0**trouble, _MAX_PAUSE)
+                trouble = min(trouble + 1, 10)
+                if not self.engine.outage.covers(error):
+                    log.warning("%s: %s; trying again in %.0f s", self.name, error, pause)
             except Exception:
                 log.exception("%s failed; it runs again in %.0f s", self.name, _RESTART_AFTER)
             # Never early: a round just before the time would find nothing.

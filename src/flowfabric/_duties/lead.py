@@ -21,6 +21,7 @@ DUTIES = "duties"
 CASCADES = "cascades"
 _LEASE = timedelta(seconds=3)
 _GIVEN_BACK = timedelta(milliseconds=1)
+_MAX_PAUSE = 5.0  # seconds between looks that fail
 _SPREAD = 0.5  # seconds over which the processes spread their looks
 
 
@@ -34,15 +35,17 @@ class Leadership:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Take the lead whenever no other process has it, until `stopping`."""
+        trouble = 0
         while not stopping.is_set():
-            pause = _LEASE.total_seconds() / 3
+            pause = min(_LEASE.total_seconds() / 3 * 2.0**trouble, _MAX_PAUSE)
             try:
                 pause = await self._look()
-            except FlowFabricError as error:
-                log.warning("leading the duties: %s", error)
-                self.resign()
-            except Exception:
-                log.exception("leading the duties failed")
+                trouble = 0
+            except Exception as error:
+                trouble = min(trouble + 1, 10)
+                if not self._engine.outage.covers(error):
+                    known = isinstance(error, FlowFabricError)
+                    log.warning("leading the duties: %s; trying again in %.0f s", error, pause, exc_info=not known)
                 self.resign()
             await first_of(pause, stopping)
 
@@ -62,7 +65,7 @@ class Leadership:
             self._set(name, event, name in found and found[name].is_ours)
         if any(event.is_set() for event in self.leads.values()):
             return _LEASE.total_seconds() / 3
-        return min(lead.left for lead in found.values()) + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
+        return min(lead.left for lead in found.values()).total_seconds() + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
 
     def resign(self) -> None:
         """Lead nothing any more."""

@@ -34,6 +34,7 @@ class CreateCall:
         self._refused: dict[int, FlowFabricError] = {}
         self._places: list[int] = []  # index in `items` of every item sent
         self._count = len(items)
+        self._items = items
         self._given: set[int] = set()
         self._doubtful: list[int] = []
         self.doubts: list[list[Any]] = []
@@ -90,7 +91,8 @@ class CreateCall:
             if code == "duplicate":
                 answers[self._doubtful[ordinal - 1]] = Duplicate(ExecutionId(uuid))
             elif code == "lane_closed":
-                answers[self._doubtful[ordinal - 1]] = _lane_closed(ExecutionId(uuid))
+                place = self._doubtful[ordinal - 1]
+                answers[place] = self._lane_closed(place, ExecutionId(uuid))
         for row in rows:
             ordinal, code, uuid, state = row.values() if isinstance(row, Mapping) else row
             if ordinal == FOR_ALL:  # created and waiting
@@ -105,9 +107,9 @@ class CreateCall:
             elif code == "duplicate":
                 answers[place] = Duplicate(execution_id)
             else:
-                answers[place] = _lane_closed(execution_id)
+                answers[place] = self._lane_closed(place, execution_id)
         return [answers[place] for place in range(self._count)]
 
-
-def _lane_closed(execution_id: ExecutionId) -> StateError:
-    return StateError("lane_closed", "the lane accepts no new executions", execution_id=execution_id)
+    def _lane_closed(self, place: int, execution_id: ExecutionId) -> StateError:
+        lane = self._items[place].lane_id
+        return StateError("lane_closed", f"the lane {lane} accepts no new executions", execution_id=execution_id)

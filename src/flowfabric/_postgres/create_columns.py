@@ -193,7 +193,7 @@ class Layout:
     """Lays items out as columns. A column that no item uses is sent as null.
 
     `partitions` is how many there are, or PARTITION_VALUES where that is not known. `home` is the partition for
-    stand-alone executions without a key and an id of their own; without it they are spread.
+    stand-alone executions, the one of their parent; without it a key chooses it, and the others are spread.
     """
 
     def __init__(self, partitions: int, home: int | None = None) -> None:
@@ -271,7 +271,7 @@ class Layout:
         home = self._home
         if flow is not None:
             home = partition_of_id(flow, count)
-        elif key is not None:
+        elif key is not None and home is None:
             home = partition_of_key(namespace, key, count)
         if item.execution_id is None:
             uuid = UUID(bytes=mint_many(1, home, count)[0])
@@ -283,6 +283,12 @@ class Layout:
                 f"{given} is not of the partition of flow {flow}",
                 field="execution_id",
                 allowed="an id from mint_id(flow_id=...)",
+            )
+        if flow is None and self._home is not None and place != self._home:
+            raise InvalidInput(
+                f"{given} is not of the partition of its parent",
+                field="execution_id",
+                allowed="an id from mint_id(parent_id=...)",
             )
         return place, given
 

@@ -22,6 +22,7 @@ from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.known_types import Connection
 from flowfabric._postgres.migrate import SCHEMA_VERSION, check_steps
+from flowfabric._postgres.outage import Outage, outage_of
 from flowfabric._postgres.roles import not_allowed
 from flowfabric.errors import (
     ConnectionFailed,
@@ -55,6 +56,8 @@ _CUT = (
     asyncpg.AdminShutdownError,
 )
 _CONNECT_TRIES = 3
+# Settings that a server reports without being asked; either says that it is a standby, or as good as one.
+_READ_ONLY = ("in_hot_standby", "default_transaction_read_only")
 # Transient SQLSTATE classes: a retry may succeed.
 _BUSY = ("53", "55", "57", "58")
 _SERIALIZATION_TRIES = 3
@@ -64,8 +67,9 @@ _CONNECT_TIMEOUT = 10.0
 class Database:
     """A pool of connections to one database with our schema in it."""
 
-    def __init__(self, pool: Connections, target: str, reconnect_for: float) -> None:
+    def __init__(self, pool: Connections, target: str, reconnect_for: float, outage: Outage) -> None:
         self._pool = pool
+        self.outage = outage
         self._reconnect_for = reconnect_for
         self.target = target
         self.flow_partitions = 0
@@ -109,6 +113,8 @@ class Database:
     ) -> Database:
         target = describe(dsn)
         address = dsn
+        outage = outage_of(dsn, target)
+        is_connected = False
         setup = []
         if prepared_statements:
             # A call waits for locked rows and then reads them as they are; a stricter default would refuse them.
@@ -126,9 +132,19 @@ class Database:
                     connection_class=Connection,
                     server_settings={"application_name": "flowfabric"},
                 )
-            except TimeoutError:
-                address = next_host_first(address)
+            except Exception as error:
+                if isinstance(error, TimeoutError):
+                    address = next_host_first(address)
+                # The caller of `connect` reports its own failure; a full server refuses connections and is not away.
+                if is_connected and not isinstance(error, asyncpg.TooManyConnectionsError):
+                    outage.lost(error)
                 raise
+            reported = connection.get_settings()
+            if any(getattr(reported, name, "off") == "on" for name in _READ_ONLY):
+                if is_connected:
+                    outage.lost(asyncpg.ReadOnlySQLTransactionError("it is read-only"))
+            else:
+                outage.found()
             if setup:
                 try:
                     await connection.execute("; ".join(setup))
@@ -144,7 +160,7 @@ class Database:
             raise
         except Exception as error:
             raise connection_failed(error, target) from error
-        database = cls(pool, target, reconnect_for)
+        database = cls(pool, target, reconnect_for, outage)
         database._is_pooled = not prepared_statements
         try:
             if check_schema:
@@ -159,6 +175,7 @@ class Database:
             if isinstance(error, Exception):
                 raise connection_failed(error, target) from error
             raise
+        is_connected = True
         return database
 
     async def _check(self) -> None:
@@ -217,6 +234,11 @@ class Database:
             except (TimeoutError, asyncpg.DataError) as error:
                 # Not a lost connection, despite its class: a retry would take as long, or fail again.
                 raise translate(error, self.target) from error
+            except OverflowError as error:
+                # The driver does not say where. The functions store no such time; the audit names the row.
+                raise Corruption(
+                    "a stored time is outside the years 1 to 9999; `times_finite` of the audit names it"
+                ) from error
             except asyncpg.InsufficientPrivilegeError as error:
                 raise not_allowed(str(error), sql) or translate(error, self.target) from error
             except _LOST as error:
@@ -284,6 +306,8 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             kind = "cursor_ahead" if error.sqlstate == "FF005" else "cursor_expired"
             position, epoch = str(error.detail).split()
             return CursorRefused(kind, _words(error), position=int(position), epoch=int(epoch))
+        case asyncpg.TooManyConnectionsError():
+            return TransportError("server_busy", _words(error))
         case _ if isinstance(error, _LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case asyncpg.PostgresError(sqlstate="53200") if "max_locks_per_transaction" in str(getattr(error, "hint", "")):
@@ -291,6 +315,10 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
                 "server_busy",
                 "one transaction touches more lanes and kinds than the server has locks for; use several transactions"
                 " or raise max_locks_per_transaction",
+            )
+        case asyncpg.PostgresError(sqlstate="42704" | "58P01") if "plpgsql" in _words(error):
+            return ConnectionFailed(
+                "server_unfit", f"it cannot run the language plpgsql: {_words(error)}", target=target
             )
         case asyncpg.PostgresError() if (error.sqlstate or "")[:2] in _BUSY:
             return TransportError("server_busy", _words(error))

@@ -353,6 +353,41 @@ async def _workers(connection: asyncpg.Connection[Any]) -> Finding:
     return Finding("workers", "ok", detail)
 
 
+async def _changed_code(connection: asyncpg.Connection[Any]) -> Finding:
+    name = "changed code"
+    try:
+        versions = await connection.fetch("select kind, version, executions, workers from flowfabric.list_versions()")
+    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+        return Finding(name, "ok", "unknown until the schema is installed")
+    except asyncpg.InsufficientPrivilegeError:
+        return Finding(name, "ok", "this user may not list workers")
+    try:
+        stopped = await connection.fetch(
+            f"select kind from flowfabric.find({'null, ' * 12} 1000, 50000, null, true) where state is not null"  # noqa: S608
+        )
+    except asyncpg.InsufficientPrivilegeError:
+        stopped = []  # a worker's user finds none
+    details, advice = [], []
+    if stopped:
+        kinds = ", ".join(sorted({row["kind"] for row in stopped})[:5])
+        details.append(f"{len(stopped):,} stopped, of {kinds}: they wait for code that fits their recorded steps")
+        advice.append("`flowfabric failures --stopped` says what changed, and how to write code that fits")
+    if unserved := [row for row in versions if row["workers"] == 0 and row["version"] is not None]:
+        listed = ", ".join(f"{row['kind']} {row['version']} ({row['executions']:,})" for row in unserved[:5])
+        details.append(f"versions with executions and no live worker: {listed}")
+        advice.append("start workers of these versions, or of one with compatible_with=[...]")
+    if details:
+        return Finding(name, "warning", "; ".join(details), "; ".join(advice))
+    none = "no execution waits for other code"
+    if open_to_all := [row for row in versions if row["version"] is None]:
+        # Workers of every version run them. That is harmless while the versions fit what these recorded.
+        listed = ", ".join(f"{row['kind']} ({row['executions']:,})" for row in open_to_all[:5])
+        return Finding(
+            name, "ok", f"{none}; began without a version, so that workers of every version run them: {listed}"
+        )
+    return Finding(name, "ok", none)
+
+
 CHECKS: tuple[Check, ...] = (
     _server,
     _schema,
@@ -366,6 +401,7 @@ CHECKS: tuple[Check, ...] = (
     _old_transactions,
     _prepared_transactions,
     _workers,
+    _changed_code,
     _duties,
 )
 

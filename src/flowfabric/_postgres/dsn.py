@@ -19,7 +19,7 @@ def check_dsn(dsn: str) -> None:
     Every function that takes a DSN calls this first: the errors of a driver or a parser would quote the secret.
     """
     if problem := _problem(dsn):
-        raise ConnectionFailed("unreachable", problem)
+        raise ConnectionFailed("bad_address", problem)
 
 
 def _problem(dsn: str) -> str | None:

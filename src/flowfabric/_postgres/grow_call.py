@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -10,11 +11,11 @@ import msgspec
 from asyncpg.pgproto import pgproto
 
 from flowfabric._postgres.create_columns import BadPolicy, Layout
-from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
+from flowfabric.errors import Conflict, FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
 from flowfabric.values.checks import check_text
 from flowfabric.values.graph import NewNode, check_graph
 from flowfabric.values.ids import ExecutionId, mint_many, parse_uuid, partition_of_id
-from flowfabric.values.joins import AllOf, Quorum, check_policy
+from flowfabric.values.joins import AllOf, check_policy, policy_columns
 
 MAX_NODES = 100_000
 
@@ -58,8 +59,10 @@ class GrowCall:
             raise InvalidInput(
                 "an execution id is given twice", field="nodes", allowed="an id of its own for each node"
             )
+        self.flow_id = flow_id
         self.nodes = {node.name: ExecutionId(uuid) for node, uuid in zip(nodes, ids, strict=True)}
         self._names = [node.name for node in nodes]
+        self._lanes = [node.execution.lane_id for node in nodes]
         self.old: list[ExecutionId] = []
         edges = self._edges(nodes, partition, partitions)
         self.edges: list[UUID] = edges[0]
@@ -68,8 +71,11 @@ class GrowCall:
         policies = laid.policies
         if policies is not None and len(set(policies)) == 1:
             policies = policies[:1]
+        self.joins = dict(Counter(policy_columns(check_policy(node.policy))[0] for node in nodes if node.after))
         joins = [
-            (n, check_policy(node.policy)) for n, node in enumerate(nodes, 1) if not isinstance(node.policy, AllOf)
+            (n, *policy_columns(check_policy(node.policy)))
+            for n, node in enumerate(nodes, 1)
+            if not isinstance(node.policy, AllOf) and node.after
         ]
         self.args: list[Any] = [
             partition, flow_id, is_new, kind, namespace, None if not tags else msgspec.json.encode(tags).decode(),
@@ -77,10 +83,7 @@ class GrowCall:
             laid.namespaces, laid.creators, laid.payloads, laid.encodings, laid.priorities, laid.tags, policies,
             laid.budgets, laid.quotas, laid.delays_at, laid.delays_ms, laid.deadlines_at, laid.deadlines_ms,
             self.old, *edges,
-            [n for n, _ in joins],
-            ["quorum" if isinstance(policy, Quorum) else "any_of" for _, policy in joins],
-            [policy.k if isinstance(policy, Quorum) else 1 for _, policy in joins],
-            [policy.on_satisfied == "cancel_remaining" for _, policy in joins if not isinstance(policy, AllOf)],
+            *([join[column] for join in joins] for column in range(4)),
         ]  # fmt: skip
 
     def _edges(self, nodes: Sequence[NewNode], partition: int, count: int) -> list[Any]:
@@ -121,9 +124,24 @@ class GrowCall:
         deps = [len(node.after) for node in nodes] if ids else None
         return [ids, froms, tos, refs if any(refs) else None, passes, deps]
 
-    def name(self, place: int | None) -> str:
-        """Return the name of the node at an index that the statement returned."""
-        return "" if place is None else self._names[place - 1]
+    def refusal(self, code: str, place: int | None) -> FlowFabricError:
+        """Return the error for a code, and an index, that the statement returned."""
+        at = 0 if place is None else place - 1
+        match code:
+            case "flow_not_found":
+                return NotFound("flow", self.flow_id)
+            case "flow_already_terminal":
+                return StateError(code, f"flow {self.flow_id} cannot be changed any more")
+            case "execution_not_in_flow":
+                return StateError(code, f"{self.old[at]} is not a member of flow {self.flow_id}")
+            case "lane_closed":
+                return StateError(
+                    code, f"the lane {self._lanes[at]} of node {self._names[at]!r} accepts no new executions"
+                )
+            case "dependency_already_exists":
+                edge_id = self.edges[at]
+                return Conflict(code, f"edge {edge_id} is in the graph", existing=edge_id)
+        return Conflict(code, f"the execution of node {self._names[at]!r} exists outside flow {self.flow_id}")
 
 
 def _named(error: FlowFabricError, place: int) -> FlowFabricError:

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
-from flowfabric._postgres.dsn import check_dsn, next_host_first
+from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
+from flowfabric._postgres.outage import outage_of
 from flowfabric._waiting import first_of
 from flowfabric.values.ids import mint_uuid
 
 CHANNEL = "flowfabric"
+_FRAMES = "frames"
 _LINGER = 60.0  # seconds that the connection stays open without a waiter
 _ASK_AFTER = 10.0  # seconds of silence before the connection is checked
 
@@ -29,11 +32,13 @@ class Listener:
     def __init__(self, dsn: str) -> None:
         check_dsn(dsn)
         self._dsn = dsn
+        self._outage = outage_of(dsn, describe(dsn))
         self.instance = mint_uuid()
         self._waiters: dict[str, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self.connections = 0  # how many were opened so far
+        self._streams: set[UUID] | None = set()
 
     @contextlib.contextmanager
     def topic(self, name: str) -> Iterator[asyncio.Event]:
@@ -51,8 +56,15 @@ class Listener:
         """Wait until notifications arrive, but no longer than `timeout`."""
         await first_of(timeout, self._ready)
 
+    def take_streams(self) -> set[UUID] | None:
+        """Return which executions were told to have new frames since the last call; None: any may have."""
+        told, self._streams = self._streams, set()
+        return told
+
     def wake(self, topic: str | None = None) -> None:
         """Wake the waiters of a topic, or all."""
+        if topic is None:
+            self._streams = None
         for name, waiters in self._waiters.items():
             if topic is None or name == topic:
                 for waiter in waiters:
@@ -75,9 +87,13 @@ class Listener:
                     connection = await asyncpg.connect(
                         self._dsn, timeout=_ASK_AFTER, server_settings={"application_name": "flowfabric"}
                     )
-                except TimeoutError:
-                    self._dsn = next_host_first(self._dsn)
+                except Exception as error:
+                    if isinstance(error, TimeoutError):
+                        self._dsn = next_host_first(self._dsn)
+                    if not isinstance(error, asyncpg.TooManyConnectionsError):
+                        self._outage.lost(error)
                     raise
+                self._outage.found()
                 connection.add_termination_listener(lambda _, done=closed: done.set())
                 await connection.add_listener(f"{CHANNEL}_{self.instance}", self._notified)
                 await connection.add_listener(CHANNEL, self._notified)
@@ -105,4 +121,10 @@ class Listener:
             pause = min(pause * 2, 5.0)
 
     def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self.wake(str(payload))
+        topic = str(payload)
+        if topic.startswith(_FRAMES):
+            # The executions; none if they are too many to name.
+            named = topic.split()[1:]
+            self._streams = None if self._streams is None or not named else self._streams | set(map(UUID, named))
+            topic = _FRAMES
+        self.wake(topic)

@@ -1,7 +1,7 @@
 """Brings a database to the schema this package needs.
 
 Schema steps are numbered files, applied once and in order; functions are replaced whole on every run, and never by
-older ones. Everything happens in one transaction under an advisory lock, so any number of processes may migrate at the
+older ones. Everything happens in one transaction under a lock of a table, so any number of processes may migrate at the
 same time and a crash leaves the database unchanged. Old and new processes may work while it happens: functions that
 only the build before has are kept as long as its processes are served. Connecting never migrates: it compares versions
 and says what to do (see `database.py`).
@@ -24,7 +24,7 @@ import asyncpg
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import THIS, Build, build_of, check_build, settings_of_functions, sql_files
 from flowfabric._postgres.roles import Role, callers, functions_of
-from flowfabric.errors import ConnectionFailed
+from flowfabric.errors import ConnectionFailed, InvalidInput
 
 _LOCK = 708_300
 _STEP = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
@@ -146,20 +146,21 @@ async def migrate(
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the tries
             pause = min(pause * 2, 2.0)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise ConnectionFailed("missing_privileges", str(error)) from error
-    except asyncpg.UndefinedObjectError as error:
-        raise ConnectionFailed("missing_privileges", f"{error}; create the role first") from error
+        raise ConnectionFailed("missing_privileges", f"{await _who_may(connection)} ({error})") from error
 
 
 async def _migrate(
     connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]], *, force: bool
 ) -> Migration:
     await connection.execute("select set_config('lock_timeout', $1, true)", _LOCK_TIMEOUT)
-    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    if await connection.fetchval("select to_regclass('flowfabric.build') is null"):
+        await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)  # who creates the tables
     # The names of functions are written with their schema, whatever the owner's search path is.
     await connection.execute("set local client_min_messages = warning; set local search_path = pg_catalog")
     await connection.execute("create schema if not exists flowfabric")
     await connection.execute(_OWN_TABLES)
+    # Not an advisory lock: everybody who can connect can take those.
+    await connection.execute("lock table flowfabric.build in share row exclusive mode")
     version = await _recorded_version(connection)
     before = await _recorded_build(connection)
     if before is not None and before.version > THIS.version and not force:
@@ -185,6 +186,7 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
     # Functions may refer to each other in any order.
     await connection.execute("set local check_function_bodies = off")
     is_same = before is None or before.digest == THIS.digest
+    old = {row["oid"]: row["place"] for row in await connection.fetch(_FUNCTIONS)}
     for path, sql in sql_files("functions"):
         try:
             async with contextlib.nullcontext() if is_same else connection.transaction():
@@ -196,12 +198,13 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
                     f"{path} replaces a function that processes of version {before.version} call"
                 ) from error
             names = _CREATE.findall(sql)
-            for row in await connection.fetch(_OLD):
-                if row["name"] in names:
+            for row in await connection.fetch(_FUNCTIONS):
+                if row["name"] in names and old.get(row["oid"]) == row["place"]:
                     await connection.execute(row["drop"])
             await connection.execute(sql)
-    for row in await connection.fetch(_OLD):
-        await _keep_or_drop(connection, row, before)
+    for row in await connection.fetch(_FUNCTIONS):
+        if old.get(row["oid"]) == row["place"]:  # this transaction has not replaced it
+            await _keep_or_drop(connection, row, before)
     await connection.execute("delete from flowfabric.kept_function where to_regprocedure(signature) is null")
     await connection.execute(settings_of_functions())
     await connection.execute("delete from flowfabric.build")
@@ -237,6 +240,17 @@ async def _recorded_build(connection: asyncpg.Connection[Any]) -> Build | None:
     return None if row is None else Build(row["version"], row["oldest"], row["functions"])
 
 
+async def _who_may(connection: asyncpg.Connection[Any]) -> str:
+    """Say who may migrate, to a user who may not."""
+    row = await connection.fetchrow(
+        "select current_user as who, current_database() as name, (select pg_get_userbyid(n.nspowner)"
+        " from pg_namespace n where n.nspname = 'flowfabric') as owner"
+    )
+    if row["owner"] is None:
+        return f"{row['who']} may not create a schema in {row['name']}; migrate as its owner"
+    return f"the schema belongs to {row['owner']} and you are {row['who']}; migrate as {row['owner']}"
+
+
 async def _who_locks(connection: asyncpg.Connection[Any]) -> str:
     rows = await connection.fetch(_LOCKERS, _LOCK)
     if not rows:
@@ -248,6 +262,7 @@ async def _who_locks(connection: asyncpg.Connection[Any]) -> str:
     )
 
 
+_CREATE_ROLE = "`create role NAME login` makes it"
 _OWN_TABLES = """
 create table if not exists flowfabric.schema_step
     (number integer primary key, name text not null, applied_at timestamptz not null default now());
@@ -265,11 +280,11 @@ create table if not exists flowfabric.granted_role (
 );
 """
 
-# Functions that were not made in this transaction: what it makes has an age of zero or less.
-_OLD = """
-select p.proname as name, p.oid::regprocedure::text as signature,
+# The place of its row changes when a function is replaced.
+_FUNCTIONS = """
+select p.oid, p.ctid::text as place, p.proname as name, p.oid::regprocedure::text as signature,
        format('drop function %s', p.oid::regprocedure) as drop
-from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace and age(p.xmin) > 0
+from pg_proc p where p.pronamespace = 'flowfabric'::regnamespace
 """
 
 _KEEP = """
@@ -290,11 +305,18 @@ order by a.xact_start limit 3
 
 
 async def _store_roles(connection: asyncpg.Connection[Any], roles: Mapping[Role, Sequence[str]]) -> None:
-    named = [(name, kind.value) for kind, names in roles.items() for name in names]
-    for name, _ in named:
+    named = [(name, kind) for kind, names in roles.items() for name in names]
+    for name, kind in named:
         if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", name):
-            raise ConnectionFailed("missing_privileges", f'role "{name}" does not exist; create the role first')
-    await connection.executemany("insert into flowfabric.granted_role values ($1, $2) on conflict do nothing", named)
+            raise InvalidInput(
+                f"there is no role {name!r} on this server",
+                field=kind.option,
+                allowed=f"one that exists: {_CREATE_ROLE}",
+            )
+    await connection.executemany(
+        "insert into flowfabric.granted_role values ($1, $2) on conflict do nothing",
+        [(name, kind.value) for name, kind in named],
+    )
 
 
 async def _grant(connection: asyncpg.Connection[Any]) -> None:

@@ -17,6 +17,7 @@ from flowfabric.errors import (
     InvalidInput,
     LeaseLost,
     NotFound,
+    PayloadRefused,
     RetriesExhausted,
     StateError,
     ValidationFailed,
@@ -45,6 +46,10 @@ def refusal(kind: str, detail: str = "", *, execution_id: UUID | None = None, **
             return NotFound(facts.pop("entity", "execution"), facts.pop("id", execution_id), detail=detail)
         case "invalid_input":
             return InvalidInput(detail, execution_id=execution_id, **facts)
+        case "payload_refused":
+            return PayloadRefused(
+                facts.pop("field", "payload"), detail, facts.pop("allowed", ""), execution_id=execution_id
+            )
         case "corruption":
             return Corruption(detail, execution_id=execution_id)
         case "execution_not_active":

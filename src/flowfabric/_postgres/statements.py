@@ -27,18 +27,20 @@ VERDICT = "ordinal, code, detail, state, lease_epoch, attempt_id, at"
 CLAIMED = (
     "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
     " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,"
-    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings"
+    " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings,"
+    " durability_mode"
 )
 _CREATED = "ordinal, code, id, state"
 _GRANT = "code, detail, state, lease_epoch, attempt_id, at, lane"
 _INFO = (
     "partition, id, namespace, lane, priority, kind, state, blocking_reason, blocking_detail, pending, resume_pending,"
-    " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id"
+    " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id, node, parent_id, arguments,"
+    " version, stops"
 )
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
     " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details,"
-    " log_epoch"
+    " parent_id, log_epoch"
 )
 _SIGNAL = (
     "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
@@ -63,10 +65,21 @@ _HOMES = (
 )
 
 
+_HOME = "mod({}, (select d.flow_partitions from flowfabric.deployment_info() d))"
+_GROW_TYPES = (
+    "integer", "uuid", "boolean", "text", "text", "text", "text[]", "text[]", "text[]", "integer[]", "uuid[]", "text[]",
+    "text[]", "text[]", "bytea[]", "text[]", "integer[]", "text[]", "text[]", "text[]", "uuid[]",
+    "timestamptz[]", "bigint[]", "timestamptz[]", "bigint[]",
+    "uuid[]", "uuid[]", "integer[]", "integer[]", "text[]", "boolean[]", "integer[]",
+    "integer[]", "text[]", "integer[]", "boolean[]",
+)  # fmt: skip
+
+
 def _typed(placeholder: str, types: tuple[str, ...], partition: int | None) -> str:
     marks = [f"{placeholder.format(n)}::{type_name}" for n, type_name in enumerate(types, 1)]
     if partition is not None:
-        marks[partition - 1] = _HOMES.format(marks[partition - 1])
+        home = _HOMES if types[partition - 1].endswith("[]") else _HOME
+        marks[partition - 1] = home.format(marks[partition - 1])
     return ", ".join(marks)
 
 
@@ -84,6 +97,25 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
     return _rows("standing_executions", given, "ordinal, code, id")
 
 
+# Through any driver too; they take the last bits of an id in place of the partition.
+
+
+def read_kind(placeholder: str) -> str:
+    return _rows("read_execution", _typed(placeholder, ("integer", "uuid"), 1), "kind")
+
+
+def free_key(placeholder: str) -> str:
+    return _value("free_key", _typed(placeholder, ("integer", "uuid", "uuid", "text", "text"), 1), "freed")
+
+
+def grow_flow(placeholder: str) -> str:
+    return _rows("grow_flow", _typed(placeholder, _GROW_TYPES, 1), "code, place")
+
+
+def read_nodes(placeholder: str) -> str:
+    return _rows("read_members", f"{placeholder.format(1)}::uuid, false", "id, node") + " where node is not null"
+
+
 # Executions
 
 CREATE_EXECUTIONS = create_executions()
@@ -93,8 +125,8 @@ COMPLETE = _rows("complete", 8, VERDICT)
 COMPLETE_AS_OPERATOR = _rows("complete_as_operator", 4, VERDICT)
 FAIL = _rows("fail", 10, VERDICT)
 FAIL_AS_OPERATOR = _rows("fail_as_operator", 6, VERDICT)
-CANCEL = _rows("cancel", 8, VERDICT)
-CANCEL_AS_OPERATOR = _rows("cancel_as_operator", 8, VERDICT)
+CANCEL = _rows("cancel", 9, VERDICT)
+CANCEL_AS_OPERATOR = _rows("cancel_as_operator", 10, VERDICT)
 REPLAY = _rows("replay", 4, VERDICT)
 DELETE_EXECUTION = _rows("delete_execution", 2, VERDICT)
 REDACT_EXECUTION = _rows("redact_execution", 2, VERDICT)
@@ -106,16 +138,17 @@ SET_TAG = _value("set_tag", 4, "found")
 
 # Claims and leases
 
-CLAIM = _rows("claim", 9, CLAIMED)
-CLAIM_LANES = _rows("claim_lanes", 10, CLAIMED)
+CLAIM = _rows("claim", 11, CLAIMED)
+CLAIM_LANES = _rows("claim_lanes", 12, CLAIMED)
 SLEEP_FOR_WORK = _value("sleep_for_work", 6, "until")
-REGISTER_SERVICE = _value("register_service", "$1, null, $2", "service")
-RENEW = _rows("renew", 7, VERDICT)
+REGISTER_SERVICE = _value("register_service", 4, "service")
+RENEW = _rows("renew", 8, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
 DELAY = _rows("delay", 8, VERDICT)
 DELAY_AS_OPERATOR = _rows("delay_as_operator", 4, VERDICT)
 RELEASE = _rows("release", 6, VERDICT)
 RELEASE_AS_OPERATOR = _rows("release_as_operator", 2, VERDICT)
+STOP_CHANGED = _rows("stop_changed", 8, VERDICT)
 WAIT_CHILDREN = _rows("wait_children", 6, VERDICT)
 WAIT_CHILDREN_AS_OPERATOR = _rows("wait_children_as_operator", 2, VERDICT)
 REVOKE_LEASE = _rows("revoke_lease", 5, VERDICT)
@@ -142,14 +175,41 @@ READ_STEPS = _rows(
     "read_steps",
     3,
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
-    " child_id, seconds, recorded_at, waitpoint_ids, outcome",
+    " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread",
 )
-SUBMIT_CHILD = _rows("submit_child", 31, _CREATED)
+READ_STARTED = _rows("read_started", 2, f"{CLAIMED}, version")
+SUBMIT_CHILD = _rows("submit_child", 33, _CREATED)
+
+# Children
+
+SUBMIT_CHILD_FLOW = _rows("submit_child_flow", 46, "code, place, revision")
+CANCEL_CHILDREN = _rows("cancel_children", 2, "parent, cancelled, failed, message, more")
+LIST_CHILDREN = _rows(
+    "list_children", 3, "parent, id, is_flow, name, node, state, created_at, completed_at, depth, arguments"
+)
+
+# Streams
+
+APPEND_FRAMES = _rows("append_frames", 20, "ordinal, code, detail, ms, n, frame_count, summary_version, maxlen_applied")
+READ_STREAMS = _rows(
+    "read_streams",
+    9,
+    "ordinal, ms, n, mode, kind, frame_type, encoding, payload, correlation_id, seq, summary_version, ttl_ms, is_known,"
+    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason",
+)
+READ_LAST_FRAMES = _rows(
+    "read_last_frames",
+    3,
+    "ordinal, attempt_index, ms, n, mode, kind, frame_type, encoding, payload, correlation_id, seq, summary_version,"
+    " ttl_ms",
+)
+READ_STREAM_SUMMARY = _rows("read_stream_summary", 3, "attempt_index, document, version, first_ms, last_ms")
+COUNT_EMITTED = _rows("count_emitted", 3, "mode, frame_type, type_marks, marks")
 
 # Outcomes
 
-WATCH = _value("watch", 4, "watched")
-UNWATCH = _value("unwatch", 3, "unwatched")
+WATCH = _value("watch", 5, "watched")
+UNWATCH = _value("unwatch", 4, "unwatched")
 READ_OUTCOMES = _rows(
     "read_outcomes",
     2,
@@ -171,7 +231,7 @@ READ_WAITPOINT_TOKEN = _value("read_waitpoint_token", 2, "token")
 PROBE_WAITPOINT = _value("probe_waitpoint", 4, "code")
 SUSPEND = _rows(
     "suspend",
-    18,
+    19,
     "code, detail, state, lease_epoch, attempt_id, variant, suspension_id, waitpoint_ids, waitpoint_keys, tokens,"
     " attempt_index, lane, worker_instance_id, lease_ttl_ms",
 )
@@ -185,23 +245,25 @@ READ_SUSPENSION = _rows(
     " last_signal_at, satisfied_at, closed_at, close_reason, trigger_type, closer_signal_id, satisfier_signal_ids",
 )
 LIST_SUSPENDED = _rows("list_suspended", 4, "id, suspended_at, reason_code, timeout_at")
-DELIVER_SIGNAL = _rows("deliver_signal", 19, "code, detail, signal_id, effect, match_detail")
+DELIVER_SIGNAL = _rows("deliver_signal", 20, "code, detail, signal_id, effect, match_detail")
 DELIVER_SIGNAL_AS_OPERATOR = _rows("deliver_signal_as_operator", 19, "code, detail, signal_id, effect, match_detail")
-SIGNAL_BY_KEY = _rows("signal_by_key", 17, "code, detail, signal_id, effect, match_detail, keys")
+SIGNAL_BY_KEY = _rows("signal_by_key", 18, "code, detail, signal_id, effect, match_detail, keys")
 OBSERVE_SIGNALS = _rows("observe_signals", 3, _SIGNAL)
 READ_SIGNALS = _rows(
     "read_signals",
     4,
-    f"{_SIGNAL}, ordinal, waitpoint_id, suspension_id, target_scope, created_at, observed_effect, match_detail",
+    f"{_SIGNAL}, ordinal, waitpoint_id, suspension_id, target_scope, created_at, observed_effect, match_detail,"
+    " refused",
 )
 PARK = _rows("park", 16, VERDICT)
-OPEN_WAIT = _rows("open_wait", 11, f"{VERDICT}, waitpoint_ids, waitpoint_keys, tokens")
-SETTLE_WAIT = _rows("settle_wait", 13, f"{VERDICT}, outcome, result, seen")
+OPEN_WAIT = _rows("open_wait", 12, f"{VERDICT}, waitpoint_ids, waitpoint_keys, tokens")
+SETTLE_WAIT = _rows("settle_wait", 14, f"{VERDICT}, outcome, result, seen")
+REFUSE_SIGNALS = _rows("refuse_signals", 10, VERDICT)
 LIST_WAITS = _rows(
     "list_waits",
     6,
     "partition, id, kind, lane, namespace, waitpoint_id, waitpoint_key, state, reason_code, created_at, timeout_at,"
-    " timeout_behavior, required_signal_names, signal_count",
+    " timeout_behavior, required_signal_names, signal_count, refused_signal_count",
 )
 
 # Keys
@@ -221,7 +283,7 @@ DESCRIBE_FLOW = _rows(
     2,
     "flow_id, flow_kind, namespace, state, node_count, edge_count, created_at, last_mutation_at, cancelled_at,"
     " cancel_reason, cancellation_policy, tags, downstreams, policies, ks, cancel_rests, ns, succeededs, faileds,"
-    " skippeds, states, satisfied_ats",
+    " skippeds, states, satisfied_ats, parent_id",
 )
 READ_MEMBERS = _rows(
     "read_members",
@@ -239,7 +301,7 @@ PROJECT_FLOWS = _value("project_flows", 2, "n")
 PROJECT_TOUCHED = _rows("project_touched", 1, "counted, more")
 READ_SUMMARY = _rows(
     "read_summary",
-    2,
+    3,
     "flow_id, state, updated_at, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,"
     " rate_limited, waiting_children",
 )
@@ -271,7 +333,7 @@ ACK_CANCEL_MEMBER = _value("ack_cancel_member", 3, "acknowledged")
 READ_CANCEL_BACKLOG = _rows(
     "read_cancel_backlog", 2, "requested_at, requester, reason, cancellation_policy, grace_until, owed"
 )
-DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id")
+DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
 # Reads
 
@@ -296,7 +358,7 @@ LIST_ATTEMPTS = _rows(
     " reclaim_reason, disposition, retry_at",
 )
 LIST_PARTITION = _rows("list_partition", 3, _INFO)
-FIND = _rows("find", 14, _INFO)
+FIND = _rows("find", 16, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
@@ -312,7 +374,7 @@ _WORKER = (
     "namespace, worker_instance_id, worker_id, lanes, kinds, versions, capabilities, liveness_ttl, registered_at,"
     " heartbeat_at, expires_at, slots, package_version, host, pid, leads"
 )
-REGISTER_WORKER = _rows("register_worker", 14, "code, expires_at")
+REGISTER_WORKER = _rows("register_worker", 15, "code, expires_at, host, pid")
 HEARTBEAT_WORKER = _rows("heartbeat_worker", 3, "code, expires_at")
 # Heartbeats of the worker library. A heartbeat that a crash of the server undoes does no harm, so it commits
 # asynchronously unless it is part of a renewal.
@@ -322,13 +384,16 @@ SLEEP_AND_HEARTBEAT = _rows(
     "heartbeat_worker", "$7, $8, $9", f"code, expires_at, flowfabric.sleep_for_work({_marks(6)}) as until, {_LAZILY}"
 )
 RENEW_AND_HEARTBEAT = f"{RENEW} union all " + _rows(
-    "heartbeat_worker", "$8, $9, $10", "0, code, null, null, null, null, expires_at"
+    "heartbeat_worker", "$9, $10, $11", "0, code, null, null, null, null, expires_at"
 )
 MARK_WORKER_DEAD = _value("mark_worker_dead", 3, "code")
 LEAVE_REGISTRY = _value("leave_registry", 4, "code")
 LIST_WORKERS = _rows("list_workers", 4, _WORKER)
 LIST_WORKER_EVENTS = _rows("list_worker_events", 4, "seq, occurred_at, event, worker_id, reason")
-FIND_UNSERVED = _rows("find_unserved", 2, "lane, lane_state, kind, capabilities, namespace, workers")
+FIND_UNSERVED = _rows(
+    "find_unserved", 2, "lane, lane_state, kind, capabilities, namespace, workers, version, is_stopped"
+)
+LIST_VERSIONS = _rows("list_versions", 0, "lane, kind, capabilities, version, executions, workers")
 SWEEP_WORKERS = _value("sweep_workers", 1, "n")
 TRIM_WORKER_EVENTS = _value("trim_worker_events", 1, "n")
 
@@ -364,6 +429,7 @@ BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
 RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
 SWEEP = _value("sweep", 1, "n")
+SUBMIT_HOOKS = _rows("submit_hooks", 1, "submitted, failed, message, more")
 NEXT_DUE = _value("next_due", 1, "at")
 LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")
 TAKE_LEAD = _rows("take_lead", 3, "name, is_ours, left_ms")

@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from flowfabric.app.code import checked_versions
 from flowfabric.app.context import Context
 from flowfabric.app.flow_builder import Flow
 from flowfabric.app.sync_context import SyncContext
@@ -38,8 +39,9 @@ from flowfabric.app.task import (
     task_name,
 )
 from flowfabric.client.client import AsyncClient
+from flowfabric.client.hooks import HOOKS, check_hook
 from flowfabric.client.run import connectors
-from flowfabric.client.submission import Submission, check_task, new_submission
+from flowfabric.client.submission import Submission, TypedTask, check_task, new_submission
 from flowfabric.contracts.codecs import AnyCodec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
@@ -48,10 +50,14 @@ from flowfabric.values.checks import check_text
 from flowfabric.values.cron import Cron
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.ids import mint_uuid
-from flowfabric.values.options import OptionNames, Options
+from flowfabric.values.options import OptionNames, Options, meant
 from flowfabric.values.timing import Every, parse_timing
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 CatchUp = Literal["skip", "one", "all"]
@@ -73,9 +79,10 @@ class App:
     Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded Postgres. `codecs` are
     applied to everything the app stores (arguments, results, steps, signals, failures); `also_read` are retired codecs
     that only read. `accept_plain=False` refuses data that no codec that binds (`BindingCodec`) has written.
-    `namespace`, `lane` and other options given here are the defaults of all its tasks. `notifications=False,
-    prepared_statements=False` suits a transaction-pooling proxy. Close it when it is no longer needed: `await
-    app.close()`, or `async with app:`.
+    `namespace`, `lane` and other options given here are the defaults of all its tasks; `on_failure` and `on_escalate`,
+    the names of tasks, apply to what is submitted from outside, and with `everywhere=True` to members of flows and
+    what handlers submit too. `notifications=False, prepared_statements=False` suits a transaction-pooling proxy. Close
+    it when it is no longer needed: `await app.close()`, or `async with app:`.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class App:
         notifications: bool = True,
         prepared_statements: bool = True,
         connections: int = 10,
+        everywhere: bool = False,
         **options: Unpack[OptionNames],
     ) -> None:
         self.dsn = None if dsn is None else check_text(dsn, "dsn", None)
@@ -103,7 +111,14 @@ class App:
         if type(connections) is not int or connections < 1:
             raise InvalidInput(f"got {connections!r}", field="connections", allowed="an integer from 1")
         self.connections = connections
-        self.defaults = Options.of(options, inspect.signature(App).parameters.keys() - {"options"})
+        given = Options.of(options, inspect.signature(App).parameters.keys() - {"options"})
+        # Hooks of the app are no defaults of its tasks: they do not apply to members of flows and children.
+        self.defaults = given.replace(on_failure=UNSET, on_escalate=UNSET)
+        self.on_failure, self.on_escalate = given.on_failure, given.on_escalate
+        if type(everywhere) is not bool:
+            raise InvalidInput(f"got {everywhere!r}", field="everywhere", allowed="True or False")
+        self.everywhere = everywhere
+        self._hooks: dict[tuple[str, str], Task[Any, Any]] = {}
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
         self.provided: dict[type, Any] = {}
@@ -139,6 +154,8 @@ class App:
         pool: Pool = "thread",
         permanent: Sequence[type[Exception]] = (),
         steps: StepsRule = "strict",
+        version: int | None = None,
+        compatible_with: Collection[int] = (),
         **options: Unpack[OptionNames],
     ) -> _Decorator: ...
 
@@ -150,22 +167,33 @@ class App:
         pool: Pool = "thread",
         permanent: Sequence[type[Exception]] = (),
         steps: StepsRule = "strict",
+        version: int | None = None,
+        compatible_with: Collection[int] = (),
         **options: Unpack[OptionNames],
     ) -> Any:
         """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
 
         `name` is stored with every execution (default: the function's name); keep it when the function moves.
         `pool="process"` runs a synchronous function in a child process. `permanent` are exceptions that are never
-        retried. `steps="lenient"` allows an execution to end without the steps that an earlier run of it recorded. The
-        other keywords are in `Options`.
+        retried. `steps="lenient"` allows an execution to end without the steps that an earlier run of it recorded.
+        An execution keeps the `version` of the worker that starts it: only workers of this version run it from then on,
+        or of one that says that it is `compatible_with` it. The other keywords are in `Options`.
         """
-        chosen = self.defaults.merged(Options.of(options, ("name", "pool", "permanent", "steps")))
+        chosen = self.defaults.merged(
+            Options.of(options, ("name", "pool", "permanent", "steps", "version", "compatible_with"))
+        )
+        for field in HOOKS:
+            if not isinstance(getattr(chosen, field), str | UnsetType | None):
+                self.hook(getattr(chosen, field), field)
         never = checked_exceptions(permanent)
+        versions = checked_versions(version, compatible_with)
 
         def decorate(fn: Callable[..., Any]) -> Task[Any, Any]:
             fn = checked_function(fn)
             title = task_name(fn, name)
-            made: Task[Any, Any] = Task(self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps)
+            made: Task[Any, Any] = Task(
+                self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps, versions=versions
+            )
             before = self.tasks.get(title)
             # The same function again means that its module was loaded again.
             if before is not None and origin_of(before.function) != origin_of(fn):
@@ -192,6 +220,18 @@ class App:
         """Return the task with this name."""
         return self.tasks.get(name)
 
+    def hook(self, given: Any, field: str) -> Task[Any, Any]:
+        """Return the task that an option `on_failure` or `on_escalate` names, if it can run as that hook."""
+        task = given if isinstance(given, Task) else self.tasks.get(getattr(given, "name", given))
+        if task is None:
+            near = meant(str(given), self.tasks)
+            problem = f"there is no task {given!r}" + (f"; {near}" if near else "")
+            raise InvalidInput(problem, field=field, allowed="a task of the app, or its name")
+        if self._hooks.get((field, task.name)) is not task:
+            check_hook(task, field)
+            self._hooks[field, task.name] = task
+        return task
+
     def provide(self, cls: type[T], maker: T | Callable[[], Any]) -> None:
         """Register the object injected into parameters annotated `ff.Data[cls]`, or a function that makes it.
 
@@ -215,9 +255,67 @@ class App:
 
     # Schedules
 
+    @overload
     def schedule(
         self,
-        task: Task[Any, Any],
+        task: Task[..., Any],
+        /,
+        *,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec: ...
+    @overload
+    def schedule(
+        self,
+        task: TypedTask[Concatenate[A, Q], Any],
+        a: A,
+        /,
+        *,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec: ...
+    @overload
+    def schedule(
+        self,
+        task: TypedTask[Concatenate[A, B, Q], Any],
+        a: A,
+        b: B,
+        /,
+        *,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec: ...
+    @overload
+    def schedule(
+        self,
+        task: TypedTask[Concatenate[A, B, C, Q], Any],
+        a: A,
+        b: B,
+        c: C,
+        /,
+        *more: Any,
+        name: str | None = None,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "skip",
+        **kwargs: Any,
+    ) -> ScheduleSpec: ...
+    def schedule(
+        self,
+        task: Any,
         /,
         *args: Any,
         name: str | None = None,
@@ -247,7 +345,7 @@ class App:
                 raise InvalidInput("a schedule sets it for each submission", field=option, allowed="None")
         if isinstance(submission.options.deadline, datetime):
             raise InvalidInput("a fixed time would apply to every submission", field="deadline", allowed="a duration")
-        submission.item(None)  # a wrong argument fails here, not when it fires
+        submission.item(bound=False)  # a wrong argument fails here, not when it fires
         spec = ScheduleSpec(
             name=chosen,
             task=task,

@@ -6,10 +6,12 @@ synchronous handlers are generated from them (`sync_context.py`).
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 from uuid import UUID
 
 from flowfabric.app.flow_builder import Flow
@@ -25,16 +27,44 @@ from flowfabric.values.lease import HandleKind
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.stream import DurabilityMode, FrameKind
 from flowfabric.values.wait import OpenWait, WaitpointToken
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # a type or any other annotation, such as a union
+
     from flowfabric.client.run import Run
-    from flowfabric.client.submission import Submittable
+    from flowfabric.client.submission import TypedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+U = TypeVar("U")
 D = TypeVar("D")
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_MANY = 32
+
+
+def awaited(method: _Method) -> _Method:
+    """Keep the coroutines of a method: the run fails if the handler returns without having awaited one."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        calls = self._scope.calls
+        if len(calls) >= _MANY:
+            calls[:] = not_begun(calls)
+        calls.append(made)
+        return made
+
+    return cast("_Method", call)
+
+
+def not_begun(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Coroutine[Any, Any, Any]]:
+    """Return the coroutines that nothing has awaited."""
+    return [one for one in calls if inspect.getcoroutinestate(one) == inspect.CORO_CREATED]
 
 
 class Facts:
@@ -149,26 +179,59 @@ class Context(Facts):
     __slots__ = ()
 
     @overload
+    async def step(self, name: str, fn: Callable[..., Awaitable[R]], /, *args: Any, was: str, **kwargs: Any) -> R: ...
+    @overload
+    async def step(self, name: str, fn: Callable[..., R], /, *args: Any, was: str, **kwargs: Any) -> R: ...
+    @overload
     async def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @awaited
     async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once and store its result, under this name and the number of its uses in this run.
 
         A finished step never runs again; a step that a crash interrupted does. An exception is kept for the rest of
         this run of the handler and forgotten when the task is retried. A synchronous function runs in a thread.
         `step_with` gives a step its own retries and timeout. A step, a sleep or a submission inside the function is
-        part of it and not recorded separately.
+        part of it and not recorded separately. `was` is an earlier name of the step: executions that recorded it under
+        that name continue. (To pass an argument `was` to the function, use `step_with()`.)
         """
-        return await self._scope.step(name, fn, args, kwargs, None, None)
+        was = kwargs.pop("was", None)
+        return await self._scope.step(name, fn, args, kwargs, None, None, was)
 
-    def step_with(self, *, retry: RetryPolicy | None = None, timeout: Duration | None = None) -> StepWith:
-        """Steps with retries and a time limit of their own: `await ctx.step_with(timeout=5)("fetch", fetch, url)`."""
+    def step_with(
+        self, *, retry: RetryPolicy | None = None, timeout: Duration | None = None, was: str | None = None
+    ) -> StepWith:
+        """Steps with options: `await ctx.step_with(timeout=5)("fetch", fetch, url)`.
+
+        `retry` and `timeout` are the step's own; `was` is an earlier name of it, as for `step`.
+        """
         Options(retry=retry).checked()
         if timeout is not None and duration(timeout, "timeout") <= timedelta(0):
             raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="a positive duration")
-        return StepWith(self._scope, retry, timeout)
+        return StepWith(self._scope, retry, timeout, was)
 
+    @overload
+    async def map(
+        self, fn: Callable[[T], Awaitable[R]], items: Iterable[T], /, *, limit: int = 10, name: str | None = None
+    ) -> list[R]: ...
+    @overload
+    async def map(
+        self, fn: Callable[[T], R], items: Iterable[T], /, *, limit: int = 10, name: str | None = None
+    ) -> list[R]: ...
+    @awaited
+    async def map(
+        self, fn: Callable[[Any], Any], items: Iterable[Any], /, *, limit: int = 10, name: str | None = None
+    ) -> Any:
+        """Call a function for each item, at most `limit` at a time, and return the results in the order of the items.
+
+        Each call is a step, named after the function (or `name`) and the index of the item, so that finished ones are
+        never run again. The first error cancels the rest and is raised; what was recorded stays. Synchronous functions
+        run in threads.
+        """
+        return await self._scope.map_steps(fn, items, limit, name)
+
+    @awaited
     async def sleep(self, pause: Duration) -> None:
         """Wait durably: the worker is free meanwhile, and the time counts from the first call, also after a restart."""
         await self._scope.sleep(pause)
@@ -178,11 +241,21 @@ class Context(Facts):
         self,
         what: str | Single,
         *,
-        payload: type[T],
+        payload: TypeForm[T],
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[T]: ...
+    @overload
+    async def wait_for(
+        self,
+        what: str | Single,
+        *,
+        payload: TypeForm[T],
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
         reason: Reason = "signal",
     ) -> Signal[T] | D: ...
     @overload
@@ -192,8 +265,17 @@ class Context(Facts):
         *,
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[Any]: ...
+    @overload
+    async def wait_for(
+        self,
+        what: str | Single,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
         reason: Reason = "signal",
     ) -> Signal[Any] | D: ...
     @overload
@@ -201,13 +283,44 @@ class Context(Facts):
         self,
         what: AllMet | Count | OperatorOnly | TimeoutOnly,
         *,
-        payload: Any = Any,
+        payload: TypeForm[T],
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
         reason: Reason = "signal",
+    ) -> list[Signal[T]]: ...
+    @overload
+    async def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        payload: TypeForm[T],
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
+        reason: Reason = "signal",
+    ) -> list[Signal[T]] | D: ...
+    @overload
+    async def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> list[Signal[Any]]: ...
+    @overload
+    async def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
+        reason: Reason = "signal",
     ) -> list[Signal[Any]] | D: ...
+    @awaited
     async def wait_for(
         self,
         what: Condition | str,
@@ -231,13 +344,26 @@ class Context(Facts):
         )
         return await self._scope.wait_for(request)
 
-    async def waitpoint(self, key: str, *, name: str | None = None) -> Waitpoint:
+    @overload
+    async def waitpoint(self, key: str, *, payload: TypeForm[T], name: str | None = None) -> Waitpoint[T]: ...
+    @overload
+    async def waitpoint(self, key: str, *, name: str | None = None) -> Waitpoint[Any]: ...
+    async def waitpoint(self, key: str, *, payload: Any = Any, name: str | None = None) -> Waitpoint[Any]:
         """Open a waitpoint, which accepts signals from now on. Hand out its token, then wait at it.
 
-        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept.
+        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept. `payload` is
+        the type of their payloads: senders are checked from now on, and not only when the handler waits.
         """
-        opened = await self._scope.waitpoint(WaitRequest(key, name=name))
-        return Waitpoint(self._scope, key, name, opened)
+        opened = await self._scope.waitpoint(WaitRequest(key, name=name, payload=payload))
+        return Waitpoint(self._scope, key, name, opened, payload)
+
+    async def patched(self, name: str) -> bool:
+        """Whether to take a new branch of the code: the same in every run of this execution.
+
+        False only if this execution recorded steps, children or waits that come after this call: it began with the old
+        code, and must repeat it. When no execution of the old code is left, remove the call and the old branch.
+        """
+        return await self._scope.patched(name)
 
     async def now(self) -> datetime:
         """The database's time, the same in every later run."""
@@ -247,24 +373,77 @@ class Context(Facts):
         """Report how far the work is; `flowfabric show` and other readers see it."""
         await self._scope.progress(percent, message)
 
+    async def emit(
+        self,
+        data: Any,
+        *,
+        type: str = "",  # noqa: A002 - as in the frame
+        live: bool = False,
+        ttl: Duration = 10,
+        kind: FrameKind | None = None,
+        correlation_id: str | None = None,
+        durability_mode: DurabilityMode | None = None,
+    ) -> None:
+        """Emit text, bytes or JSON to the output stream, which `run.stream()` and `flowfabric tail` follow.
+
+        It returns at once while the buffer has room (1,000 frames, 1 MiB): the worker stores frames with its next call,
+        in their order, and before the result. `durability_mode="durable"` waits until it is stored; the default is
+        that of the execution's `stream_policy`, which is "buffered" unless it was set. `live=True` is for those who
+        follow now: cheaper, readable for twice the `ttl` at most, and lost with the database server. A handler that
+        runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        """
+        await self._scope.emit(
+            data,
+            type=type,
+            kind=kind,
+            live=live,
+            ttl=ttl,
+            correlation_id=correlation_id,
+            durability_mode=durability_mode,
+        )
+
+    async def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Emit a line of text, as `print` would write it."""
+        await self._scope.emit(
+            sep.join(map(str, values)) + end,
+            type="",
+            kind="stdout",
+            live=False,
+            ttl=10,
+            correlation_id=None,
+            durability_mode=None,
+        )
+
+    async def summarize(
+        self, patch: Mapping[str, Any], *, plain: bool = False, durability_mode: DurabilityMode | None = None
+    ) -> None:
+        """Merge a JSON object into the summary document of this attempt, which `run.summary()` reads.
+
+        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. The
+        database merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
+        """
+        await self._scope.summarize(patch, plain=plain, durability_mode=durability_mode)
+
     async def heartbeat(self) -> None:
         """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         await self._scope.heartbeat()
 
-    async def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Run[R]:
+    @awaited
+    async def submit(self, task: TypedTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """Submit another task, only once even if this handler is re-run. The same as `task.submit(...)`."""
-        return await self._scope.client.send(new_submission(task, args, kwargs))
+        return await self._scope.send(new_submission(task, args, kwargs))
 
 
 class WaitpointFacts:
     """A waitpoint, and the token that its signals need."""
 
-    __slots__ = ("_name", "_opened", "_scope", "execution_id", "id", "key", "token")
+    __slots__ = ("_name", "_opened", "_payload", "_scope", "execution_id", "id", "key", "token")
 
-    def __init__(self, scope: Scope, key: str, name: str | None, opened: OpenWait) -> None:
+    def __init__(self, scope: Scope, key: str, name: str | None, opened: OpenWait, payload: Any) -> None:
         self._scope = scope
         self._name = name
         self._opened = opened
+        self._payload = payload
         self.key = key
         self.execution_id = scope.claimed.execution_id
         self.id: UUID = opened.waitpoints[0].waitpoint_id
@@ -279,47 +458,83 @@ class WaitpointFacts:
         return f"{type(self).__name__}({self.key!r}, {str(self.id)!r}, token={self.token})"
 
 
-class Waitpoint(WaitpointFacts):
+class Waitpoint(WaitpointFacts, Generic[T]):
     """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
 
+    @overload
     async def wait(
         self,
         *,
-        payload: Any = Any,
+        payload: TypeForm[U],
+        timeout: Duration | None = None,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "callback",
+    ) -> Signal[U]: ...
+    @overload
+    async def wait(
+        self,
+        *,
+        payload: TypeForm[U],
+        timeout: Duration | None = None,
+        default: D,
+        reason: Reason = "callback",
+    ) -> Signal[U] | D: ...
+    @overload
+    async def wait(
+        self,
+        *,
+        timeout: Duration | None = None,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "callback",
+    ) -> Signal[T]: ...
+    @overload
+    async def wait(
+        self,
+        *,
+        timeout: Duration | None = None,
+        default: D,
+        reason: Reason = "callback",
+    ) -> Signal[T] | D: ...
+    @awaited
+    async def wait(
+        self,
+        *,
+        payload: Any = RAISE,
         timeout: Duration | None = None,
         default: Any = RAISE,
         on_timeout: OnTimeout = "raise",
         reason: Reason = "callback",
-    ) -> Signal[Any]:
+    ) -> Any:
         """Wait for a signal here and return it. See `Context.wait_for`."""
         request = WaitRequest(
             self.key,
             name=self._name,
-            payload=payload,
+            payload=self._payload if isinstance(payload, Raise) else payload,
             timeout=timeout,
             default=default,
             on_timeout=on_timeout,
             reason=reason,
         )
-        found: Signal[Any] = await self._scope.wait_for(request, self._opened)
-        return found
+        return await self._scope.wait_for(request, self._opened)
 
 
 class StepWith:
-    """`ctx.step` with its own retries and timeout."""
+    """`ctx.step` with its own retries and timeout, or an earlier name."""
 
-    __slots__ = ("_retry", "_scope", "_timeout")
+    __slots__ = ("_retry", "_scope", "_timeout", "_was")
 
-    def __init__(self, scope: Scope, retry: RetryPolicy | None, timeout: Duration | None) -> None:
+    def __init__(self, scope: Scope, retry: RetryPolicy | None, timeout: Duration | None, was: str | None) -> None:
         self._scope = scope
         self._retry = retry
         self._timeout = timeout
+        self._was = was
 
     @overload
     async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @awaited
     async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return await self._scope.step(name, fn, args, kwargs, self._retry, self._timeout)
+        return await self._scope.step(name, fn, args, kwargs, self._retry, self._timeout, self._was)

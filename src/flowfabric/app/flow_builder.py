@@ -1,4 +1,4 @@
-"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say how many have to succeed.
+"""Flows in Python: nodes are tasks with arguments, arguments may be other nodes, joins say which of them are needed.
 
     flow = app.flow("race")
     answers = [flow.add(ask, model) for model in models]
@@ -11,15 +11,17 @@ A flow is built here and stored as a whole when it is submitted. Mistakes raise 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 from uuid import UUID, uuid5
 
 import msgspec
 
+from flowfabric.bridges._submission import AsyncConnection, SyncConnection
 from flowfabric.client import node_arguments
 from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.submission import Submission, Submittable, check_task, new_submission
+from flowfabric.client.in_transaction import submit_flow_in
+from flowfabric.client.submission import Submission, Submittable, TypedTask, check_task, new_submission
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput
 from flowfabric.values import conditions
@@ -33,11 +35,14 @@ from flowfabric.values.ids import (
     parse_execution_id,
     partition_of_id,
 )
-from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum, policy_columns
 
 if TYPE_CHECKING:
     from flowfabric.client.connector import Connector
 
+A = TypeVar("A")
+B = TypeVar("B")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 _SHOWN = 5  # nodes of a join in messages
@@ -66,10 +71,17 @@ class Node(Generic[R_co]):
     __iter__ = None  # a node is one result; `flow.map` makes many nodes
 
 
+class AnyNode(Node[Any]):
+    """A node whose result has no type that checkers know: of a part, or of a flow that exists."""
+
+    __slots__ = ()
+
+
 class Join:
     """Several nodes, and how many of them have to succeed. As an argument it means their results.
 
-    `all_of` and `quorum` give the list of the results of those that succeeded, `any_of` one result.
+    `all_of` and `quorum` give the list of the results of those that succeeded, `any_of` one result, `all_settled` the
+    list of all outcomes.
     """
 
     __slots__ = ("nodes", "policy")
@@ -84,20 +96,20 @@ class Join:
             names.append("...")
         if isinstance(self.policy, Quorum):
             names.insert(0, str(self.policy.k))
-        if not isinstance(self.policy, AllOf) and self.policy.on_satisfied is OnSatisfied.CANCEL_REMAINING:
+        kind, _, cancels = policy_columns(self.policy)
+        if cancels:
             names.append("cancel_rest=True")
-        kind = {AllOf: "all_of", AnyOf: "any_of", Quorum: "quorum"}[type(self.policy)]
         return f"{kind}({', '.join(names)})"
 
 
-class SubFlow(Mapping[str, "Node[Any]"]):
+class SubFlow(Mapping[str, AnyNode]):
     """The nodes of a flow that was included in another, by their names there. In `after` it means its last nodes."""
 
-    def __init__(self, nodes: dict[str, Node[Any]], ends: list[Node[Any]]) -> None:
+    def __init__(self, nodes: dict[str, AnyNode], ends: list[AnyNode]) -> None:
         self._nodes = nodes
         self.ends = ends
 
-    def __getitem__(self, name: str) -> Node[Any]:
+    def __getitem__(self, name: str) -> AnyNode:
         return self._nodes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,6 +119,9 @@ class SubFlow(Mapping[str, "Node[Any]"]):
         return len(self._nodes)
 
 
+# An argument of a node: the value, or the node that gives it; or something with nodes in it, which is not checked.
+Given: TypeAlias = A | Node[A]
+Filled: TypeAlias = Join | AnyNode | list[Any] | tuple[Any, ...] | dict[str, Any]
 Nodes = Node[Any] | SubFlow | Iterable[Node[Any] | SubFlow]
 After = Nodes | Join
 
@@ -145,18 +160,27 @@ def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool 
 
 def quorum(k: int, *nodes: Nodes, cancel_rest: bool = False) -> Join:
     """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once success is impossible."""
-    found = _nodes(nodes, "quorum") if nodes else []
-    if found is None:
-        other = next(one for one in nodes if not isinstance(one, Node))
-        raise InvalidInput(
-            f"got {type(other).__name__}",
-            field="quorum",
-            allowed="nodes of a flow; for keys of a wait any_of(..., n=k)",
-        )
+    found = _only_nodes(nodes, "quorum", "nodes of a flow; for keys of a wait any_of(..., n=k)")
     if type(k) is not int or not 1 <= k <= len(found):
         allowed = f"1 to {len(found)}" if found else "nodes of a flow after it"
         raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=allowed)
     return Join(found, Quorum(k, _rest(cancel_rest)))
+
+
+def all_settled(*nodes: Nodes) -> Join:
+    """All of these nodes have to end, whatever the result: with or without success, cancelled or skipped.
+
+    As an argument it is the list of their outcomes in the order given, a `list[ff.Settled[T]]`.
+    """
+    return Join(_only_nodes(nodes, "all_settled", "nodes of a flow"), AllSettled())
+
+
+def _only_nodes(things: tuple[Any, ...], what: str, allowed: str) -> list[Node[Any]]:
+    found = _nodes(things, what) if things else []
+    if found is None:
+        other = next(one for one in things if not isinstance(one, Node))
+        raise InvalidInput(f"got {type(other).__name__}", field=what, allowed=allowed)
+    return found
 
 
 def _rest(cancel_rest: bool) -> OnSatisfied:
@@ -224,8 +248,8 @@ class Flow:
         self.grows = grows
         self._entries: dict[str, _Entry] = {}
         self._counts: dict[str, int] = {}
-        self._here: Node[Any] | None = None if here is None else Node(self, "here", None, here)
-        self._old: dict[str, Node[Any]] = {} if self._here is None else {str(here): self._here}
+        self._here: AnyNode | None = None if here is None else AnyNode(self, "here", None, here)
+        self._old: dict[str, AnyNode] = {} if self._here is None else {str(here): self._here}
         self._is_built = False
 
     def __repr__(self) -> str:
@@ -240,28 +264,102 @@ class Flow:
         return {name: entry.node for name, entry in self._entries.items()}
 
     @property
-    def here(self) -> Node[Any]:
+    def here(self) -> AnyNode:
         """In a flow from `ctx.flow()`: the running task itself."""
         if self._here is None:
             raise InvalidInput("this flow was not made in a task", field="here", allowed="a flow from ctx.flow()")
         return self._here
 
-    def member(self, execution_id: str | ExecutionId, name: str = "") -> Node[Any]:
+    def member(self, execution_id: str | ExecutionId, name: str = "") -> AnyNode:
         """Return an existing node of the flow, for new nodes to come after or to use its result."""
         if self.grows is None:
             raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
         found = parse_execution_id(execution_id)
-        return self._old.setdefault(str(found), Node(self, name or str(found), None, found))
+        return self._old.setdefault(str(found), AnyNode(self, name or str(found), None, found))
 
+    @overload
+    def add(
+        self, task: Submittable[R], /, *, after: After | None = None, name: str | None = None, **kwargs: Any
+    ) -> Node[R]: ...
+    @overload
     def add(
         self,
         task: Submittable[R],
+        a: Filled,
+        /,
+        *,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: TypedTask[Concatenate[A, Q], R],
+        a: Given[A],
+        /,
+        *,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Submittable[R],
+        a: Filled,
+        b: Filled,
+        /,
+        *more: Any,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: TypedTask[Concatenate[Any, B, Q], R],
+        a: Filled,
+        b: Given[B],
+        /,
+        *more: Any,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: TypedTask[Concatenate[A, Any, Q], R],
+        a: Given[A],
+        b: Filled,
+        /,
+        *more: Any,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: TypedTask[Concatenate[A, B, Q], R],
+        a: Given[A],
+        b: Given[B],
+        /,
+        *more: Any,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]: ...
+    def add(
+        self,
+        task: Submittable[Any],
         /,
         *args: Any,
         after: After | None = None,
         name: str | None = None,
         **kwargs: Any,
-    ) -> Node[R]:
+    ) -> Node[Any]:
         """Add a task with these arguments. Nodes among them (also in lists, dicts and joins) mean their results.
 
         It comes after those nodes, all of which have to succeed, and after `after`. `name` is its name in the flow; by
@@ -296,16 +394,38 @@ class Flow:
         self._entries[node.name] = entry
         return node
 
+    @overload
+    def map(
+        self,
+        task: TypedTask[Concatenate[A, Q], R],
+        items: Iterable[A] | Iterable[Node[A]],
+        /,
+        *,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> list[Node[R]]: ...
+    @overload
     def map(
         self,
         task: Submittable[R],
+        items: Iterable[Filled],
+        /,
+        *,
+        after: After | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> list[Node[R]]: ...
+    def map(
+        self,
+        task: Submittable[Any],
         items: Iterable[Any],
         /,
         *,
         after: After | None = None,
         name: str | None = None,
         **kwargs: Any,
-    ) -> list[Node[R]]:
+    ) -> list[Node[Any]]:
         """Add a task once per item: a tuple is its arguments, anything else (a node too) its one argument."""
         check_task(task)
         if isinstance(items, Node | str | bytes | SubFlow) or not isinstance(items, Iterable):
@@ -316,7 +436,7 @@ class Flow:
             )
         title = task.name if name is None else _title(name)
         after = _kept(after)
-        made: list[Node[R]] = []
+        made: list[Node[Any]] = []
         for place, item in enumerate(items):
             args = item if isinstance(item, tuple) else (item,)
             try:
@@ -335,7 +455,7 @@ class Flow:
             raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
         title = self._next(_title(other.name if name is None else name))
         after = _kept(after)
-        made: dict[str, Node[Any]] = {}
+        made: dict[str, AnyNode] = {}
         ends = dict.fromkeys(other._entries)
         for entry in other._entries.values():
             if entry.join is not None:
@@ -360,7 +480,7 @@ class Flow:
                 args=tuple(here(one) for one in entry.submission.args),
                 kwargs={key: here(one) for key, one in entry.submission.kwargs.items()},
             )
-            node: Node[Any] = Node(self, self._name(f"{title}.{inner}", inner), entry.submission.task)
+            node = AnyNode(self, self._name(f"{title}.{inner}", inner), entry.submission.task)
             copy = _Entry(node, submission, None)
             copy.join = here(entry.join) if entry.join is not None else self._join(copy, after)
             self._entries[node.name] = copy
@@ -393,10 +513,10 @@ class Flow:
         elif after is not None:
             found = _nodes([after], "after")
             if found is None:
-                allowed = "nodes, all_of, any_of or quorum of nodes"
+                allowed = "nodes, all_of, any_of, quorum or all_settled of nodes"
                 raise InvalidInput(f"got {type(after).__name__}", field="after", allowed=allowed)
             used += found
-        odd = [one for one in joins if not isinstance(one.policy, AllOf)]
+        odd = [one for one in joins if not isinstance(one.policy, AllOf) and one.nodes]
         if not odd:
             nodes = list(dict.fromkeys([*used, *(node for one in joins for node in one.nodes)]))
             chosen = Join(nodes, AllOf()) if nodes else None
@@ -407,7 +527,7 @@ class Flow:
                 raise InvalidInput(
                     f"{entry.node.name} comes after {odd[0]} and also after others",
                     field="after",
-                    allowed="one any_of or quorum for a node, and no other upstream",
+                    allowed="one any_of, quorum or all_settled for a node, and no other upstream",
                 )
         for node in () if chosen is None else chosen.nodes:
             if node.flow is not self:
@@ -457,7 +577,8 @@ class Flow:
             else:
                 plain = ENCODER.encode(entry.given)
             payload, encoding = task.codecs.seal(plain, ids[name])
-            item = submission.options.item(task.name, payload, encoding)
+            hooks = task.hooks(submission.options, nested=True)
+            item = submission.options.item(task.name, payload, encoding, hooks=hooks)
             needed = {node for value in entry.wanted.values() for node in _references(value)}
             nodes.append(
                 NewNode(
@@ -475,18 +596,31 @@ class Flow:
             )
         return nodes
 
-    async def submit(self, *, idempotency_key: str | None = None) -> FlowRun:
+    async def submit(self, *, idempotency_key: str | None = None, detached: bool = False) -> FlowRun:
         """Store the whole flow in one call. With a key that was used before, return the existing flow.
 
-        Inside a task it is submitted only once, even if the handler is re-run. A flow that grows adds its nodes.
+        Inside a task it is submitted only once, even if the handler is re-run. It is then kept as long as the task may
+        need its results, and cancelled with it, unless it is `detached`. A flow that grows adds its nodes.
         """
         key = None if idempotency_key is None else check_key(idempotency_key)
         if key is not None and self.grows is not None:
             raise InvalidInput(
                 "given for a flow that grows", field="idempotency_key", allowed="no key: nodes are added once"
             )
+        if type(detached) is not bool or (detached and self.grows is not None):
+            raise InvalidInput(f"got {detached!r}", field="detached", allowed="True or False, for a new flow")
         client = await self._app.client()
-        return await client.submit_flow(self, idempotency_key=key)
+        return await client.submit_flow(self, idempotency_key=key, detached=detached)
+
+    @overload
+    def submit_in(
+        self, connection: AsyncConnection, /, *, idempotency_key: str | None = None
+    ) -> Coroutine[Any, Any, FlowRun]: ...
+    @overload
+    def submit_in(self, connection: SyncConnection | str, /, *, idempotency_key: str | None = None) -> FlowRun: ...
+    def submit_in(self, connection: Any, /, *, idempotency_key: str | None = None) -> Any:
+        """Store the whole flow in one call, as part of the transaction of your connection. See `Task.submit_in`."""
+        return submit_flow_in(self._app, connection, self, idempotency_key)
 
     def id_of(self, key: str) -> FlowId:
         """Return the id of the flow with this idempotency key."""
@@ -547,7 +681,7 @@ def _place(value: Any, uuid_of: Any) -> list[Any]:
         case Node():
             return ["node", str(uuid_of(value))]
         case Join():
-            kind = "first" if isinstance(value.policy, AnyOf) else "all"
+            kind = {AnyOf: "first", AllSettled: "settled"}.get(type(value.policy), "all")
             return [kind, [str(uuid_of(node)) for node in value.nodes]]
         case list() | tuple() if any(True for _ in _references(value)):
             return ["list", [_place(one, uuid_of) for one in value]]

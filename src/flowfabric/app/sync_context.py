@@ -5,7 +5,7 @@ Generated from context.py by scripts/sync_context.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -20,15 +20,19 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.stream import DurabilityMode, FrameKind
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from flowfabric.client.flow_run import FlowRun
     from flowfabric.client.run import Run
-    from flowfabric.client.submission import Submittable
+    from flowfabric.client.submission import TypedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+U = TypeVar("U")
 D = TypeVar("D")
 
 
@@ -41,21 +45,38 @@ class SyncContext(Facts):
 
     __slots__ = ()
 
-    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def step(self, name: str, fn: Callable[..., R], /, *args: Any, was: str, **kwargs: Any) -> R: ...
+
+    @overload
+    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once, in this thread, and store its result.
 
         It is identified by this name and the number of its uses in this run. A finished step never runs again; a step
         that a crash interrupted does. An exception is kept for the rest of this run of the handler and forgotten when
         the task is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
-        function is part of it and not recorded separately.
+        function is part of it and not recorded separately. `was` is an earlier name of the step: executions that
+        recorded it under that name continue.
         """
-        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, None, None))
-        return found
+        was = kwargs.pop("was", None)
+        return self._scope.in_thread(self._scope.step(name, fn, args, kwargs, None, None, was))
 
-    def step_with(self, *, retry: RetryPolicy | None = None) -> SyncStepWith:
-        """Steps that are retried in place."""
+    def step_with(self, *, retry: RetryPolicy | None = None, was: str | None = None) -> SyncStepWith:
+        """Steps that are retried in place; `was` is an earlier name of the step, as for `step`."""
         Options(retry=retry).checked()
-        return SyncStepWith(self._scope, retry)
+        return SyncStepWith(self._scope, retry, was)
+
+    def map(self, fn: Callable[[T], R], items: Iterable[T], /, *, limit: int = 10, name: str | None = None) -> list[R]:
+        """Call a function for each item, at most `limit` at a time, and return the results in the order of the items.
+
+        Each call is a step, named after the function (or `name`) and the index of the item, so that finished ones are
+        never run again. The first error cancels the rest and is raised; what was recorded stays. Synchronous functions
+        run in threads.
+        """
+        found: list[R] = self._scope.in_thread(self._scope.map_steps(fn, items, limit, name))
+        return found
 
     def sleep(self, pause: Duration) -> None:
         """Wait durably: the thread is free meanwhile. The time counts from the first call, also after a restart."""
@@ -66,11 +87,22 @@ class SyncContext(Facts):
         self,
         what: str | Single,
         *,
-        payload: type[T],
+        payload: TypeForm[T],
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[T]: ...
+
+    @overload
+    def wait_for(
+        self,
+        what: str | Single,
+        *,
+        payload: TypeForm[T],
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
         reason: Reason = "signal",
     ) -> Signal[T] | D: ...
 
@@ -81,8 +113,18 @@ class SyncContext(Facts):
         *,
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> Signal[Any]: ...
+
+    @overload
+    def wait_for(
+        self,
+        what: str | Single,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
         reason: Reason = "signal",
     ) -> Signal[Any] | D: ...
 
@@ -91,11 +133,44 @@ class SyncContext(Facts):
         self,
         what: AllMet | Count | OperatorOnly | TimeoutOnly,
         *,
-        payload: Any = Any,
+        payload: TypeForm[T],
         name: str | None = None,
         timeout: Duration | None = None,
-        default: D | Raise = RAISE,
         on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> list[Signal[T]]: ...
+
+    @overload
+    def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        payload: TypeForm[T],
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
+        reason: Reason = "signal",
+    ) -> list[Signal[T]] | D: ...
+
+    @overload
+    def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "signal",
+    ) -> list[Signal[Any]]: ...
+
+    @overload
+    def wait_for(
+        self,
+        what: AllMet | Count | OperatorOnly | TimeoutOnly,
+        *,
+        name: str | None = None,
+        timeout: Duration | None = None,
+        default: D,
         reason: Reason = "signal",
     ) -> list[Signal[Any]] | D: ...
 
@@ -122,13 +197,28 @@ class SyncContext(Facts):
         )
         return self._scope.in_thread(self._scope.wait_for(request))
 
-    def waitpoint(self, key: str, *, name: str | None = None) -> SyncWaitpoint:
+    @overload
+    def waitpoint(self, key: str, *, payload: TypeForm[T], name: str | None = None) -> SyncWaitpoint[T]: ...
+
+    @overload
+    def waitpoint(self, key: str, *, name: str | None = None) -> SyncWaitpoint[Any]: ...
+
+    def waitpoint(self, key: str, *, payload: Any = Any, name: str | None = None) -> SyncWaitpoint[Any]:
         """Open a waitpoint, which accepts signals from now on. Hand out its token, then wait at it.
 
-        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept.
+        Every later run gets the same waitpoint, and signals that arrive before the handler waits are kept. `payload` is
+        the type of their payloads: senders are checked from now on, and not only when the handler waits.
         """
-        opened = self._scope.in_thread(self._scope.waitpoint(WaitRequest(key, name=name)))
-        return SyncWaitpoint(self._scope, key, name, opened)
+        opened = self._scope.in_thread(self._scope.waitpoint(WaitRequest(key, name=name, payload=payload)))
+        return SyncWaitpoint(self._scope, key, name, opened, payload)
+
+    def patched(self, name: str) -> bool:
+        """Whether to take a new branch of the code: the same in every run of this execution.
+
+        False only if this execution recorded steps, children or waits that come after this call: it began with the old
+        code, and must repeat it. When no execution of the old code is left, remove the call and the old branch.
+        """
+        return self._scope.in_thread(self._scope.patched(name))
 
     def now(self) -> datetime:
         """The database's time, the same in every later run."""
@@ -138,58 +228,136 @@ class SyncContext(Facts):
         """Report how far the work is; `flowfabric show` and other readers see it."""
         self._scope.in_thread(self._scope.progress(percent, message))
 
+    def emit(
+        self,
+        data: Any,
+        *,
+        type: str = "",
+        live: bool = False,
+        ttl: Duration = 10,
+        kind: FrameKind | None = None,
+        correlation_id: str | None = None,
+        durability_mode: DurabilityMode | None = None,
+    ) -> None:
+        """Emit text, bytes or JSON to the output stream, which `run.stream()` and `flowfabric tail` follow.
+
+        It returns at once while the buffer has room (1,000 frames, 1 MiB): the worker stores frames with its next call,
+        in their order, and before the result. `durability_mode="durable"` waits until it is stored; the default is
+        that of the execution's `stream_policy`, which is "buffered" unless it was set. `live=True` is for those who
+        follow now: cheaper, readable for twice the `ttl` at most, and lost with the database server. A handler that
+        runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        """
+        self._scope.in_thread(
+            self._scope.emit(
+                data,
+                type=type,
+                kind=kind,
+                live=live,
+                ttl=ttl,
+                correlation_id=correlation_id,
+                durability_mode=durability_mode,
+            )
+        )
+
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Emit a line of text, as `print` would write it."""
+        self._scope.in_thread(
+            self._scope.emit(
+                sep.join(map(str, values)) + end,
+                type="",
+                kind="stdout",
+                live=False,
+                ttl=10,
+                correlation_id=None,
+                durability_mode=None,
+            )
+        )
+
+    def summarize(
+        self, patch: Mapping[str, Any], *, plain: bool = False, durability_mode: DurabilityMode | None = None
+    ) -> None:
+        """Merge a JSON object into the summary document of this attempt, which `run.summary()` reads.
+
+        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. The
+        database merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
+        """
+        self._scope.in_thread(self._scope.summarize(patch, plain=plain, durability_mode=durability_mode))
+
     def heartbeat(self) -> None:
         """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         self._scope.in_thread(self._scope.heartbeat())
 
-    def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> Child[R]:
+    def submit(self, task: TypedTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Child[R]:
         """Submit another task, only once even if this handler is re-run."""
-        return Child(self._scope, self._scope.in_thread(self._scope.client.send(new_submission(task, args, kwargs))))
+        return Child(self._scope, self._scope.in_thread(self._scope.send(new_submission(task, args, kwargs))))
 
     def submit_flow(self, flow: Flow) -> ChildFlow:
         """Submit a flow, or the nodes added to this one's, only once even if this handler is re-run."""
         return ChildFlow(self._scope, self._scope.in_thread(self._scope.client.submit_flow(flow)))
 
 
-class SyncWaitpoint(WaitpointFacts):
+class SyncWaitpoint(WaitpointFacts, Generic[T]):
     """A waitpoint that accepts signals, and the token that they need."""
 
     __slots__ = ()
 
+    @overload
     def wait(
         self,
         *,
-        payload: Any = Any,
+        payload: TypeForm[U],
+        timeout: Duration | None = None,
+        on_timeout: OnTimeout = "raise",
+        reason: Reason = "callback",
+    ) -> Signal[U]: ...
+
+    @overload
+    def wait(
+        self, *, payload: TypeForm[U], timeout: Duration | None = None, default: D, reason: Reason = "callback"
+    ) -> Signal[U] | D: ...
+
+    @overload
+    def wait(
+        self, *, timeout: Duration | None = None, on_timeout: OnTimeout = "raise", reason: Reason = "callback"
+    ) -> Signal[T]: ...
+
+    @overload
+    def wait(self, *, timeout: Duration | None = None, default: D, reason: Reason = "callback") -> Signal[T] | D: ...
+
+    def wait(
+        self,
+        *,
+        payload: Any = RAISE,
         timeout: Duration | None = None,
         default: Any = RAISE,
         on_timeout: OnTimeout = "raise",
         reason: Reason = "callback",
-    ) -> Signal[Any]:
+    ) -> Any:
         """Wait for a signal here and return it. See `Context.wait_for`."""
         request = WaitRequest(
             self.key,
             name=self._name,
-            payload=payload,
+            payload=self._payload if isinstance(payload, Raise) else payload,
             timeout=timeout,
             default=default,
             on_timeout=on_timeout,
             reason=reason,
         )
-        found: Signal[Any] = self._scope.in_thread(self._scope.wait_for(request, self._opened))
-        return found
+        return self._scope.in_thread(self._scope.wait_for(request, self._opened))
 
 
 class SyncStepWith:
-    """`ctx.step` with its own retries."""
+    """`ctx.step` with its own retries, or an earlier name."""
 
-    __slots__ = ("_retry", "_scope")
+    __slots__ = ("_retry", "_scope", "_was")
 
-    def __init__(self, scope: Scope, retry: RetryPolicy | None) -> None:
+    def __init__(self, scope: Scope, retry: RetryPolicy | None, was: str | None) -> None:
         self._scope = scope
         self._retry = retry
+        self._was = was
 
     def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, self._retry, None))
+        found: R = self._scope.in_thread(self._scope.step(name, fn, args, kwargs, self._retry, None, self._was))
         return found
 
 
@@ -205,6 +373,10 @@ class Child(Generic[R]):
     @property
     def execution_id(self) -> ExecutionId:
         return self.run.execution_id
+
+    @property
+    def id(self) -> str:
+        return self.run.id
 
     def result(self) -> R:
         """Wait for its result without a worker; raises `TaskFailed` if it has none."""

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from msgspec import UNSET
+
+from flowfabric.app.code import code_digest
 from flowfabric.app.context import Context
 from flowfabric.app.sync_context import SyncContext
+from flowfabric.bridges._submission import AsyncConnection, SyncConnection
+from flowfabric.client.hooks import HOOKS, hook_spec
+from flowfabric.client.in_transaction import submit_in
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, new_submission
 from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.json_types import ENCODER
 from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
@@ -40,6 +47,7 @@ class Task(Generic[P, R]):
         pool: Pool,
         permanent: tuple[type[Exception], ...],
         steps: StepsRule,
+        versions: tuple[int, ...] = (),
     ) -> None:
         self.app = app
         self.function = function
@@ -48,6 +56,7 @@ class Task(Generic[P, R]):
         self.pool: Pool = pool
         self.permanent = permanent
         self.steps: StepsRule = steps
+        self.versions = versions  # that it serves, first its own; none: the task has no version
         self.signature = _signature(function)
         self.parameter_names = frozenset(each.name for each in self.signature.parameters)
         if pool not in ("thread", "process"):
@@ -76,6 +85,11 @@ class Task(Generic[P, R]):
             allowed="a synchronous module function with arguments only",
         )
 
+    @functools.cached_property
+    def code_digest(self) -> str:
+        """A digest of the function's code: the same in every process that has the same code."""
+        return code_digest(self.function)
+
     @property
     def codecs(self) -> Codecs:
         """The codecs of the app."""
@@ -98,11 +112,27 @@ class Task(Generic[P, R]):
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """Submit the task with these arguments. Inside a task it is submitted only once, even if the handler is re-run.
 
-        Keywords that name an option and no parameter of the task are options, as in
-        `publish.submit(42, idempotency_key="draft-42")`; `options()` does the same in a way type checkers follow.
+        Options of this submission: `publish.options(idempotency_key="draft-42").submit(42)`. Where no type checker is
+        used, keywords of `submit` that are no parameters of the task are options too.
         """
         client = await self.app.client()
         return await client.send(new_submission(self, args, kwargs))
+
+    @overload
+    def submit_in(
+        self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Run[R]]: ...
+    @overload
+    def submit_in(self, connection: SyncConnection | str, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Submit the task as part of the transaction of your connection; await it if the connection is async.
+
+        The connection is one of asyncpg, a connection or cursor of psycopg, a connection or session of SQLAlchemy, or
+        an alias of Django's `DATABASES`. When you commit, the execution exists and workers are woken; after a rollback
+        it never existed. Inside a task it is not remembered: a handler that is run again submits again, unless the
+        call is in a step or has an idempotency key.
+        """
+        return submit_in(self.app, connection, new_submission(self, args, kwargs))
 
     def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
         """Return the item that `submit` would submit, for `submit_many`: each item can have its own options."""
@@ -115,6 +145,24 @@ class Task(Generic[P, R]):
         """
         client = await self.app.client()
         return await client.submit_many(self, arguments, **options)
+
+    def hooks(self, options: Options, *, nested: bool) -> str | None:
+        """Return the tasks to submit when an execution with these options fails or is escalated, as JSON.
+
+        `nested`: it is a member of a flow, or a handler submits it.
+        """
+        app = self.app
+        if options.on_failure is options.on_escalate is UNSET is app.on_failure is app.on_escalate:
+            return None
+        found: dict[str, Any] = {}
+        for field, what in HOOKS.items():
+            chosen = getattr(options, field)
+            if chosen is UNSET:
+                chosen = UNSET if nested and not app.everywhere else getattr(app, field)
+            task = None if chosen is UNSET or chosen is None else app.hook(chosen, field)
+            if task is not None and task.name != self.name:  # never for hooks themselves
+                found[what] = hook_spec(task)
+        return ENCODER.encode(found).decode() if found else None
 
     def run(self, execution_id: str) -> Run[R]:
         """A handle on an execution of this task, from its id."""

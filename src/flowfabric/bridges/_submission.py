@@ -1,29 +1,34 @@
-"""A submission as a conversation without a connection: statements out, rows in, verdicts at the end.
+"""Submissions through the connection of any driver.
 
-A bridge only knows how its driver runs a statement. The partition count is the database's to know: the statement takes
-the last bits of the ids and makes partitions of them itself, so that a submission is one round trip and nothing about
-the database is remembered between calls. Only ids given for members of a flow, which must be of the flow's partition,
-cost a second one.
+A bridge only knows how its driver runs a statement: `Driver`. Everything else is here, once. The partition count is
+the database's to know: the statement takes the last bits of the ids and makes partitions of them itself, so that a
+submission is one round trip and nothing about the database is remembered between calls. Only ids given for members of
+a flow, which must be of the flow's partition, cost a second one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Required, TypeAlias, TypedDict, Unpack
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, Required, TypeAlias, TypedDict, TypeVar, Unpack
+from uuid import UUID
 
+from flowfabric._postgres import statements
 from flowfabric._postgres.create_call import CreateCall
-from flowfabric._postgres.statements import FLOW_PARTITIONS, create_executions, standing_executions
+from flowfabric._postgres.grow_call import GrowCall
 from flowfabric.engine.checks import check_batch
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.graph import FlowSubmitted, NewNode
+from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, partition_of_id
 from flowfabric.values.policies import PolicyInput
 
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]
-Submission: TypeAlias = Generator[tuple[str, list[Any]], Rows, list[Verdict]]
+T = TypeVar("T")
 _WAKE = "select set_config('flowfabric.wake', '{}', true)"
+_LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "django")
 
 
 class Fields(TypedDict, total=False):
@@ -45,53 +50,131 @@ class Fields(TypedDict, total=False):
     flow_id: FlowId | None
 
 
-def submission(items: Sequence[NewExecution], placeholder: str, *, wake: bool = True) -> Submission:
-    """Yields statements with their arguments, takes their rows, returns one verdict per item.
+class AsyncConnection(Protocol):
+    """A connection, cursor or session of a driver that is awaited. Type checkers recognise it by its `close`."""
 
-    `wake=False` notifies no worker, as a transaction that is to be prepared (two-phase commit) must not; workers find
-    the executions when they next poll.
-    """
-    check_batch(items)
-    if type(wake) is not bool:
-        raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
-    if not wake:
-        yield _WAKE.format("off"), []
-    partitions = None
-    if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
-        partitions = (yield FLOW_PARTITIONS, [])[0][0]
-    call = CreateCall(items, partitions)
-    hashed = partitions is None
-    made: Rows = ()
-    standing: Rows = ()
-    if not call.is_empty:
-        made = yield create_executions(placeholder, hashed=hashed), call.args
-    if call.doubts:
-        standing = yield standing_executions(placeholder, hashed=hashed), call.doubts
-    if not wake:
-        yield _WAKE.format("on"), []
-    return call.verdicts(made, standing)
+    def close(self) -> Awaitable[Any]: ...
 
 
-def run(steps: Submission, execute: Callable[[str, list[Any]], Rows]) -> list[Verdict]:
-    """Hold the conversation through a driver that blocks."""
+class SyncConnection(Protocol):
+    """The same of a driver that blocks."""
+
+    def close(self) -> None: ...
+
+
+class Driver(NamedTuple):
+    """How one connection runs statements. `execute` of a driver that blocks never suspends: see `at_once`."""
+
+    placeholder: str
+    execute: Callable[[str, list[Any]], Awaitable[Rows]]
+    blocks: bool
+
+
+def blocking(placeholder: str, run: Callable[[str, list[Any]], Rows]) -> Driver:
+    """The driver of a connection that blocks."""
+
+    async def execute(statement: str, args: list[Any]) -> Rows:
+        return run(statement, args)
+
+    return Driver(placeholder, execute, blocks=True)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing, without an event loop."""
     try:
-        statement, args = next(steps)
-        while True:
-            statement, args = steps.send(execute(statement, args))
+        work.send(None)
     except StopIteration as end:
-        verdicts: list[Verdict] = end.value
-        return verdicts
+        found: T = end.value
+        return found
+    work.close()
+    raise InvalidInput(
+        "the `submit` of a middleware awaits something else than `proceed`",
+        field="connection",
+        allowed="an async connection, or middleware that does not wait",
+    )
 
 
-async def run_async(steps: Submission, execute: Callable[[str, list[Any]], Awaitable[Rows]]) -> list[Verdict]:
-    """Hold the conversation through a driver that is awaited."""
-    try:
-        statement, args = next(steps)
-        while True:
-            statement, args = steps.send(await execute(statement, args))
-    except StopIteration as end:
-        verdicts: list[Verdict] = end.value
-        return verdicts
+def driver_of(connection: Any) -> Driver:
+    """The driver of a connection, cursor or session of any library with a bridge. A text is an alias of Django's."""
+    roots = [each.__module__.partition(".")[0] for each in type(connection).__mro__]
+    library = "django" if isinstance(connection, str) else next((one for one in roots if one in _LIBRARIES), None)
+    if library is None:
+        raise wrong(connection, "a connection, cursor or session of asyncpg, psycopg, SQLAlchemy or Django")
+    found: Driver = import_module(f"flowfabric.bridges.{library}").driver(connection)
+    return found
+
+
+class StoredKind(NamedTuple):
+    """What a duplicate is an execution of."""
+
+    execution_kind: str
+
+
+class Transaction:
+    """The operations of the engine that submit, through the caller's connection and in the caller's transaction."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._mark = driver.placeholder
+        self._execute = driver.execute
+
+    async def create_many(self, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
+        """One verdict per item.
+
+        `wake=False` notifies no worker, as a transaction that is to be prepared (two-phase commit) must not; workers
+        find the executions when they next poll.
+        """
+        check_batch(items)
+        if type(wake) is not bool:
+            raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
+        if not wake:
+            await self._execute(_WAKE.format("off"), [])
+        partitions = None
+        if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
+            partitions = (await self._execute(statements.FLOW_PARTITIONS, []))[0][0]
+        call = CreateCall(items, partitions)
+        hashed = partitions is None
+        made: Rows = ()
+        standing: Rows = ()
+        if not call.is_empty:
+            made = await self._execute(statements.create_executions(self._mark, hashed=hashed), call.args)
+        if call.doubts:
+            standing = await self._execute(statements.standing_executions(self._mark, hashed=hashed), call.doubts)
+        if not wake:
+            await self._execute(_WAKE.format("on"), [])
+        return call.verdicts(made, standing)
+
+    async def read_execution_info(self, execution_id: ExecutionId) -> StoredKind | None:
+        """What an execution is of; None for an unknown id."""
+        found = await self._execute(statements.read_kind(self._mark), [_bits(execution_id), execution_id])
+        return StoredKind(found[0][0]) if found else None
+
+    async def free_key(
+        self, execution_id: ExecutionId, idempotency_key: str, *, namespace: str = "", flow_id: FlowId | None = None
+    ) -> bool:
+        """See `Engine.free_key`. The transaction must be READ COMMITTED."""
+        args = [_bits(execution_id), execution_id, flow_id, namespace, idempotency_key]
+        return bool((await self._execute(statements.free_key(self._mark), args))[0][0])
+
+    async def submit_flow(
+        self, nodes: Sequence[NewNode], *, flow_kind: str, namespace: str, flow_id: FlowId, tags: dict[str, str]
+    ) -> FlowSubmitted:
+        """See `Engine.submit_flow`. The last bits of all ids are those of the flow's."""
+        call = GrowCall(flow_id, nodes, PARTITION_VALUES, is_new=True, kind=flow_kind, namespace=namespace, tags=tags)
+        code, place = (await self._execute(statements.grow_flow(self._mark), call.args))[0]
+        if code == "ok":
+            return FlowSubmitted(flow_id=flow_id, nodes=call.nodes)
+        if code != "exists":
+            raise call.refusal(code, place)
+        members = await self._execute(statements.read_nodes(self._mark), [flow_id])
+        return FlowSubmitted(flow_id=flow_id, nodes={node: ExecutionId(uuid) for uuid, node in members}, existed=True)
+
+
+def _bits(uuid: UUID) -> int:
+    return partition_of_id(uuid, PARTITION_VALUES)
+
+
+async def create_many(driver: Driver, items: Sequence[NewExecution], wake: bool) -> list[Verdict]:
+    return await Transaction(driver).create_many(items, wake=wake)
 
 
 def one(**fields: Unpack[Fields]) -> list[NewExecution]:
@@ -111,3 +194,8 @@ def missing(library: str, extra: str) -> ImportError:
     return ImportError(
         f"flowfabric.bridges.{extra} needs {library}; install it with: pip install flowfabric[{extra}]", name=extra
     )
+
+
+def wrong(connection: object, allowed: str) -> InvalidInput:
+    """The error for something that is no connection of the driver."""
+    return InvalidInput(f"got {type(connection).__qualname__}", field="connection", allowed=allowed)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from flowfabric.bridges._submission import Fields, Rows, Verdict, one, only, run_async, submission
+import asyncpg
+
+from flowfabric.bridges import _submission
+from flowfabric.bridges._submission import Driver, Fields, Rows, Verdict, one, only, wrong
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 
@@ -16,8 +19,14 @@ async def create_execution(connection: Any, *, wake: bool = True, **fields: Unpa
 
 async def create_many(connection: Any, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
+    return await _submission.create_many(driver(connection), items, wake)
+
+
+def driver(connection: Any) -> Driver:
+    if isinstance(connection, asyncpg.Pool) or not hasattr(connection, "fetch"):
+        raise wrong(connection, "a connection; pool.acquire() gives one")
 
     async def execute(statement: str, args: list[Any]) -> Rows:
         return [tuple(row) for row in await connection.fetch(statement, *args)]
 
-    return await run_async(submission(items, "${}", wake=wake), execute)
+    return Driver("${}", execute, blocks=False)

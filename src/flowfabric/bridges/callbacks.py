@@ -11,19 +11,21 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from flowfabric.bridges.answers import deliver_checked
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError, InvalidInput, TransportError, ValidationFailed
+from flowfabric.errors import FlowFabricError, InvalidInput, PayloadRefused, TransportError, ValidationFailed
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.signal import DuplicateSignal
 from flowfabric.values.wait import WaitpointToken
 
 MAX_BODY = 256 * 1024
+_CLOSED = "answered already, or not open now: try again later"
 
 
 class UnknownWaitpoint(Exception):
-    """There is no such waitpoint, or it is closed; HTTP 404."""
+    """There is no such waitpoint, or its execution has ended; HTTP 404."""
 
 
 class TokenMismatch(Exception):
@@ -49,10 +51,20 @@ class Received(Struct, frozen=True):
     status: int
     outcome: str
     signal_id: UUID | None = None
+    # Of a payload that does not fit, or another argument: where, what is wrong, and what would fit.
+    field: str | None = None
+    problem: str | None = None
+    allowed: str | None = None
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"outcome": self.outcome} | ({} if self.signal_id is None else {"signal_id": str(self.signal_id)})
+        facts = {
+            "signal_id": None if self.signal_id is None else str(self.signal_id),
+            "field": self.field,
+            "problem": self.problem,
+            "allowed": self.allowed,
+        }
+        return {"outcome": self.outcome} | {name: value for name, value in facts.items() if value is not None}
 
 
 async def verify_and_deliver(
@@ -60,11 +72,14 @@ async def verify_and_deliver(
     execution_id: ExecutionId,
     waitpoint_id: UUID,
     presented_token: WaitpointToken | str,
+    plain: bytes | None = None,
     **signal: Any,
 ) -> TriggeredResume | AcceptedSignal | DuplicateSignal:
     """Deliver a signal if the token is valid; `signal` holds the other arguments of `Engine.deliver_signal`.
 
-    Another callback with the same `signal_id` or `idempotency_key` is a duplicate, even after the waitpoint closed.
+    The payload must fit the type that the task waits for: otherwise `PayloadRefused`, and nothing is recorded. `plain`
+    is the payload as JSON, if `payload` is encoded. Another callback with the same `signal_id` or `idempotency_key` is
+    a duplicate, even after the waitpoint closed.
     """
     repeated = bool(signal.get("idempotency_key")) or signal.get("signal_id") is not None
     probed = await engine.probe_waitpoint(execution_id, waitpoint_id, presented_token)
@@ -73,7 +88,12 @@ async def verify_and_deliver(
     if probed == "unknown" and not repeated:
         raise UnknownWaitpoint
     try:
-        answer = await engine.deliver_signal(execution_id, waitpoint_id, presented_token, **signal)
+        answer = await deliver_checked(
+            lambda checked: engine.try_deliver(execution_id, waitpoint_id, presented_token, checked=checked, **signal),
+            signal.get("payload") if plain is None else plain,
+            key=f"callback {signal['signal_name']}",
+            execution_id=execution_id,
+        )
     except FlowFabricError as error:
         if probed == "unknown" and error.kind in ("waitpoint_closed", "target_not_signalable", "invalid_token"):
             raise UnknownWaitpoint from None
@@ -122,6 +142,7 @@ async def receive(
             signal_name=name,
             source_type=source_type,
             source_identity=source_identity,
+            plain=body or None,
             payload=payload,
             payload_encoding=encoding or "json",
             idempotency_key=idempotency_key,
@@ -132,6 +153,11 @@ async def receive(
         return Received(401, "unauthorized")
     except TransportError:
         raise
+    except PayloadRefused as error:
+        return Received(422, error.kind, field=error.field, problem=error.problem, allowed=error.allowed)
+    except InvalidInput as error:
+        field = "name" if error.field == "signal_name" else error.field
+        return Received(400, error.kind, field=field, problem=error.problem, allowed=error.allowed)
     except ValidationFailed as error:
         return Received(
             401 if error.kind == "invalid_token" else 413 if error.kind == "payload_too_large" else 400, error.kind
@@ -139,7 +165,7 @@ async def receive(
     except FlowFabricError as error:
         if error.family != "state":
             raise
-        return Received(409, error.kind)
+        return Received(409, error.kind, problem=_CLOSED if error.kind == "waitpoint_closed" else None)
     match answer:
         case DuplicateSignal(existing):
             return Received(200, "duplicate", existing)

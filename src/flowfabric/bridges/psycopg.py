@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, Unpack, cast
 
-from flowfabric.bridges._submission import Fields, Rows, Verdict, missing, one, only, run, run_async, submission
-from flowfabric.errors import InvalidInput
+from flowfabric.bridges import _submission
+from flowfabric.bridges._submission import (
+    Driver,
+    Fields,
+    Rows,
+    Verdict,
+    at_once,
+    blocking,
+    missing,
+    one,
+    only,
+    wrong,
+)
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 try:
@@ -29,15 +40,10 @@ def create_execution(connection: Target, *, wake: bool = True, **fields: Unpack[
 
 def create_many(connection: Target, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
-    found = getattr(connection, "connection", connection)
-    if not isinstance(found, psycopg.Connection):
-        raise _wrong(connection, "a psycopg Connection or Cursor")
-
-    def execute(statement: str, args: list[Any]) -> Rows:
-        with psycopg.Cursor(found, row_factory=tuple_row) as cursor:
-            return cursor.execute(cast(Any, statement), args).fetchall()
-
-    return run(submission(items, "%s", wake=wake), execute)
+    found = driver(connection)
+    if not found.blocks:
+        raise wrong(connection, "a psycopg Connection or Cursor")
+    return at_once(_submission.create_many(found, items, wake))
 
 
 async def create_execution_async(
@@ -51,17 +57,29 @@ async def create_many_async(
     connection: AsyncTarget, items: Sequence[NewExecution], *, wake: bool = True
 ) -> list[Verdict]:
     """`create_many`, awaited."""
+    found = driver(connection)
+    if found.blocks:
+        raise wrong(connection, "a psycopg AsyncConnection or AsyncCursor")
+    return await _submission.create_many(found, items, wake)
+
+
+def driver(connection: Target | AsyncTarget) -> Driver:
     found = getattr(connection, "connection", connection)
-    if not isinstance(found, psycopg.AsyncConnection):
-        raise _wrong(connection, "a psycopg AsyncConnection or AsyncCursor")
+    if isinstance(found, psycopg.AsyncConnection):
+        awaited: psycopg.AsyncConnection[Any] = found
 
-    async def execute(statement: str, args: list[Any]) -> Rows:
-        async with psycopg.AsyncCursor(found, row_factory=tuple_row) as cursor:
-            await cursor.execute(cast(Any, statement), args)
-            return await cursor.fetchall()
+        async def execute(statement: str, args: list[Any]) -> Rows:
+            async with psycopg.AsyncCursor(awaited, row_factory=tuple_row) as cursor:
+                await cursor.execute(cast(Any, statement), args)
+                return await cursor.fetchall()
 
-    return await run_async(submission(items, "%s", wake=wake), execute)
+        return Driver("%s", execute, blocks=False)
+    if not isinstance(found, psycopg.Connection):
+        raise wrong(connection, "a psycopg Connection or Cursor")
+    blocked: psycopg.Connection[Any] = found
 
+    def run(statement: str, args: list[Any]) -> Rows:
+        with psycopg.Cursor(blocked, row_factory=tuple_row) as cursor:
+            return cursor.execute(cast(Any, statement), args).fetchall()
 
-def _wrong(connection: object, allowed: str) -> InvalidInput:
-    return InvalidInput(f"got {type(connection).__qualname__}", field="connection", allowed=allowed)
+    return blocking("%s", run)

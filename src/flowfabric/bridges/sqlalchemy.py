@@ -7,21 +7,35 @@ written at their usual time, in the same transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from flowfabric.bridges._submission import Fields, Rows, Verdict, missing, one, only, run, run_async, submission
+from flowfabric.bridges import _submission
+from flowfabric.bridges._submission import (
+    Driver,
+    Fields,
+    Rows,
+    Verdict,
+    at_once,
+    blocking,
+    missing,
+    one,
+    only,
+    wrong,
+)
 from flowfabric.errors import InvalidInput
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 
 try:
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, scoped_session
 except ImportError as error:
     raise missing("SQLAlchemy 2", "sqlalchemy") from error
 
-Target: TypeAlias = "Connection | Session"
-AsyncTarget: TypeAlias = "AsyncConnection | AsyncSession"
+if TYPE_CHECKING:  # needs greenlet, which synchronous programs do without
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+Target: TypeAlias = "Connection | Session | scoped_session[Any]"
+AsyncTarget: TypeAlias = "AsyncConnection | AsyncSession | async_scoped_session[Any]"
 
 _PLACEHOLDERS = {"psycopg": "%s", "psycopg_async": "%s", "asyncpg": "${}"}
 
@@ -33,14 +47,10 @@ def create_execution(connection: Target, *, wake: bool = True, **fields: Unpack[
 
 def create_many(connection: Target, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
     """Submit up to 1,000 executions; one verdict per item, a refused one as the exception it would have raised."""
-    found = connection.connection() if isinstance(connection, Session) else connection
-    if not isinstance(found, Connection):
-        raise _wrong(connection, "a Connection or Session")
-
-    def execute(statement: str, args: list[Any]) -> Rows:
-        return found.exec_driver_sql(statement, tuple(args)).fetchall()
-
-    return run(submission(items, _placeholder(found.dialect), wake=wake), execute)
+    found = driver(connection)
+    if not found.blocks:
+        raise wrong(connection, "a Connection or Session")
+    return at_once(_submission.create_many(found, items, wake))
 
 
 async def create_execution_async(
@@ -54,22 +64,48 @@ async def create_many_async(
     connection: AsyncTarget, items: Sequence[NewExecution], *, wake: bool = True
 ) -> list[Verdict]:
     """`create_many`, awaited."""
-    found = await connection.connection() if isinstance(connection, AsyncSession) else connection
-    if not isinstance(found, AsyncConnection):
-        raise _wrong(connection, "an AsyncConnection or AsyncSession")
+    found = driver(connection)
+    if found.blocks:
+        raise wrong(connection, "an AsyncConnection or AsyncSession")
+    return await _submission.create_many(found, items, wake)
+
+
+def driver(connection: Target | AsyncTarget) -> Driver:
+    if isinstance(connection, scoped_session):
+        connection = connection()
+    if not isinstance(connection, Session | Connection):
+        return _awaited(connection)
+    found: Session | Connection = connection
+
+    def run(statement: str, args: list[Any]) -> Rows:
+        live = found.connection() if isinstance(found, Session) else found
+        return live.exec_driver_sql(statement, tuple(args)).fetchall()
+
+    return blocking(_placeholder(found.get_bind() if isinstance(found, Session) else found), run)
+
+
+def _awaited(connection: Any) -> Driver:
+    allowed = "a Connection, Session, AsyncConnection or AsyncSession"
+    try:
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
+    except ImportError:
+        raise wrong(connection, f"{allowed}, of which the last two need greenlet") from None
+    if isinstance(connection, async_scoped_session):
+        connection = connection()
+    if not isinstance(connection, AsyncSession | AsyncConnection):
+        raise wrong(connection, allowed)
+    found: AsyncSession | AsyncConnection = connection
 
     async def execute(statement: str, args: list[Any]) -> Rows:
-        return (await found.exec_driver_sql(statement, tuple(args))).fetchall()
+        live = await found.connection() if isinstance(found, AsyncSession) else found
+        return (await live.exec_driver_sql(statement, tuple(args))).fetchall()
 
-    return await run_async(submission(items, _placeholder(found.dialect), wake=wake), execute)
+    return Driver(_placeholder(found.get_bind() if isinstance(found, AsyncSession) else found), execute, blocks=False)
 
 
-def _placeholder(dialect: Any) -> str:
+def _placeholder(bound: Any) -> str:
+    dialect = bound.dialect
     name = f"{dialect.name}+{dialect.driver}"
     if dialect.name != "postgresql" or dialect.driver not in _PLACEHOLDERS:
         raise InvalidInput(f"got {name}", field="connection", allowed="postgresql+psycopg or postgresql+asyncpg")
     return _PLACEHOLDERS[dialect.driver]
-
-
-def _wrong(connection: object, allowed: str) -> InvalidInput:
-    return InvalidInput(f"got {type(connection).__qualname__}", field="connection", allowed=allowed)

@@ -13,6 +13,7 @@ import typer
 
 import flowfabric
 from flowfabric.cli import (
+    check,
     control,
     db,
     dev,
@@ -28,6 +29,7 @@ from flowfabric.cli import (
     show,
     signals,
     submit,
+    tail,
     top,
     wait,
     waits,
@@ -65,12 +67,18 @@ app.command("submit", rich_help_panel=_WORK)(submit.submit)
 app.command("wait", rich_help_panel=_WORK)(wait.wait)
 app.command("ls", rich_help_panel=_INSPECT)(ls.ls)
 app.command("show", rich_help_panel=_INSPECT)(show.show)
+app.command("tail", rich_help_panel=_INSPECT)(tail.tail)
+app.command("summary", rich_help_panel=_INSPECT)(tail.summary)
 app.command("waits", rich_help_panel=_INSPECT)(waits.waits)
 app.command("failures", rich_help_panel=_INSPECT)(failures.failures)
 app.command("top", rich_help_panel=_INSPECT)(top.top)
+app.command("check", rich_help_panel=_INSPECT)(check.check)
+app.command("export", rich_help_panel=_INSPECT)(check.export)
 app.add_typer(workers.app, name="workers", rich_help_panel=_INSPECT)
 app.add_typer(flow.app, name="flow", rich_help_panel=_INSPECT)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
+app.command("fail", rich_help_panel=_CHANGE)(control.fail)
+app.command("unblock", rich_help_panel=_CHANGE)(control.unblock)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)
 app.command("priority", rich_help_panel=_CHANGE)(control.priority)
 app.command("approve", rich_help_panel=_CHANGE)(signals.approve)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,17 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._filters import Filter
-from flowfabric.cli._program import NO, complain, confirm, tell
+from flowfabric.cli._program import NO, complain, confirm, in_words, tell
 from flowfabric.errors import FlowFabricError, NotFound
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.values.ids import ExecutionId
 
+Doubt = Callable[["Engine", Sequence["ExecutionId"]], Awaitable[str]]
 Change = Callable[["Engine", Sequence["ExecutionId"]], Awaitable[Sequence[Any]]]
 _CHUNK = 500
+_ONE = {"children": "child"}
 # Beyond this many matches the question says "more than".
 _COUNTED = 100_000
 
@@ -42,16 +44,20 @@ class _Tally:
 
 def change(
     ids: list[str] | None, wanted: Filter, what: Change, *, verb: str, participle: str, yes: bool, json: bool,
-    dsn: str | None,
+    dsn: str | None, doubt: Doubt | None = None, also: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
-    """Change the executions named or, once the user has confirmed, all that match."""
+    """Change the executions named or, once the user has confirmed, all that match.
+
+    `doubt` returns the question to ask before those named are changed, or nothing. `also` counts what the change did to
+    other executions.
+    """
     if bool(ids) == bool(wanted):
         both = "; not both" if ids else ""
         raise typer.Exit(complain(f"say what to {verb}: ids, or a filter such as --state{both}"))
 
     async def work(engine: Engine) -> _Tally | None:
         if ids:
-            return await _named(engine, ids, what)
+            return await _named(engine, ids, what, doubt, yes=yes)
         return await _matching(engine, wanted, what, verb=verb, yes=yes)
 
     tally = ask(dsn, work)
@@ -61,13 +67,21 @@ def change(
         _output.document(
             {
                 participle: tally.done,
-                "refused": [{"execution_id": e.execution_id, "kind": e.kind, "problem": str(e)} for e in tally.refused],
+                **(also or {}),
+                "refused": [
+                    {"execution_id": e.execution_id, "kind": e.kind, "problem": in_words(e)} for e in tally.refused
+                ],
             }
         )
     elif ids and len(ids) == 1 and tally.refused:
         raise typer.Exit(tell(tally.refused[0]))
     else:
-        _output.say(f"{tally.done} {participle}")
+        others = [
+            f"{number} {_ONE.get(name, name) if number == 1 else name}"
+            for name, number in (also or {}).items()
+            if number
+        ]
+        _output.say(f"{tally.done} {participle}" + (f", with {' and '.join(others)}" if others else ""))
         for problem, count in Counter(_without_id(error) for error in tally.refused).most_common(10):
             _output.note(f"{count} refused: {_output.printable(problem)}")
     if tally.refused:
@@ -75,10 +89,11 @@ def change(
 
 
 def _without_id(error: FlowFabricError) -> str:
-    return error.kind if error.execution_id is not None and str(error.execution_id) in str(error) else str(error)
+    words = in_words(error)
+    return words if error.execution_id is None else words.replace(f"{error.execution_id}: ", "")
 
 
-async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:
+async def _named(engine: Engine, ids: list[str], what: Change, doubt: Doubt | None, *, yes: bool) -> _Tally:
     tally = _Tally()
     targets = []
     for text in ids:
@@ -86,6 +101,8 @@ async def _named(engine: Engine, ids: list[str], what: Change) -> _Tally:
             targets.append(await resolve(engine, text))
         except NotFound as error:
             tally.refused.append(error)
+    if doubt is not None and (question := await doubt(engine, targets)):
+        confirm(question, yes=yes)
     for start in range(0, len(targets), _CHUNK):
         verdicts = list(await what(engine, targets[start : start + _CHUNK]))
         for place, verdict in enumerate(verdicts):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 from uuid import UUID
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 _CONNECTIONS = 8
+_SILENT = 3.0  # seconds after which a command says what it waits for
+_PATIENCE = 60.0  # seconds for the embedded server to start, which may have to recover
 _WHOLE = 32
 # How many are named if a part of an id fits several.
 _CANDIDATES = 10
@@ -37,9 +41,51 @@ def ask(dsn: str | None, work: Callable[[Engine], Awaitable[_Answer]], *, notifi
         async with await Engine.connect(
             dsn, max_size=_CONNECTIONS, notifications=notifications, prepared_statements=False
         ) as engine:
+            say.cancel()
             return await work(engine)
 
-    return asyncio.run(asked())
+    with embedded_running(dsn), waiting_note(dsn) as say:
+        return asyncio.run(asked())
+
+
+@contextlib.contextmanager
+def embedded_running(dsn: str | None, data_dir: Path | str | None = None) -> Iterator[None]:
+    """Keep the embedded server running for the block, if that is the one to use.
+
+    It is started here and not by the connection, which does it in a thread: Ctrl-C ends the wait for it.
+    """
+    if dsn or (data_dir is None and not is_embedded(dsn)):
+        yield
+        return
+    server = _started(None if data_dir is None else Path(data_dir))
+    try:
+        yield
+    finally:
+        server.release()
+
+
+def _started(data_dir: Path | None = None) -> Any:
+    with waiting_note(None, data_dir):
+        return embedded().start(data_dir, patience=_PATIENCE)
+
+
+@contextlib.contextmanager
+def waiting_note(dsn: str | None, data_dir: Path | None = None) -> Iterator[threading.Timer]:
+    """Say what the command waits for if the block takes long, unless the timer is cancelled before."""
+    if chosen := dsn or (settings.load().dsn if data_dir is None else None):
+        from flowfabric._postgres.dsn import check_dsn, describe  # noqa: PLC0415 - loads the driver
+
+        check_dsn(chosen)
+        what = f"the database {describe(chosen)}"
+    else:
+        what = f"the embedded server in {data_dir or settings.load().data_dir}; its log is postgres.log there"
+    timer = threading.Timer(_SILENT, note, (f"waiting for {what}",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager
@@ -51,7 +97,7 @@ def address(dsn: str | None) -> Iterator[str]:
         check_dsn(chosen)
         yield chosen
         return
-    server = embedded().start()
+    server = _started()
     try:
         yield server.dsn
     finally:

@@ -58,6 +58,13 @@ Until = Annotated[
     str | None,
     typer.Option("--until", metavar="TIME", help="Created before this time, or this long ago.", show_default=False),
 ]
+Stopped = Annotated[
+    bool,
+    typer.Option(
+        "--stopped",
+        help="Only executions that changed code stopped: they wait for code that fits their recorded steps.",
+    ),
+]
 _OPTIONS = {
     "state": States,
     "lane": Lanes,
@@ -66,6 +73,7 @@ _OPTIONS = {
     "tag": Tag,
     "since": Since,
     "until": Until,
+    "stopped": Stopped,
 }
 
 
@@ -86,6 +94,7 @@ class Filter:
         tag: str | None,
         since: str | None,
         until: str | None,
+        stopped: bool | None = None,
     ) -> Filter:
         """The filter that the options ask for."""
         given: dict[str, Any] = {
@@ -96,6 +105,7 @@ class Filter:
             "tag": None if tag is None else parse_pair(tag, "--tag"),
             "created_from": None if since is None else parse_moment(since, "--since"),
             "created_before": None if until is None else parse_moment(until, "--until"),
+            "stopped": stopped or None,
         }
         return cls({name: value for name, value in given.items() if value is not None})
 
@@ -113,7 +123,7 @@ class Filter:
 
     def or_states(self, states: Collection[State]) -> Filter:
         """The same, in these states if it names none."""
-        return self if "states" in self.arguments else self.replace(states=list(states))
+        return self if self.arguments.keys() & {"states", "stopped"} else self.replace(states=list(states))
 
     async def page(self, engine: Engine, cursor: Place | None, size: int) -> Page[ExecutionInfo, Place]:
         """One page, newest first. It may be shorter than `size`, or empty, and still have a next one."""
@@ -135,7 +145,9 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter `wanted` by the filter options; the command receives the `Filter` they make."""
     own = inspect.signature(command, eval_str=True)
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "stopped" else None, annotation=annotation
+        )
         for name, annotation in _OPTIONS.items()
     ]
     before: list[inspect.Parameter] = []

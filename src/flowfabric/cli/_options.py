@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import moment
 
 Dsn = Annotated[
     str | None,
@@ -21,6 +22,9 @@ Dsn = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Print whole ids, names and times and all columns, also on a narrow terminal.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Id = Annotated[
     str,
@@ -60,12 +64,12 @@ def parse_duration(text: str, field: str) -> timedelta:
 def parse_time(text: str, field: str) -> datetime:
     """A time in ISO 8601, in this machine's time zone unless it names one."""
     try:
-        moment = datetime.fromisoformat(text.strip())
-        moment = moment.astimezone() if moment.tzinfo is None else moment
-        moment.astimezone(UTC)  # fails for the first and last days that datetime can represent
-    except (ValueError, OverflowError):
+        found = datetime.fromisoformat(text.strip())
+        found = found.astimezone() if found.tzinfo is None else found
+        moment(found, field)  # fails for the first and last days that datetime can represent
+    except (ValueError, OverflowError, InvalidInput):
         raise InvalidInput(f"got {text!r}", field=field, allowed="a time such as 2024-05-01T12:00:00Z") from None
-    return moment
+    return found
 
 
 def parse_moment(text: str, field: str) -> datetime:

@@ -12,24 +12,26 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from flowfabric.values.joins import AllOf, AnyOf, Quorum, policy_to_json
+from flowfabric.values.durations import counted, duration_words
+from flowfabric.values.hooks import FACTS
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, Quorum, policy_to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flowfabric.cli._layout import Layout
     from flowfabric.contracts.codecs import Codecs
 
-# A last column narrower than this is not worth folding.
-_LEAST_LAST_COLUMN = 16
 # Control characters that steer a terminal, and lone surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # A payload nested more deeply than this is shown as text.
@@ -59,6 +61,25 @@ _STYLES = {
 }
 
 
+class Column(NamedTuple):
+    """A column of a table, and what may happen to it where a terminal has no room.
+
+    `cut` is the width to which its text may be shortened, `drop` its rank among the columns that may be left out (the
+    highest goes first). `folds` continues long text on further lines, `ends` shortens a text to its end.
+    """
+
+    name: str
+    cut: int = 0
+    drop: int = 0
+    folds: bool = False
+    ends: bool = False
+
+
+def column_of(given: str | Column) -> Column:
+    """The column that a plain name means: never shortened, never left out."""
+    return given if isinstance(given, Column) else Column(given)
+
+
 def say(text: str = "") -> None:
     """A line on standard output."""
     print(text)
@@ -66,6 +87,8 @@ def say(text: str = "") -> None:
 
 def note(text: str) -> None:
     """A line on standard error: a hint for people, not part of the result."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()  # in this order also where both outputs are one file
     print(text, file=sys.stderr)
 
 
@@ -91,7 +114,7 @@ def _json_text(value: Any, indent: int | None = None) -> str:
 def to_json(value: Any) -> Any:
     """Our records and values as JSON: times in ISO 8601, durations in seconds under a name that ends in `_seconds`."""
     match value:
-        case AllOf() | AnyOf() | Quorum():
+        case AllOf() | AnyOf() | Quorum() | AllSettled():
             return policy_to_json(value)
         case msgspec.Struct():
             return {
@@ -135,7 +158,9 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, exe
     """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
     if data is None or encoding == "redacted":
         return None
-    if codecs is not None:
+    if encoding == FACTS:
+        encoding = None  # the engine wrote it, as JSON
+    elif codecs is not None:
         data, encoding = codecs.open(data, encoding, execution_id), None
     if encoding in (None, "", "json"):
         # Not NaN, which JSON does not have, and nothing nested too deeply to be written again.
@@ -145,6 +170,29 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, exe
                 json.dumps(value, allow_nan=False)
                 return value
     return _bytes(data)
+
+
+def payload_or_problem(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
+    """The same; data that the app's codecs cannot read is base64 with the problem."""
+    from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
+
+    try:
+        return payload(data, encoding, codecs, execution_id)
+    except CannotDecode as error:
+        return {"base64": base64.b64encode(data or b"").decode(), "problem": error.problem}
+
+
+def payload_text(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> str:
+    """A payload for people: JSON, or in angle brackets how long it is and why it cannot be shown."""
+    value = payload_or_problem(data, encoding, codecs, execution_id)
+    if data is None or value is None:
+        return "" if data is None or encoding == "redacted" else "null"
+    if isinstance(value, dict) and list(value) == ["base64", "problem"]:
+        return f"<{counted(len(data), 'byte')}, sealed: {value['problem']}>"
+    if isinstance(value, dict) and list(value) == ["base64"]:
+        kind = ", sealed" if "+" in (encoding or "") else f" of {encoding}" if encoding else ""
+        return f"<{counted(len(data), 'byte')}{kind}>"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_shallow(value: Any) -> bool:
@@ -171,8 +219,8 @@ def first_line(text: str | None) -> str:
     return next((found.strip() for found in (text or "").splitlines() if found.strip()), "")
 
 
-def failure_text(text: str | None, codecs: Codecs | None, execution_id: UUID) -> str:
-    """A failure as its handler reported it; without the codecs of the app only that there is one."""
+def opened(text: str | None, codecs: Codecs | None, execution_id: UUID) -> str:
+    """A text as its handler reported it; without the codecs of the app only that there is one."""
     from flowfabric.contracts.codecs import shown  # noqa: PLC0415
 
     return shown(text or "") if codecs is None else codecs.open_text(text or "", execution_id)
@@ -196,20 +244,7 @@ def when(moment: datetime | None) -> str:
 
 def duration(span: timedelta | None) -> str:
     """A duration for people: two units at most."""
-    if span is None:
-        return ""
-    seconds = span.total_seconds()
-    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
-    if seconds < 1:
-        return f"{sign}{round(seconds * 1000)} ms"
-    if seconds < 60:
-        return f"{sign}{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{sign}{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    return f"{sign}{whole} s"
+    return "" if span is None else duration_words(span)
 
 
 def seconds(number: float) -> str:
@@ -236,37 +271,63 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns for people. If they do not fit, the last one is folded; the others are never cut."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    terminal = console()
-    widths = [max(len(row[place]) for row in (headers, *cells)) for place in range(len(headers))]
-    left = terminal.width - sum(width + 2 for width in widths[:-1])
-    if not sys.stdout.isatty() or left < min(widths[-1], _LEAST_LAST_COLUMN):
-        print_plain(headers, cells)
+def table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, wide: bool | None = None, short: bool = False
+) -> None:
+    """Columns for people. A pipe gets all of them whole; on a terminal they fit its width.
+
+    A list with an option `--wide` gives its value: then all is shown, and a note says when something is not. `short`:
+    on a terminal ids are short even if there is room.
+    """
+    found = [list(row) for row in rows]
+    width = None if wide else terminal_width()
+    if width is None:
+        print_plain([column_of(one).name for one in columns], [[cell(value) for value in row] for row in found])
+        return
+    from flowfabric.cli._layout import lay_out  # noqa: PLC0415
+
+    laid = lay_out(columns, found, width, short=short)
+    if laid.fits:
+        console().print(rich_table(laid))
     else:
-        terminal.print(rich_table(headers, cells))
+        print_plain(laid.headers, laid.cells)
+    if wide is not None and laid.is_less:
+        missing = f"without {', '.join(laid.left_out)}; " if laid.left_out else ""
+        note(f"({missing}--wide shows all)")
 
 
-def rich_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+def rich_table(laid: Layout) -> Any:
     """The same for a terminal, as a part of something larger."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    cells = [[_cell(value) for value in row] for row in rows]
-    for place, header in enumerate(headers):
-        is_last = place == len(headers) - 1
-        is_number = any(row[place] for row in cells) and all(re.fullmatch(r"-?[\d.,]*", row[place]) for row in cells)
+    for place, (name, width) in enumerate(zip(laid.headers, laid.widths, strict=True)):
+        column = [row[place] for row in laid.cells]
+        is_number = any(column) and all(re.fullmatch(r"-?[\d.,]*", cell) for cell in column)
+        is_folded = laid.folds[place]
         made.add_column(
-            header,
+            name,
             justify="right" if is_number else "left",
-            no_wrap=not is_last,
-            overflow="fold" if is_last else "crop",
+            width=width,
+            no_wrap=not is_folded,
+            overflow="fold" if is_folded else "crop",
         )
-    for row in cells:
+    for row in laid.cells:
         made.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return made
+
+
+def fitted(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, short: bool = False) -> Any:
+    """A table that fits the terminal, as a part of something larger; `short`: with short ids even if there is room."""
+    from flowfabric.cli._layout import lay_out  # noqa: PLC0415
+
+    return rich_table(lay_out(columns, [list(row) for row in rows], terminal_width() or 80, short=short))
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal; None if the output is not one."""
+    return console().width if sys.stdout.isatty() else None
 
 
 def print_plain(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -278,10 +339,14 @@ def print_plain(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 def pairs(items: Iterable[tuple[str, object]]) -> None:
     """Names and values, one per line; those without a value are left out."""
-    shown = [(name, _cell(value)) for name, value in items if value not in (None, "", {}, [], ())]
+    shown = [(name, cell(value)) for name, value in items if value not in (None, "", {}, [], ())]
     width = max((len(name) for name, _ in shown), default=0)
+    room = terminal_width()
     for name, value in shown:
-        styled(f"{name.ljust(width)}  ", value)
+        lines = [value] if room is None else textwrap.wrap(value, max(room - width - 2, 20)) or [""]
+        styled(f"{name.ljust(width)}  ", lines[0])
+        for line in lines[1:]:
+            print(" " * (width + 2) + line)
 
 
 def styled(before: str, word: str) -> None:
@@ -338,7 +403,8 @@ def block(text: str) -> None:
         print(f"  {one}".rstrip())
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as text in a table."""
     match value:
         case None:
             return ""

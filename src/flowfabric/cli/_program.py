@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -11,7 +12,15 @@ from typer.core import TyperGroup
 
 from flowfabric._secrets import redact
 from flowfabric.cli._output import printable
-from flowfabric.errors import Conflict, Contention, FlowFabricError, NotFound, StateError
+from flowfabric.errors import (
+    Conflict,
+    Contention,
+    ExecutionNotActive,
+    FlowFabricError,
+    InvalidInput,
+    NotFound,
+    StateError,
+)
 
 DONE = 0
 NO = 1
@@ -23,11 +32,30 @@ EXIT_CODES = (
     (CANNOT, "the command could not run: wrong arguments, no connection"),
     (TIMEOUT, "timed out"),
 )
+_FIRST_SENTENCE = re.compile(r".*?(?:\.(?= |$)|$)")
+_OUTCOMES = {"success": "completed"}
+_SENTENCES = {
+    "execution_not_terminal": "it has not ended yet",
+    "max_replays_exhausted": "it was replayed as often as its policy allows",
+    "not_runnable": "it does not wait for a worker",
+    "execution_not_eligible": "it does not wait for a worker",
+    "terminal": "it has ended already",
+}
 # Refusals by the engine. Other errors mean that the engine was not reached, or not asked.
 _REFUSALS = (NotFound, StateError, Contention, Conflict)
 
 
-class Program(TyperGroup):
+class Group(TyperGroup):
+    """A group whose help lists its commands with their whole first sentence, not with the beginning of it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and not command.short_help and command.help:
+            command.short_help = _FIRST_SENTENCE.match(" ".join(command.help.split()))[0]  # type: ignore[index]
+        return command
+
+
+class Program(Group):
     """A group whose commands may raise our errors: each becomes one line and an exit code, never a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -49,8 +77,26 @@ class Program(TyperGroup):
 
 def tell(error: FlowFabricError) -> int:
     """Print an error as one line on standard error; returns the exit code."""
-    typer.echo(_line(str(error)), err=True)
+    typer.echo(_line(in_words(error)), err=True)
     return NO if isinstance(error, _REFUSALS) else CANNOT
+
+
+def in_words(error: FlowFabricError) -> str:
+    """An error as a person would say it, without the word by which programs know its kind."""
+    who = "" if error.execution_id is None else f"{error.execution_id}: "
+    match error:
+        case InvalidInput():
+            return str(error).removeprefix("invalid_input: ")
+        case ExecutionNotActive(terminal_outcome="none"):
+            return f"{who}it is not running"
+        case ExecutionNotActive():
+            return f"{who}it has ended already ({_OUTCOMES.get(error.terminal_outcome, error.terminal_outcome)})"
+        case StateError() | Contention() | Conflict() if error.kind in _SENTENCES:
+            return f"{who}{_SENTENCES[error.kind]}"
+        case StateError() | Contention() | Conflict() if error.detail:
+            return error.detail if str(error.execution_id) in error.detail else f"{who}{error.detail}"
+        case _:
+            return str(error)
 
 
 def complain(words: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from flowfabric.errors import InvalidInput, NotFound
@@ -26,10 +27,19 @@ if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.values.ids import ExecutionId
     from flowfabric.values.signal import ReceivedSignal
+    from flowfabric.values.vector import BlockingReason
     from flowfabric.values.wait import PendingWaitpoint
 
-# The behaviour at the deadline, as `wait_for` calls it.
-_THEN = {"auto_resume_with_timeout_signal": "resume"}
+# The behaviour at the deadline, as `wait_for` calls it. A wait that times out raises NoSignal or returns its default.
+_THEN = {"auto_resume_with_timeout_signal": "time out"}
+_REASONS = {"paused_by_operator": "waiting for an operator", "waiting_for_worker": "waiting for a worker"}
+_DETAILS = {"lease expired, awaiting reclaim": "its worker stopped responding; another one will take it over"}
+_EFFECTS = {
+    "resume_condition_satisfied": "resumed it",
+    "buffered_for_pending_waitpoint": "kept until it waits",
+    "appended_to_waitpoint": "kept",
+    "deduped": "repeated",
+}
 _NO_NAME = {"__operator_only__": "none: an operator resumes it", "__timeout_only__": "none: it ends at its deadline"}
 
 
@@ -58,6 +68,28 @@ def reason(code: str | None, state: str) -> str:
     return state if code is None else code.removeprefix("waiting_for_").replace("_", " ")
 
 
+def because(detail: str | None, code: BlockingReason | None) -> str | None:
+    """Why an execution does not run, in words."""
+    if not detail:
+        return None if code is None else _REASONS.get(code.value, code.value.replace("_", " "))
+    detail = re.sub(
+        r"\((?:waiting_for_)?([a-z]+(?:_[a-z]+)*)\)", lambda found: f"({found[1].replace('_', ' ')})", detail
+    )
+    if at := re.fullmatch(r"waitpoint [0-9a-f-]{36}: (?:waiting_for_)?(\w+)", detail):
+        return f"waits for {at[1].replace('_', ' ')}"
+    detail = re.sub(r"(\d+) dep\(s\) unsatisfied.*", lambda found: f"waits for {_nodes(int(found[1]))}", detail)
+    return _DETAILS.get(detail, detail)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} other node{'' if count == 1 else 's'} of its flow"
+
+
+def effect(word: str) -> str:
+    """What a signal did, or how a wait ended, in words."""
+    return _EFFECTS.get(word, word.replace("_", " "))
+
+
 def then(behavior: str | None, has_deadline: bool, state: str = "active") -> str:
     """What happens at the deadline."""
     if not has_deadline:
@@ -65,9 +97,34 @@ def then(behavior: str | None, has_deadline: bool, state: str = "active") -> str
     return "close" if state == "pending" else _THEN.get(behavior or "fail", behavior or "fail")
 
 
+def at_deadline(behavior: str | None) -> str:
+    """The same as a part of a sentence."""
+    word = then(behavior, True)
+    return "the wait times out (NoSignal, or its default)" if word == "time out" else word
+
+
+_CANCELLED_BY = {
+    "operator_override": "an operator",
+    "lease_holder": "its worker",
+    "flow_cascade": "its flow",
+    "system_timeout": "its deadline",
+    "parent": "its parent",
+}
+
+
+def cancelled_by(source: str | None) -> str | None:
+    """Who cancelled an execution, in words."""
+    return _CANCELLED_BY.get(source or "", source)
+
+
 def names(required: Sequence[str], state: str) -> str:
     """The names of the signals it waits for, unknown while it is pending."""
     return ", ".join(_NO_NAME.get(name, name) for name in required) or ("any" if state == "active" else "")
+
+
+def counted(signals: int, refused: int) -> str:
+    """How many signals a waitpoint has, and how many of them were set aside."""
+    return f"{signals} ({refused} refused)" if refused else str(signals)
 
 
 def source(signal: ReceivedSignal) -> str:

@@ -1,4 +1,4 @@
-"""`flowfabric cancel`, `replay`, `priority`: change executions."""
+"""`flowfabric cancel`, `fail`, `unblock`, `replay`, `priority`: change executions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from flowfabric.cli import _bulk, _output
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._options import Dsn, Id, Ids, Json, Yes, login_name
+from flowfabric.cli._pages import PAGE
 from flowfabric.errors import NotFound
+from flowfabric.values.lease import Operator
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
+    from flowfabric.values.child import Child
     from flowfabric.values.ids import ExecutionId
+
+_NAMED = 10  # failed children
 
 
 @filtered
@@ -26,20 +31,85 @@ def cancel(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
     ] = "cancelled by an operator",
+    keep_children: Annotated[
+        bool, typer.Option("--keep-children", help="Leave the tasks and flows alone that they submitted.")
+    ] = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Cancel executions: the ones named, or all that match a filter and have not ended."""
+    """Cancel executions: the ones named, or all that match a filter and have not ended.
+
+    Tasks and flows that they submitted, and theirs, are cancelled with them.
+    """
+    from flowfabric.values.attempt import Cancelled  # noqa: PLC0415
     from flowfabric.values.state import State  # noqa: PLC0415
 
     if wanted:
         wanted = wanted.or_states([one for one in State if not one.is_terminal])
 
-    async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
-        return await engine.cancel_many(targets, reason)
+    below = {"children": 0}
 
-    _bulk.change(executions, wanted, what, verb="cancel", participle="cancelled", yes=yes, json=json, dsn=dsn)
+    async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
+        done = await engine.cancel_many(targets, reason, keep_children=keep_children)
+        for one in done:
+            # Duties do this too; here it is done even if no worker runs.
+            if isinstance(one, Cancelled) and one.has_children:
+                below["children"] += await _cancel_below(engine, one.execution_id)
+        return done
+
+    _bulk.change(
+        executions, wanted, what, verb="cancel", participle="cancelled", yes=yes, json=json, dsn=dsn, also=below
+    )
+
+
+async def _cancel_below(engine: Engine, parent: ExecutionId) -> int:
+    cancelled = 0
+    while True:
+        done = await engine.cancel_children(parent)
+        cancelled += done.cancelled
+        if not done.more:
+            return cancelled
+
+
+def fail(
+    execution: Id,
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
+    ] = "failed by an operator",
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Fail an execution for good that runs, or that waits because its code changed.
+
+    It is not retried; `replay` runs it again. Its hooks and its flow see a failure. Use `cancel` for anything else that
+    has not ended.
+    """
+
+    async def work(engine: Engine) -> None:
+        target = await resolve(engine, execution)
+        await engine.fail(Operator(target), reason, failure_class="permanent", category="operator")
+        _done(target, "failed", json=json)
+
+    ask(dsn, work)
+
+
+def unblock(execution: Id, json: Json = False, dsn: Dsn = None) -> None:
+    """Let workers take an execution at once that is held back, because its code changed for example."""
+
+    async def work(engine: Engine) -> None:
+        target = await resolve(engine, execution)
+        await engine.unblock_execution(target)
+        _done(target, "unblocked", json=json)
+
+    ask(dsn, work)
+
+
+def _done(target: ExecutionId, participle: str, *, json: bool) -> None:
+    if json:
+        _output.document({"execution_id": target, participle: True})
+    else:
+        _output.say(f"{target} {participle}")
 
 
 @filtered
@@ -57,7 +127,8 @@ def replay(
 ) -> None:
     """Run ended executions again: the ones named, or all that match a filter and failed or expired.
 
-    With --state also completed, cancelled or skipped ones.
+    With --state also completed, cancelled or skipped ones. Asks before it runs one again that completed, or that has a
+    failed child: a parent reads how its children ended, so replay the child first.
     """
     from flowfabric.values.state import State  # noqa: PLC0415
 
@@ -68,7 +139,35 @@ def replay(
     async def what(engine: Engine, targets: Sequence[ExecutionId]) -> Sequence[Any]:
         return await engine.replay_many(targets, reason=reason, requested_by=login_name())
 
-    _bulk.change(executions, wanted, what, verb="replay", participle="replayed", yes=yes, json=json, dsn=dsn)
+    async def doubt(engine: Engine, targets: Sequence[ExecutionId]) -> str:
+        outcomes = await engine.read_outcomes(targets)
+        done = sum(one.state is State.COMPLETED for one in outcomes.values())
+        failed = {name for name, one in outcomes.items() if one.state in (State.FAILED, State.EXPIRED)}
+        words = "it has" if len(targets) == 1 else f"{done} of {len(targets)} have"
+        if done:
+            return f"{words} completed already: run again what succeeded?"
+        return await _failed_children(engine, [one for one in targets if one in failed])
+
+    _bulk.change(
+        executions, wanted, what, verb="replay", participle="replayed", yes=yes, json=json, dsn=dsn, doubt=doubt
+    )
+
+
+async def _failed_children(engine: Engine, targets: Sequence[ExecutionId]) -> str:
+    """The question about parents whose failed children are not replayed with them; empty if there are none."""
+    failed: list[Child] = []
+    too = set(targets)
+    for start in range(0, len(targets), PAGE):
+        children = await engine.list_children(targets[start : start + PAGE], limit=10_000)
+        failed += [one for one in children if one.state in ("failed", "expired") and one.id not in too]
+    if not failed:
+        return ""
+    for one in failed[:_NAMED]:
+        command = "flowfabric flow replay" if one.kind == "flow" else "flowfabric replay"
+        what = "flow" if one.kind == "flow" else "child"
+        _output.note(f"its {what} {_output.printable(one.name)} {one.state}: `{command} {one.id}` runs it again")
+    words = "a child failed and stays" if len(failed) == 1 else f"{len(failed):,} children failed and stay"
+    return f"{words} failed, so the parent may fail again: replay the parent alone?"
 
 
 def priority(

@@ -21,10 +21,10 @@ from flowfabric._secrets import redact
 from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded, split_password
 from flowfabric.cli._options import Dsn, Json, Yes
-from flowfabric.cli._program import CANNOT, NO, confirm, show_help
+from flowfabric.cli._program import CANNOT, NO, Group, confirm, show_help
 from flowfabric.errors import ConnectionFailed, InvalidInput
 
-app = typer.Typer(invoke_without_command=True)
+app = typer.Typer(cls=Group, invoke_without_command=True)
 
 
 @app.callback()

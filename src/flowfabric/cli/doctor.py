@@ -11,11 +11,15 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded
 from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._output import Column
 from flowfabric.cli._program import CANNOT, NO
-from flowfabric.errors import ConnectionFailed
+from flowfabric.errors import ConnectionFailed, FlowFabricError
+from flowfabric.values.durations import counted
 
 if TYPE_CHECKING:
     from flowfabric._postgres.diagnosis import Finding
+
+_EXAMINED = 500  # executions that wait for a worker: the newest
 
 
 def doctor(
@@ -38,10 +42,16 @@ def doctor(
     if json:
         _output.document({"findings": found, "is_fit": code == 0})
     else:
-        _output.table(
-            ["CHECK", "VERDICT", "FOUND", "WHAT TO DO"],
-            [(one.check, one.verdict, one.detail, one.advice) for one in found],
-        )
+        width = _output.terminal_width()
+        if width is None:
+            rows = [(one.check, one.verdict, one.detail, one.advice) for one in found]
+            _output.table(["CHECK", "VERDICT", "FOUND", "WHAT TO DO"], rows)
+        else:
+            # Advice has to be read whole: it continues the column before it.
+            cells = [
+                (one.check, one.verdict, f"{one.detail}. {one.advice}" if one.advice else one.detail) for one in found
+            ]
+            _output.table(["CHECK", "VERDICT", Column("FOUND, AND WHAT TO DO", folds=True)], cells)
     if code:
         raise typer.Exit(code)
 
@@ -67,11 +77,53 @@ def _examine(dsn: str | None, found: list[Finding]) -> None:
 
     with address(dsn) as chosen:
         asyncio.run(asked(chosen))
+        if all(one.verdict != "problem" for one in found if one.check in ("connection", "schema", "privileges")):
+            found.extend(asyncio.run(_unserved(chosen)))
+
+
+async def _unserved(dsn: str) -> list[Finding]:
+    """Lanes that hand out no work although some waits there, and tasks that no live worker runs."""
+    from flowfabric._postgres.diagnosis import Finding  # noqa: PLC0415
+    from flowfabric.engine import Engine  # noqa: PLC0415
+    from flowfabric.values.lane import LaneState  # noqa: PLC0415
+    from flowfabric.values.state import State  # noqa: PLC0415
+
+    closed = (LaneState.PAUSED, LaneState.DISABLED)
+    try:
+        async with await Engine.connect(dsn, max_size=2, notifications=False, prepared_statements=False) as engine:
+            lanes = [one for one in await engine.lane_stats() if one.state in closed]
+            waiting = await engine.find_executions(states=[State.WAITING, State.RESUMABLE], limit=_EXAMINED)
+            unserved = await engine.find_unserved([one.execution_id for one in waiting.items])
+    except FlowFabricError as error:
+        return [Finding("lanes", "ok", f"not checked: {error}")]
+    found = [
+        Finding(
+            "lanes",
+            "warning" if one.depth else "ok",
+            f"{one.lane_id} is {one.state}, {counted(one.depth, 'execution')} waiting",
+            f"`flowfabric lanes resume {one.lane_id}` lets workers claim again" if one.depth else "",
+        )
+        for one in lanes
+    ] or [Finding("lanes", "ok", "none is paused or disabled")]
+    open_lanes = [one for one in unserved if one.lane_state not in closed]
+    # Workers serve the task of the others, with code or a version that may not run them: see "changed code".
+    kinds = sorted({(one.kind, one.lane_id) for one in open_lanes if not one.is_stopped and one.version is None})
+    names = ", ".join(f"{kind} in lane {lane}" for kind, lane in kinds[:5])
+    more = f" and {len(kinds) - 5} more" if len(kinds) > 5 else ""
+    if kinds:
+        advice = "run `flowfabric worker module:app` with an app that has these tasks"
+        found.append(Finding("tasks", "warning", f"no live worker serves {names}{more}", advice))
+    elif open_lanes:
+        found.append(Finding("tasks", "ok", "only changed code or a version keeps tasks waiting: see changed code"))
+    else:
+        found.append(Finding("tasks", "ok", "a live worker serves each task that waits"))
+    return found
 
 
 def _advice(error: ConnectionFailed) -> str:
     return {
         "unreachable": "check host, port and firewall in the DSN, and that the server runs",
+        "bad_address": "correct the DSN",
         "wrong_password": "check user and password in the DSN",
         "database_missing": "create the database, or name another in the DSN",
     }.get(error.kind, "")

@@ -23,7 +23,7 @@ def delete(execution: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None)
 
 
 def redact(execution: Id, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Remove input, results and failure messages of an ended execution; its history stays."""
+    """Remove input, results, failure messages, tags, key and reasons of an ended execution; its history stays."""
     _erase(execution, lambda engine: engine.redact_execution, "redact", "redacted", yes=yes, json=json, dsn=dsn)
 
 

@@ -10,12 +10,16 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._filters import Filter, filtered
-from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._loading import AppOption, load_app
+from flowfabric.cli._options import Dsn, Json, Wide
+from flowfabric.cli._output import Column
 from flowfabric.values.state import State
 
 if TYPE_CHECKING:
+    from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.values.execution import ExecutionInfo, Outcome
+    from flowfabric.values.ids import ExecutionId
 
 _DEFAULT = [State.FAILED, State.EXPIRED]
 
@@ -38,55 +42,100 @@ def failures(
             show_default=False,
         ),
     ] = None,
+    app: AppOption = None,
+    wide: Wide = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List executions that failed or expired, newest first; use --state for cancelled or skipped ones."""
+    """List executions that failed or expired, newest first; use --state for cancelled or skipped ones.
+
+    Those that changed code stopped have not failed; --stopped lists them with what changed.
+    """
     chosen = wanted.or_states(_DEFAULT)
     most = limit or (10_000 if summary else 50)
+    codecs = None if app is None else load_app(app).codecs
+    are_stopped = "stopped" in wanted.arguments
 
     async def work(engine: Engine) -> None:
         with _output.busy("reading"):
-            found, is_more = await _find(engine, chosen, most)
+            found, is_more = await _find(engine, chosen, most, codecs)
         if summary:
-            _summarise(found, is_complete=not is_more, as_json=json)
+            _summarise(found, is_complete=not is_more, as_json=json, wide=wide, are_stopped=are_stopped)
         else:
-            _list(found, is_complete=not is_more, as_json=json)
+            _list(found, is_complete=not is_more, as_json=json, wide=wide, are_stopped=are_stopped)
         if json:
             return
         if not found:
             _output.note("no failures match" if wanted else "no execution failed or expired")
         elif is_more:
             _output.note(f"there is more: these are the newest {len(found)}; raise --limit to see older ones")
+        if are_stopped and found:
+            from flowfabric.values.history import how_to_fit  # noqa: PLC0415
+
+            _output.note(how_to_fit(*(why for _, why in found)))
+        elif not are_stopped and (count := await stopped_count(engine)):
+            _output.note(f"changed code stopped {count}: see `flowfabric failures --stopped`")
 
     ask(dsn, work)
 
 
-async def _find(engine: Engine, wanted: Filter, most: int) -> tuple[list[tuple[ExecutionInfo, str]], bool]:
+async def stopped_count(engine: Engine) -> str:
+    """How many executions changed code stopped, in words; empty if there is none."""
+    page = await engine.find_executions(stopped=True, limit=1000)
+    count = len(page.items)
+    if not count:
+        return ""
+    return f"{count:,}{' or more' if page.next_cursor else ''} execution{'s' if count > 1 else ''}"
+
+
+async def _find(
+    engine: Engine, wanted: Filter, most: int, codecs: Codecs | None
+) -> tuple[list[tuple[ExecutionInfo, str]], bool]:
     found: list[tuple[ExecutionInfo, str]] = []
     async for page in wanted.pages(engine, size=min(most, 500)):
         if page.items:
             outcomes = await engine.read_outcomes([one.execution_id for one in page.items])
-            found += [(one, _why(outcomes.get(one.execution_id))) for one in page.items]
+            found += [
+                (one, _why(outcomes.get(one.execution_id), codecs, one.execution_id) or _stopped(one, codecs))
+                for one in page.items
+            ]
         if len(found) >= most:
             return found[:most], len(found) > most or page.next_cursor is not None
     return found, False
 
 
-def _why(outcome: Outcome | None) -> str:
+def _why(outcome: Outcome | None, codecs: Codecs | None, execution_id: ExecutionId) -> str:
     if outcome is None:
         return ""
-    return _output.failure_line(outcome.failure_reason or outcome.cancellation_reason)
+    text = outcome.failure_reason or outcome.cancellation_reason
+    return _output.failure_line(_output.opened(text, codecs, execution_id))
 
 
-def _list(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool) -> None:
+def _stopped(one: ExecutionInfo, codecs: Codecs | None) -> str:
+    if one.completed_at:
+        return ""
+    return _output.failure_line(_output.opened(one.blocking_detail, codecs, one.execution_id))
+
+
+def _list(
+    found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool, wide: bool, are_stopped: bool
+) -> None:
     if as_json:
         items = [{**_output.to_json(one), "failure": why} for one, why in found]
         _output.document({"items": items, "is_complete": is_complete})
         return
-    if found:
+    if found and are_stopped:
         _output.table(
-            ["ID", "STATE", "KIND", "LANE", "ENDED", "ATTEMPTS", "FAILURE"],
+            [Column("ID"), Column("KIND", cut=12), Column("LANE", cut=7, drop=1), Column("WHY", folds=True)],
+            [(one.execution_id, one.execution_kind, one.lane_id, why) for one, why in found],
+            wide=wide,
+        )
+    elif found:
+        _output.table(
+            [
+                Column("ID"), Column("STATE"), Column("KIND", cut=12), Column("LANE", cut=7, drop=3),
+                Column("ENDED", drop=1), Column("ATTEMPTS", drop=2), Column("FAILURE", cut=28),
+            ],
             [
                 (
                     one.execution_id, one.public_state, one.execution_kind, one.lane_id, one.completed_at,
@@ -94,10 +143,13 @@ def _list(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json:
                 )
                 for one, why in found
             ],
+            wide=wide,
         )  # fmt: skip
 
 
-def _summarise(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool) -> None:
+def _summarise(
+    found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool, wide: bool, are_stopped: bool
+) -> None:
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for one, why in found:
         key = (one.execution_kind, one.public_state.value, why)
@@ -121,9 +173,18 @@ def _summarise(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_
     if as_json:
         _output.document({"groups": ordered, "examined": len(found), "is_complete": is_complete})
         return
-    if ordered:
+    if ordered and are_stopped:
         _output.table(
-            ["COUNT", "KIND", "STATE", "LAST", "FAILURE", "EXAMPLE"],
+            [Column("COUNT"), Column("KIND", cut=12), Column("WHY", folds=True), Column("EXAMPLE")],
+            [(group["count"], group["execution_kind"], group["failure"], group["example"]) for group in ordered],
+            wide=wide,
+        )
+    elif ordered:
+        _output.table(
+            [
+                Column("COUNT"), Column("KIND", cut=12), Column("STATE"), Column("LAST", drop=1),
+                Column("FAILURE", cut=24), Column("EXAMPLE"),
+            ],
             [
                 (
                     group["count"], group["execution_kind"], group["public_state"], group["last_ended_at"],
@@ -131,5 +192,5 @@ def _summarise(found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_
                 )
                 for group in ordered
             ],
-
+            wide=wide,
         )  # fmt: skip

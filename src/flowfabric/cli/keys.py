@@ -14,13 +14,14 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, Yes, parse_duration
-from flowfabric.cli._program import confirm
+from flowfabric.cli._output import Column
+from flowfabric.cli._program import Group, confirm
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
 
-app = typer.Typer(help="Show the keys that sign waitpoint tokens; rotate them.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Show the keys that sign waitpoint tokens; rotate them.", invoke_without_command=True)
 
 _MOST_READ = 4096
 
@@ -44,7 +45,7 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
         rows = [] if found.current_kid is None else [(found.current_kid, "current", None)]
         rows += [(one.kid, "verifying", one.expires_at) for one in found.verifying]  # type: ignore[misc]
         if rows:
-            _output.table(["KEY", "STATE", "UNTIL"], rows)
+            _output.table([Column("KEY", cut=20), "STATE", "UNTIL"], rows)
         else:
             _output.note("there is no key; `flowfabric migrate` creates one")
 

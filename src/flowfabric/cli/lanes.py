@@ -8,7 +8,9 @@ import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, lane_names, near
-from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._options import Dsn, Json, Wide
+from flowfabric.cli._output import Column
+from flowfabric.cli._program import Group
 from flowfabric.errors import NotFound
 from flowfabric.values.lane import LaneState
 
@@ -16,28 +18,32 @@ if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.values.lane import LaneStats
 
-app = typer.Typer(help="Show lanes; pause, drain, disable or resume them.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Show lanes; pause, drain, disable or resume them.", invoke_without_command=True)
 
 Names = Annotated[
     list[str],
     typer.Argument(metavar="LANE...", help="The lanes.", autocompletion=_completion.lanes, show_default=False),
 ]
+New = Annotated[bool, typer.Option("--new", help="Also for a lane to which nothing was submitted yet.")]
 Chosen = Annotated[
     list[str] | None,
     typer.Argument(metavar="[LANE]...", help="Only these.", autocompletion=_completion.lanes, show_default=False),
 ]
-HEADERS = ("LANE", "STATE", "READY", "OLDEST", "DELAYED", "WAITING_CHILDREN", "RUNNING")
+HEADERS = (
+    Column("LANE", cut=16), Column("STATE"), Column("READY"), Column("OLDEST"), Column("DELAYED"),
+    Column("WAITING_CHILDREN", cut=9), Column("RUNNING"),
+)  # fmt: skip
 
 
 @app.callback()
-def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Show lanes; pause, drain, disable or resume them. Without a command: stats."""
     if ctx.invoked_subcommand is None:
-        stats(json=json, dsn=dsn)
+        stats(wide=wide, json=json, dsn=dsn)
 
 
 @app.command()
-def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
+def stats(lanes: Chosen = None, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Show how many executions wait and run in each lane, and how long the oldest has waited."""
 
     async def work(engine: Engine) -> None:
@@ -49,7 +55,7 @@ def stats(lanes: Chosen = None, json: Json = False, dsn: Dsn = None) -> None:
         if json:
             _output.document({"lanes": found})
         else:
-            _output.table(HEADERS, [row(one) for one in found])
+            _output.table(HEADERS, [row(one) for one in found], wide=wide)
 
     ask(dsn, work)
 
@@ -60,36 +66,36 @@ def row(one: LaneStats) -> tuple[Any, ...]:
 
 
 @app.command()
-def pause(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+def pause(lanes: Names, new: New = False, json: Json = False, dsn: Dsn = None) -> None:
     """Pause lanes: they accept submissions, but workers claim nothing."""
-    _set(lanes, LaneState.PAUSED, json=json, dsn=dsn)
+    _set(lanes, LaneState.PAUSED, new=new, json=json, dsn=dsn)
 
 
 @app.command()
-def resume(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+def resume(lanes: Names, new: New = False, json: Json = False, dsn: Dsn = None) -> None:
     """Resume lanes: they accept submissions, and workers claim them."""
-    _set(lanes, LaneState.ACTIVE, json=json, dsn=dsn)
+    _set(lanes, LaneState.ACTIVE, new=new, json=json, dsn=dsn)
 
 
 @app.command()
-def drain(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+def drain(lanes: Names, new: New = False, json: Json = False, dsn: Dsn = None) -> None:
     """Drain lanes: they refuse submissions, and workers claim the rest."""
-    _set(lanes, LaneState.DRAINING, json=json, dsn=dsn)
+    _set(lanes, LaneState.DRAINING, new=new, json=json, dsn=dsn)
 
 
 @app.command()
-def disable(lanes: Names, json: Json = False, dsn: Dsn = None) -> None:
+def disable(lanes: Names, new: New = False, json: Json = False, dsn: Dsn = None) -> None:
     """Disable lanes: they refuse submissions, and workers claim nothing."""
-    _set(lanes, LaneState.DISABLED, json=json, dsn=dsn)
+    _set(lanes, LaneState.DISABLED, new=new, json=json, dsn=dsn)
 
 
-def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> None:
+def _set(lanes: list[str], state: LaneState, *, new: bool = False, json: bool, dsn: str | None) -> None:
     async def work(engine: Engine) -> None:
         known = await lane_names(engine)
         for lane in lanes:
             # The engine would create a lane for a misspelt name.
-            if lane not in known:
-                raise await _unknown(engine, lane)
+            if lane not in known and not new:
+                raise await _unknown(engine, lane, may_be_new=True)
         changed = []
         for lane in lanes:
             before = await engine.set_lane_state(lane, state)
@@ -102,7 +108,10 @@ def _set(lanes: list[str], state: LaneState, *, json: bool, dsn: str | None) -> 
     ask(dsn, work)
 
 
-async def _unknown(engine: Engine, lane: str) -> NotFound:
+async def _unknown(engine: Engine, lane: str, *, may_be_new: bool = False) -> NotFound:
     known = await lane_names(engine)
-    hint = near(lane, known) or (f"there are {', '.join(known[:10])}" if known else "there are none yet")
+    hint = near(lane, known)
+    if not hint:
+        hint = f"there are {', '.join(known[:10])}" if known else "there are none yet"
+        hint += "; --new if nothing was submitted to it yet" if may_be_new else ""
     return NotFound("lane", _output.printable(lane), detail=hint)

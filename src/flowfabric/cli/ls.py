@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowfabric.cli import _completion, _output
-from flowfabric.cli._database import ask, resolve_flow, unknown_lane
+from flowfabric.cli._database import ask, resolve, resolve_flow, unknown_lane
 from flowfabric.cli._filters import Filter, filtered
-from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._live import Interval, live, parse_interval
+from flowfabric.cli._options import Dsn, Json, Wide
+from flowfabric.cli._output import Column
 from flowfabric.cli._pages import Cursor, Limit, up_to
+from flowfabric.cli._tree import COLUMNS, Roots, Tree
+from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from flowfabric.engine import Engine
     from flowfabric.engine.reads import Place
     from flowfabric.values.execution import ExecutionInfo
+    from flowfabric.values.page import Page
 
 
 @filtered
@@ -34,33 +43,70 @@ def ls(
             show_default=False,
         ),
     ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option(
+            "--parent",
+            metavar="ID",
+            help="Only tasks that this execution submitted: its id, or a unique end or beginning of it.",
+            show_default=False,
+        ),
+    ] = None,
+    tree: Annotated[
+        bool,
+        typer.Option(
+            "--tree",
+            help="With everything that they submitted below each: tasks, flows and their nodes. --limit counts trees.",
+        ),
+    ] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="List all; with --json one line each, as they are read.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the list until interrupted; as many as the terminal holds.")
+    ] = False,
+    interval: Interval = "1s",
+    wide: Wide = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """List executions, newest first. All filters must match; a filter given several times matches any of its values."""
+    pause = parse_interval(interval)
+    if tree and everything:
+        raise InvalidInput("given with --all", field="--tree", allowed="with --limit")
+    if watch and (everything or quiet or cursor is not None):
+        raise InvalidInput("given with --all, --quiet or --cursor", field="--watch", allowed="without them")
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
 
         chosen = wanted if flow is None else wanted.replace(flow_id=await resolve_flow(engine, flow))
+        if parent is not None:
+            chosen = chosen.replace(parent_id=await resolve(engine, parent))
         start = None if cursor is None else Place.decode(cursor)
         if everything:
-            await _all(engine, chosen, start, as_json=json, quiet=quiet)
+            await _all(engine, chosen, start, as_json=json, quiet=quiet, wide=wide)
             return
-        found, rest = await up_to(limit, partial(chosen.page, engine), start)
-        if json:
+        if watch:
+            await _watch(engine, chosen, limit, pause, tree=tree, as_json=json)
+            return
+        found, rest = await up_to(limit, _pages(engine, chosen, tree=tree), start)
+        if tree and not quiet:
+            seen = await Tree.read(engine, found)
+            if json:
+                _output.document({"items": seen.as_json(), "next_cursor": rest and rest.encode()})
+            else:
+                seen.show(wide=wide)
+        elif json:
             _output.document({"items": found, "next_cursor": rest and rest.encode()})
         elif quiet:
             for one in found:
                 _output.say(str(one.execution_id))
         else:
-            _show(found)
+            _show(found, wide=wide)
         if rest is not None and not json:
             _output.note(f"there is more: --all, or --cursor {rest.encode()}")
         if not found:
@@ -69,12 +115,61 @@ def ls(
     ask(dsn, work)
 
 
-async def _all(engine: Engine, wanted: Filter, start: Place | None, *, as_json: bool, quiet: bool) -> None:
+def _pages(
+    engine: Engine, wanted: Filter, *, tree: bool
+) -> Callable[[Any, int], Awaitable[Page[ExecutionInfo, Place]]]:
+    # Whatever a filter finds is the top of a tree; without one, only executions that no handler submitted are.
+    return Roots(engine, wanted).page if tree and not wanted else partial(wanted.page, engine)
+
+
+async def _watch(engine: Engine, wanted: Filter, limit: int, pause: float, *, tree: bool, as_json: bool) -> None:
+    """Refresh the list until interrupted: in place on a terminal, else printed again whenever it changed."""
+    if not as_json and _output.terminal_width() is not None:
+
+        async def draw() -> Any:
+            height = _output.console().height
+            room = max(height - 4, 5)
+            found, rest = await up_to(min(limit, room), _pages(engine, wanted, tree=tree))
+            if not tree:
+                return _picture(*_table(found), is_more=rest is not None)
+            rows = (await Tree.read(engine, found)).rows()
+            return _picture(COLUMNS, rows[:room], is_more=rest is not None or len(rows) > room)
+
+        await live(engine, draw, pause)
+    shown: Any = None
+    while True:
+        found, _ = await up_to(limit, _pages(engine, wanted, tree=tree))
+        seen = await Tree.read(engine, found) if tree else None
+        now = found if seen is None else seen.rows()
+        if as_json:
+            _output.line({"items": found if seen is None else seen.as_json()})
+        elif now != shown:
+            if shown is not None:
+                _output.say()
+            if seen is None:
+                _show(found, wide=True)
+            else:
+                seen.show(wide=True)
+        shown = now
+        sys.stdout.flush()
+        await asyncio.sleep(pause)
+
+
+def _picture(columns: Sequence[Column], rows: Sequence[Sequence[object]], *, is_more: bool) -> Any:
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    if not rows:
+        return Text("no execution matches")
+    return Group(_output.fitted(columns, rows), Text("there is more" if is_more else "", style="dim"))
+
+
+async def _all(engine: Engine, wanted: Filter, start: Place | None, *, as_json: bool, quiet: bool, wide: bool) -> None:
     if not as_json and not quiet:
         found: list[ExecutionInfo] = []
         async for page in wanted.pages(engine, cursor=start):
             found += page.items
-        _show(found)
+        _show(found, wide=wide)
         return
     async for page in wanted.pages(engine, cursor=start):
         for one in page.items:
@@ -84,21 +179,35 @@ async def _all(engine: Engine, wanted: Filter, start: Place | None, *, as_json: 
                 _output.say(str(one.execution_id))
 
 
-def _show(found: list[ExecutionInfo]) -> None:
-    has_namespace = any(one.namespace for one in found)
-    has_priority = any(one.priority for one in found)
-    headers = ["ID", "STATE", "LANE", "KIND", "CREATED", "TOOK", "ATTEMPT"]
-    headers += ["NAMESPACE"] * has_namespace + ["PRIORITY"] * has_priority
-    rows = []
+def _table(found: Sequence[ExecutionInfo]) -> tuple[list[Column], list[list[object]]]:
+    """The list as a table; columns in which all are empty are left out."""
+    columns = [
+        Column("ID"), Column("STATE"), Column("LANE", cut=7, drop=5), Column("KIND", cut=12),
+        Column("NODE", cut=8, drop=2), Column("ARGUMENTS", cut=12, drop=3), Column("CREATED"),
+        Column("TOOK", drop=1), Column("ATTEMPT", drop=4), Column("NAMESPACE", cut=9, drop=6),
+        Column("PRIORITY", drop=7),
+    ]  # fmt: skip
+    rows: list[list[object]] = []
     for one in found:
         took = one.completed_at - one.started_at if one.completed_at and one.started_at else None
         attempt = one.current_attempt_index + 1 if one.started_at else None
-        row: list[object] = [
-            one.execution_id, one.public_state, one.lane_id, one.execution_kind, one.created_at, took, attempt,
-        ]  # fmt: skip
-        rows.append(row + [one.namespace] * has_namespace + [one.priority] * has_priority)
-    if rows:
-        _output.table(headers, rows)
+        rows.append(
+            [
+                one.execution_id, one.public_state, one.lane_id, one.execution_kind, one.node,
+                one.arguments, one.created_at, took, attempt, one.namespace, one.priority or None,
+            ]
+        )  # fmt: skip
+    always = {"ID", "STATE", "KIND", "LANE", "CREATED", "TOOK", "ATTEMPT"}
+    kept = [at for at, column in enumerate(columns) if column.name in always or any(row[at] for row in rows)]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _show(found: Sequence[ExecutionInfo], *, wide: bool) -> None:
+    if found:
+        columns, rows = _table(found)
+        _output.table(columns, rows, wide=wide)
+    if stopped := sum(one.stops is not None for one in found):
+        _output.note(f"changed code stopped {stopped:,} of these: `flowfabric failures --stopped` says why")
 
 
 async def _explain(engine: Engine, lanes: list[str]) -> None:

@@ -82,6 +82,10 @@ def migrate(
         return
     applied = ", ".join(done.applied) or "no new steps"
     _output.say(f"the schema is at version {done.version} ({applied}; functions of version {done.functions})")
+    given = {"read": read_role, "submit": submit_role, "run workers": worker_role, "operate": operate_role}
+    for may, names in given.items():
+        for name in names or ():
+            _output.say(f"{_output.printable(name)} may {may}")
 
 
 def _tell(version: int, build: Build | None, *, as_json: bool) -> None:

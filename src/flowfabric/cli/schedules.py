@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
-from flowfabric.cli._options import Dsn, Json, Yes
+from flowfabric.cli._options import Dsn, Json, Wide, Yes
+from flowfabric.cli._output import Column
 from flowfabric.cli._pages import everything
-from flowfabric.cli._program import confirm
+from flowfabric.cli._program import Group, confirm
 from flowfabric.errors import NotFound
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from flowfabric.engine import Engine
     from flowfabric.values.schedule import Schedule
 
-app = typer.Typer(help="Show schedules; pause, resume, delete or run them.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Show schedules; pause, resume, delete or run them.", invoke_without_command=True)
 
 Name = Annotated[
     str,
@@ -28,14 +31,14 @@ Name = Annotated[
 
 
 @app.callback()
-def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Show schedules; pause, resume, delete or run them. Without a command: list."""
     if ctx.invoked_subcommand is None:
-        list_(json=json, dsn=dsn)
+        list_(wide=wide, json=json, dsn=dsn)
 
 
 @app.command("list")
-def list_(json: Json = False, dsn: Dsn = None) -> None:
+def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List all schedules, with their next and last runs."""
 
     async def work(engine: Engine) -> None:
@@ -44,7 +47,11 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
             _output.document({"schedules": found})
         elif found:
             _output.table(
-                ["NAME", "KIND", "TIMING", "CATCH UP", "STATE", "NEXT", "LAST", "ID"],
+                [
+                    Column("NAME", cut=14), Column("KIND", cut=8, drop=3), Column("TIMING", cut=34),
+                    Column("CATCH UP", drop=5), Column("STATE"), Column("NEXT"), Column("LAST", drop=2),
+                    Column("ID", drop=4),
+                ],
                 [
                     (
                         one.name, one.kind, timing(one.timing), one.catch_up, "paused" if one.paused else "active",
@@ -52,6 +59,7 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
                     )
                     for one in found
                 ],
+                wide=wide,
             )  # fmt: skip
         else:
             _output.note("there are no schedules")
@@ -61,7 +69,25 @@ def list_(json: Json = False, dsn: Dsn = None) -> None:
 
 def timing(value: dict[str, Any]) -> str:
     """When it fires, as text."""
-    return " ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+    words = []
+    for name, item in value.items():
+        if name.endswith("_ms") and isinstance(item, int):
+            words.append(f"{name.removesuffix('_ms')} {_span(item)}")
+        elif item is not None:
+            words.append(str(item) if name == "timezone" else f"{name} {_output.when(_moment(item)) or item}")
+    return ", ".join(words)
+
+
+def _span(milliseconds: int) -> str:
+    """A duration; whole seconds without a fraction."""
+    seconds = milliseconds // 1000
+    return f"{seconds} s" if seconds * 1000 == milliseconds and seconds < 60 else _output.seconds(milliseconds / 1000)
+
+
+def _moment(item: object) -> datetime | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return datetime.fromisoformat(item) if isinstance(item, str) and "T" in item else None
+    return None
 
 
 @app.command()

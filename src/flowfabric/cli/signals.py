@@ -19,7 +19,6 @@ from flowfabric.cli._options import Dsn, Json, login_name, parse_duration
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError, ValidationFailed
 
 if TYPE_CHECKING:
-    from flowfabric.app.app import App
     from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
     from flowfabric.values.ids import ExecutionId
@@ -51,37 +50,72 @@ By = Annotated[
     str | None,
     typer.Option("--by", metavar="NAME", help="Who decides. Default: the login name.", show_default=False),
 ]
+Payload = Annotated[
+    str | None,
+    typer.Option(
+        "--payload",
+        "-p",
+        metavar="JSON",
+        help="The signal's payload: JSON, @FILE with JSON, or - for standard input.",
+        show_default=False,
+    ),
+]
+Codecs = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="PKG.MOD:APP", help="Encode the payload with the codecs of this app.", show_default=False
+    ),
+]
 _MOST_BYTES = 65_536  # of a payload
 _SATISFIED = "resume_condition_satisfied"
 _BUFFERED = "buffered_for_pending_waitpoint"
 
 
-def approve(execution: WaitingId, key: Key = None, by: By = None, json: Json = False, dsn: Dsn = None) -> None:
+def approve(
+    execution: WaitingId,
+    key: Key = None,
+    by: By = None,
+    payload: Payload = None,
+    app: Codecs = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
     """Send the signal `approved` to an execution that waits. A second one from the same person changes nothing."""
-    who = _who(by)
-    _send(execution, key, "approved", lambda client, target: client.approve(target, key, by=who), json=json, dsn=dsn)
+    who, value = _who(by), _payload(payload)
+
+    def send(client: AsyncClient, target: ExecutionId) -> Awaitable[Accepted | DuplicateSignal]:
+        return client.approve(target, key, by=who, payload=value)
+
+    _send(execution, key, "approved", send, app=app, json=json, dsn=dsn)
 
 
-def reject(execution: WaitingId, key: Key = None, by: By = None, json: Json = False, dsn: Dsn = None) -> None:
+def reject(
+    execution: WaitingId,
+    key: Key = None,
+    by: By = None,
+    payload: Payload = None,
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", metavar="TEXT", help="The field `reason` of the payload.", show_default=False),
+    ] = None,
+    app: Codecs = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
     """Send the signal `rejected` to an execution that waits. Its task decides what that means."""
-    who = _who(by)
-    _send(execution, key, "rejected", lambda client, target: client.reject(target, key, by=who), json=json, dsn=dsn)
+    who, value = _who(by), _payload(payload)
+
+    def send(client: AsyncClient, target: ExecutionId) -> Awaitable[Accepted | DuplicateSignal]:
+        return client.reject(target, key, by=who, payload=value, reason=reason)
+
+    _send(execution, key, "rejected", send, app=app, json=json, dsn=dsn)
 
 
 def signal(
     execution: WaitingId,
     key: Key = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The signal's name.")] = "signal",
-    payload: Annotated[
-        str | None,
-        typer.Option(
-            "--payload",
-            "-p",
-            metavar="JSON",
-            help="The signal's payload: JSON, @FILE with JSON, or - for standard input.",
-            show_default=False,
-        ),
-    ] = None,
+    payload: Payload = None,
     by: By = None,
     idempotency_key: Annotated[
         str | None,
@@ -92,19 +126,12 @@ def signal(
             show_default=False,
         ),
     ] = None,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            "--app", metavar="PKG.MOD:APP", help="Encode the payload with the codecs of this app.", show_default=False
-        ),
-    ] = None,
+    app: Codecs = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """Send a signal to an execution that waits, as an operator. Access to the database is enough; no token needed."""
-    who = _who(by)
-    value = None if payload is None else _payload(payload)
-    loaded = None if app is None else load_app(app)
+    who, value = _who(by), _payload(payload)
 
     def send(client: AsyncClient, target: ExecutionId) -> Awaitable[Accepted | DuplicateSignal]:
         # The same source type as for approvals, so that one person does not count as two senders.
@@ -112,7 +139,7 @@ def signal(
             target, key, name, value, source_type="operator", source_identity=who, idempotency_key=idempotency_key
         )
 
-    _send(execution, key, name, send, app=loaded, json=json, dsn=dsn)
+    _send(execution, key, name, send, app=app, json=json, dsn=dsn)
 
 
 def resume(
@@ -148,8 +175,10 @@ def _who(by: str | None) -> str:
     return who
 
 
-def _payload(text: str) -> Any:
+def _payload(text: str | None) -> Any:
     """The value of `--payload`."""
+    if text is None:
+        return None
     # Generous: the engine counts the payload without its white space.
     most = _MOST_BYTES * 4
     if text == "-":
@@ -169,17 +198,19 @@ def _payload(text: str) -> Any:
 
 
 def _send(
-    execution: str, key: str | None, name: str, send: Send, *, app: App | None = None, json: bool, dsn: str | None
+    execution: str, key: str | None, name: str, send: Send, *, app: str | None, json: bool, dsn: str | None
 ) -> None:
+    loaded = None if app is None else load_app(app)
+
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)
-        client = _waiting.client_of(engine, app)
+        client = _waiting.client_of(engine, loaded)
         async with refused_as(engine, target, key):
             answer = await send(client, target)
         if json:
             _output.document(_as_json(target, name, answer))
         else:
-            await _tell(client, target, name, answer)
+            await _tell(client, target, key, name, answer)
 
     ask(dsn, work)
 
@@ -193,14 +224,22 @@ def _as_json(target: ExecutionId, name: str, answer: Accepted | DuplicateSignal)
     return {**fields, "signal_id": answer.signal_id, "effect": answer.effect, "match_detail": answer.match_detail}
 
 
-async def _tell(client: AsyncClient, target: ExecutionId, name: str, answer: Accepted | DuplicateSignal) -> None:
+async def _tell(
+    client: AsyncClient, target: ExecutionId, key: str | None, name: str, answer: Accepted | DuplicateSignal
+) -> None:
     from flowfabric.values.signal import DuplicateSignal  # noqa: PLC0415
 
     done = name if name in ("approved", "rejected") else "signalled"
     if isinstance(answer, DuplicateSignal):
         _output.say(f"{target} has this signal already; nothing changed")
     elif answer.effect == _SATISFIED:
-        _output.say(f"{done}; {target} resumes")
+        # Of several waits the handler settles this one and waits for the others.
+        others = sorted({one.waitpoint_key for one in await client.waitpoints_of(target)} - {key})
+        if others and key is not None:
+            open_keys = ", ".join(map(_output.printable, others))
+            _output.say(f"{done}; {target} continues, and still takes signals at {open_keys}")
+        else:
+            _output.say(f"{done}; {target} resumes")
     elif answer.effect == _BUFFERED:
         _output.say(f"{done}; {target} gets it when it waits there")
     else:
@@ -234,9 +273,10 @@ async def refused_as(engine: Engine, target: ExecutionId, key: str | None) -> As
     try:
         yield
     except InvalidInput as error:
-        if error.field != "key":
+        if error.field not in ("key", "reason"):
             raise
-        raise InvalidInput(error.problem, field="--key", allowed=_output.printable(error.allowed)) from None
+        allowed = _output.printable(error.allowed or "")
+        raise InvalidInput(error.problem, field=f"--{error.field}", allowed=allowed) from None
     except (NotFound, StateError) as error:
         raise await _explained(engine, target, key, error) from None
 
@@ -247,7 +287,7 @@ async def _explained(engine: Engine, target: ExecutionId, key: str | None, error
         return await missing(engine, target)
     state = execution.public_state
     if error.kind == "execution_not_suspended":
-        return StateError(error.kind, f"{target} is {state}", execution_id=target)
+        return StateError(error.kind, f"{target} is {state}, so there is no wait to end", execution_id=target)
     keys = sorted({one.waitpoint_key for one in await _waiting.client_of(engine).waitpoints_of(target)})
     if isinstance(error, NotFound) and keys:
         return NotFound("waitpoint", key, detail=f"{target} has {', '.join(keys[:10])}")

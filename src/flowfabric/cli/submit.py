@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowfabric.cli import _output
-from flowfabric.cli._database import near
+from flowfabric.cli._database import embedded_running, near
 from flowfabric.cli._loading import AppName, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration, parse_pair, parse_time
 from flowfabric.cli.wait import Timeout, until_ended
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flowfabric.app.app import App
     from flowfabric.app.task import Task
     from flowfabric.contracts.signature import Parameter
+
+_QUOTED = 40  # characters of an argument in an error
 
 
 def submit(
@@ -108,7 +110,8 @@ def submit(
             client = await loaded.client()
             return await until_ended(client.engine, run.execution_id, seconds, loaded.codecs, as_json=json)
 
-    code = asyncio.run(work())
+    with embedded_running(loaded.dsn, loaded.data_dir):
+        code = asyncio.run(work())
     if code:
         raise typer.Exit(code)
 
@@ -155,14 +158,18 @@ def _value(parameter: Parameter, text: str) -> Any:
         try:
             return parameter.type.decode(attempt.encode(), what=what)
         except CannotDecode as error:
-            problem = problem or error if _is_json(text) else error
+            problem = problem or error
     assert problem is not None
+    if why := _not_json(text):
+        given = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
+        raise InvalidInput(f"{given!r} is not JSON ({why})", field=parameter.name, allowed=parameter.annotation)
     raise InvalidInput(problem.problem, field=parameter.name, allowed=parameter.annotation)
 
 
-def _is_json(text: str) -> bool:
+def _not_json(text: str) -> str:
+    """Why a text is not JSON; empty if it is."""
     try:
         _json.loads(text)
-    except ValueError:
-        return False
-    return True
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""

@@ -11,22 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import Struct
 
-from flowfabric.cli import _output, lanes, workers
+from flowfabric.cli import _output, lanes, waits, workers
 from flowfabric.cli._database import ask
-from flowfabric.cli._options import Dsn, Json, parse_duration
-from flowfabric.errors import CursorRefused, InvalidInput
+from flowfabric.cli._live import Interval, live, parse_interval
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._output import Column
+from flowfabric.cli.flow import ls as flow_list
+from flowfabric.errors import CursorRefused
+from flowfabric.values.durations import counted
 from flowfabric.values.event import EventCounts
 from flowfabric.values.execution import ExecutionInfo
+from flowfabric.values.flow import FlowInfo, FlowState
 from flowfabric.values.lane import LaneStats
 from flowfabric.values.state import State
-from flowfabric.values.worker import Leader
+from flowfabric.values.wait import Wait
+from flowfabric.values.worker import Leader, WorkerRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowfabric.engine import Engine
 
 _RUNNING = 10
 _FAILED = 5
+_WAITS = 10
+_FLOWS = 10
+_FLOWS_READ = 50  # the newest; those that have ended are left out
 _CLAIMS = ("acquired", "reclaimed")
+_ALWAYS = ("claimed", "completed", "failed")  # the rates that are shown when nothing happens, too
+_ENDED = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 
 class Failed(Struct, frozen=True):
@@ -50,9 +63,12 @@ class Frame(Struct, frozen=True, kw_only=True):
     lost_lease_rate: float
     workers: int
     slots: int
+    alive: list[WorkerRecord]
     leaders: list[Leader]
     lanes: list[LaneStats]
     running: list[ExecutionInfo]
+    waits: list[Wait]
+    flows: list[FlowInfo]
     failed: list[Failed]
 
 
@@ -60,37 +76,30 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame, measured over one interval, and exit.")
     ] = False,
-    interval: Annotated[str, typer.Option("--interval", "-i", metavar="DURATION", help="Refresh interval.")] = "1s",
+    interval: Interval = "1s",
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Watch workers, lanes, rates, running and failed executions. With --json one line per refresh."""
-    pause = parse_duration(interval, "--interval").total_seconds()
-    if not 0.1 <= pause <= 3600:
-        raise InvalidInput(f"got {interval!r}", field="--interval", allowed="100ms to 1h")
+    """Watch lanes, workers, rates, and what runs, waits and fails. With --json one line per refresh."""
+    pause = parse_interval(interval)
 
     async def work(engine: Engine) -> None:
         watch = _Watch(engine)
         await watch.begin()
-        if once or json or not sys.stdout.isatty():
-            while True:
-                await asyncio.sleep(pause)
-                frame = await watch.frame()
-                if json and once:
-                    _output.document(frame)
-                elif json:
-                    _output.line(frame)
-                else:
-                    _print(frame)
-                if once:
-                    return
-                sys.stdout.flush()
-        from rich.live import Live  # noqa: PLC0415
-
-        with Live(_picture(await watch.frame()), console=_output.console(), screen=True, auto_refresh=False) as live:
-            while True:
-                await asyncio.sleep(pause)
-                live.update(_picture(await watch.frame()), refresh=True)
+        if not once and not json and _output.terminal_width() is not None:
+            await live(engine, watch.picture, pause)
+        while True:
+            await asyncio.sleep(pause)
+            frame = await watch.frame()
+            if json and once:
+                _output.document(frame)
+            elif json:
+                _output.line(frame)
+            else:
+                _print(frame)
+            if once:
+                return
+            sys.stdout.flush()
 
     ask(dsn, work)
 
@@ -109,13 +118,14 @@ class _Watch:
 
     async def frame(self) -> Frame:
         engine = self._engine
-        counts, alive, leaders, stats, running, failed = await asyncio.gather(
-            self._count(),
-            workers.alive(engine),
-            engine.list_leaders(),
-            engine.lane_stats(),
-            engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
-            engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
+        (counts, alive, leaders, stats), (running, failed, waiting, found_flows) = await asyncio.gather(
+            asyncio.gather(self._count(), workers.alive(engine), engine.list_leaders(), engine.lane_stats()),
+            asyncio.gather(
+                engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
+                engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
+                engine.list_waits(limit=_WAITS),
+                engine.find_flows(limit=_FLOWS_READ),
+            ),
         )
         now = time.monotonic()
         period, self._at, self._cursor = max(now - self._at, 0.001), now, counts.cursor
@@ -133,9 +143,12 @@ class _Watch:
             lost_lease_rate=rate.lease("expired"),
             workers=len(alive),
             slots=sum(one.slots or 0 for one in alive),
+            alive=alive,
             leaders=leaders,
             lanes=stats,
             running=list(running.items),
+            waits=list(waiting.items),
+            flows=[one for one in found_flows.items if one.state not in _ENDED][:_FLOWS],
             failed=[
                 Failed(one, _output.failure_line(outcomes[one.execution_id].failure_reason))
                 if one.execution_id in outcomes
@@ -143,6 +156,9 @@ class _Watch:
                 for one in failed.items
             ],
         )
+
+    async def picture(self) -> Any:
+        return _picture(await self.frame())
 
     async def _count(self) -> EventCounts:
         try:
@@ -176,60 +192,74 @@ def _rates(frame: Frame) -> str:
         (frame.expired_rate, "expired"),
         (frame.lost_lease_rate, "leases lost"),
     ]
-    return "per second: " + ", ".join(f"{number:,.1f} {word}" for number, word in words)
+    return "per second: " + ", ".join(f"{number:,.1f} {word}" for number, word in words if number or word in _ALWAYS)
 
 
 def _workers(frame: Frame) -> str:
     if not frame.workers:
         return "workers: none is alive"
     leader = next((one.worker_instance_id for one in frame.leaders if one.name == "duties"), None)
-    return f"workers: {frame.workers:,} with {frame.slots:,} slots" + (
+    return f"workers: {frame.workers:,} with {counted(frame.slots, 'slot')}" + (
         f"; {_output.printable(leader)} leads the duties" if leader else ""
     )
 
 
-def _running(frame: Frame) -> tuple[list[str], list[tuple[Any, ...]]]:
-    return ["ID", "KIND", "LANE", "ATTEMPT", "FOR"], [
+def _sections(frame: Frame) -> list[tuple[str, Sequence[str | Column], Sequence[Sequence[object]]]]:
+    """The tables of a frame with their titles; those without rows are left out, but never the lanes."""
+    at = frame.at
+    running = [
         (
             one.execution_id, one.execution_kind, one.lane_id, one.current_attempt_index + 1,
-            max(frame.at - one.started_at, timedelta()) if one.started_at else None,
+            max(at - one.started_at, timedelta()) if one.started_at else None,
         )
         for one in frame.running
     ]  # fmt: skip
-
-
-def _failed(frame: Frame) -> tuple[list[str], list[tuple[Any, ...]]]:
-    return ["ID", "STATE", "KIND", "ENDED", "FAILURE"], [
+    failed = [
         (
             one.execution.execution_id, one.execution.public_state, one.execution.execution_kind,
             one.execution.completed_at, one.failure,
         )
         for one in frame.failed
     ]  # fmt: skip
+    kind, lane = Column("KIND", cut=12), Column("LANE", cut=7, drop=2)
+    found: list[tuple[str, Sequence[str | Column], Sequence[Sequence[object]]]] = [
+        ("Lanes", lanes.HEADERS, [lanes.row(one) for one in frame.lanes]),
+        ("Workers", *workers.rows(frame.alive, at)),
+        ("Running, newest first", ["ID", kind, lane, "ATTEMPT", "FOR"], running),
+        ("Waiting for signals, longest first", *waits.columns(frame.waits)),
+        ("Flows that have not ended, newest first", *flow_list.table(frame.flows, at)),
+        (
+            "Failed, newest first",
+            ["ID", "STATE", kind, Column("ENDED", drop=1), Column("FAILURE", cut=28)],
+            failed,
+        ),
+    ]
+    return [one for one in found if one[2] or one[0] == "Lanes"]
 
 
 def _print(frame: Frame) -> None:
-    _output.say(_head(frame))
-    _output.say(_workers(frame))
-    _output.say(_rates(frame))
-    _output.heading("Lanes")
-    _output.table(lanes.HEADERS, [lanes.row(one) for one in frame.lanes])
-    if frame.running:
-        _output.heading("Running, newest first")
-        _output.table(*_running(frame))
-    if frame.failed:
-        _output.heading("Failed, newest first")
-        _output.table(*_failed(frame))
+    for line in (_head(frame), _workers(frame), _rates(frame)):
+        _output.say(line)
+    for title, columns, rows in _sections(frame):
+        _output.heading(title)
+        _output.table(columns, rows, short=True)
 
 
 def _picture(frame: Frame) -> Any:
+    """The frame as large as the terminal: each table gets its share of the lines."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    parts: list[Any] = [Text(_head(frame), style="bold"), Text(_workers(frame)), Text(_rates(frame)), Text()]
-    parts.append(_output.rich_table(lanes.HEADERS, [lanes.row(one) for one in frame.lanes]))
-    if frame.running:
-        parts += [Text("\nRunning, newest first", style="bold"), _output.rich_table(*_running(frame))]
-    if frame.failed:
-        parts += [Text("\nFailed, newest first", style="bold"), _output.rich_table(*_failed(frame))]
-    return Group(*parts, Text("\nPress Ctrl-C to end.", style="dim"))
+    screen = _output.console()
+    head = [_head(frame), _workers(frame), _rates(frame)]
+    parts: list[Any] = [Text(line, style="bold" if line is head[0] else "", no_wrap=True) for line in head]
+    sections = _sections(frame)
+    left = screen.height - len(parts) - 1
+    for place, (title, columns, rows) in enumerate(sections):
+        # A blank line, the title and the headers come with each table; what one does not need, the next may use.
+        room = max(left // (len(sections) - place) - 3, 1)
+        shown = rows[:room]
+        left -= len(shown) + 3
+        more = f" ({len(shown)} of {len(rows)})" if len(shown) < len(rows) else ""
+        parts += [Text(f"\n{title}{more}", style="bold"), _output.fitted(columns, shown, short=True)]
+    return Group(*parts, Text("Ctrl-C ends this.", style="dim"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as _json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,11 +67,13 @@ async def until_ended(
         _output.document(_as_json(target, outcome, codecs))
     elif outcome.state is State.COMPLETED:
         if outcome.result is not None:
-            value = _output.payload(outcome.result, outcome.result_encoding, codecs, target)
-            _output.say(_output.printable(value if isinstance(value, str) else _json.dumps(value, ensure_ascii=False)))
+            text = _output.payload_text(outcome.result, outcome.result_encoding, codecs, target)
+            _output.say(_output.printable(text))
+            if codecs is None and "+" in (outcome.result_encoding or ""):
+                _output.note("(the result is encoded; give --app PKG.MOD:APP to read it)")
     else:
         why = _output.failure_line(
-            _output.failure_text(outcome.failure_reason, codecs, target) or outcome.cancellation_reason
+            _output.opened(outcome.failure_reason, codecs, target) or outcome.cancellation_reason
         )
         _output.note(
             f"flowfabric: {target} {_ENDED.get(outcome.state, outcome.state)}"
@@ -86,8 +87,8 @@ def _as_json(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> di
         "execution_id": target,
         "public_state": outcome.state,
         "is_ended": True,
-        "result": _output.payload(outcome.result, outcome.result_encoding, codecs, target),
-        "failure_reason": _output.failure_text(outcome.failure_reason, codecs, target) or None,
+        "result": _output.payload_or_problem(outcome.result, outcome.result_encoding, codecs, target),
+        "failure_reason": _output.opened(outcome.failure_reason, codecs, target) or None,
         "failure_category": outcome.failure_category,
         "cancellation_reason": outcome.cancellation_reason,
     }

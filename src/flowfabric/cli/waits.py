@@ -9,12 +9,15 @@ import typer
 from flowfabric.cli import _completion, _output, _waiting
 from flowfabric.cli._database import ask, resolve, unknown_lane
 from flowfabric.cli._filters import Lane
-from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli._options import Dsn, Json, Namespace, Wide
+from flowfabric.cli._output import Column
 from flowfabric.cli._pages import Cursor, Limit, up_to
 from flowfabric.cli.signals import refused_as
 from flowfabric.errors import InvalidInput, StateError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowfabric.engine import Engine
     from flowfabric.values.page import Page
     from flowfabric.values.wait import Wait
@@ -47,6 +50,7 @@ def waits(
             show_default=False,
         ),
     ] = None,
+    wide: Wide = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
@@ -69,7 +73,7 @@ def waits(
             _output.document({"items": found, "next_cursor": rest})
             return
         if found:
-            _show(found)
+            _output.table(*columns(found), wide=wide)
         else:
             _output.note((lane and await unknown_lane(engine, [lane])) or "no execution waits for a signal")
         if rest is not None:
@@ -78,10 +82,15 @@ def waits(
     ask(dsn, work)
 
 
-def _show(found: list[Wait]) -> None:
+def columns(found: Sequence[Wait]) -> tuple[list[Column], list[list[object]]]:
+    """Waitpoints as a table."""
     has_namespace = any(one.namespace for one in found)
-    headers = ["ID", "TASK", "LANE", *["NAMESPACE"] * has_namespace]
-    headers += ["KEY", "FOR", "SINCE", "DEADLINE", "THEN", "SIGNALS", "NAMES"]
+    headers = [
+        Column("ID"), Column("TASK", cut=12), Column("LANE", cut=7, drop=6),
+        *[Column("NAMESPACE", cut=9, drop=5)] * has_namespace, Column("KEY", cut=10), Column("FOR", cut=10, drop=2),
+        Column("SINCE", drop=1), Column("DEADLINE"), Column("THEN"), Column("SIGNALS", drop=4),
+        Column("NAMES", cut=10, drop=3),
+    ]  # fmt: skip
     rows: list[list[object]] = [
         [
             one.execution_id,
@@ -93,12 +102,12 @@ def _show(found: list[Wait]) -> None:
             one.since,
             one.timeout_at,
             _waiting.then(one.timeout_behavior, one.timeout_at is not None, one.state),
-            one.signal_count,
+            _waiting.counted(one.signal_count, one.refused_signal_count),
             _waiting.names(one.required_signal_names, one.state),
         ]
         for one in found
     ]
-    _output.table(headers, rows)
+    return headers, rows
 
 
 async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -27,7 +28,8 @@ LaneWeights = Annotated[
         "--lane",
         "-l",
         metavar="LANE[=WEIGHT]",
-        help="Serve this lane, with this weight among the others. Default: the lanes of the app's tasks.",
+        help="Serve this lane, with this weight among the others. Default: those that the app's tasks and schedules"
+        " name.",
         show_default=False,
     ),
 ]
@@ -94,6 +96,20 @@ def worker(
             "--worker-id", metavar="NAME", help="Name shown in the history. Default: app@host.", show_default=False
         ),
     ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            metavar="PORT",
+            min=0,
+            max=65_535,
+            help="Serve /livez, /readyz and /metrics (Prometheus) on this port; 0 is any free one.",
+            show_default=False,
+        ),
+    ] = None,
+    health_host: Annotated[
+        str, typer.Option("--health-host", metavar="HOST", help="The address to serve them on.")
+    ] = "127.0.0.1",
     log_level: LogLevel = "info",
     json: LogJson = False,
     parent: Annotated[
@@ -112,6 +128,7 @@ def worker(
     Executions that do not finish in time are handed to other workers. A second signal stops immediately.
     """
     from flowfabric.worker import Worker  # noqa: PLC0415
+    from flowfabric.worker.health import HealthServer, measured  # noqa: PLC0415
 
     set_up_logging(log_level, as_json=json)
     loaded = load_app(app)
@@ -119,6 +136,7 @@ def worker(
         dsn = settings.load().dsn
     if dsn is not None:
         loaded.dsn, loaded.data_dir = dsn, None
+    sink = None if health_port is None else measured(loaded)
     made = Worker(
         loaded,
         lanes=weights(lane) if lane else None,
@@ -134,10 +152,12 @@ def worker(
     )
     if parent is not None:
         threading.Thread(target=_follow, args=(parent,), name="flowfabric parent", daemon=True).start()
-    if until_idle:
-        asyncio.run(_until_idle(made))
-    else:
-        made.main()
+    health = contextlib.nullcontext() if sink is None else HealthServer(made, sink, health_host, health_port or 0)
+    with health:
+        if until_idle:
+            asyncio.run(_until_idle(made))
+        else:
+            made.main()
 
 
 async def _until_idle(made: Worker) -> None:
@@ -159,7 +179,9 @@ def weights(given: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in given:
         name, equals, number = text.rpartition("=")
-        lane, weight = (name, int(number)) if equals and number.isdecimal() and len(number) < 10 else (text, 1)
+        if equals and not (name and number.isdecimal() and len(number) < 4):
+            raise InvalidInput(f"got {text!r}", field="--lane", allowed="LANE, or LANE=WEIGHT with a number up to 100")
+        lane, weight = (name, int(number)) if equals else (text, 1)
         if lane in found:
             raise InvalidInput(f"{lane} is given twice", field="--lane", allowed="once")
         found[lane] = weight

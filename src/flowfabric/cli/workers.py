@@ -9,18 +9,23 @@ import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
-from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._options import Dsn, Json, Wide
+from flowfabric.cli._output import Column
 from flowfabric.cli._pages import everything
+from flowfabric.cli._program import Group
 from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.durations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from flowfabric.engine import Engine
-    from flowfabric.values.worker import WorkerRecord
+    from flowfabric.values.worker import LiveVersion, WorkerRecord
 
-app = typer.Typer(help="Show the workers that are alive; remove one from the registry.", invoke_without_command=True)
+app = typer.Typer(
+    cls=Group, help="Show the workers that are alive; remove one from the registry.", invoke_without_command=True
+)
 
 Instance = Annotated[
     str,
@@ -41,24 +46,40 @@ _NONE = "no worker is alive; start one with `flowfabric worker module:app`"
 
 
 @app.callback()
-def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Show the workers that are alive; remove one from the registry. Without a command: list."""
     if ctx.invoked_subcommand is None:
-        list_(json=json, dsn=dsn)
+        list_(wide=wide, json=json, dsn=dsn)
 
 
 @app.command("list")
-def list_(namespace: Namespace = None, json: Json = False, dsn: Dsn = None) -> None:
+def list_(namespace: Namespace = None, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List the workers that are alive: when each was last heard from, its slots, tasks and lanes, and what it leads."""
 
     async def work(engine: Engine) -> None:
         found = await alive(engine, namespace)
+        versions = await engine.list_versions()
         if json:
-            _output.document({"workers": found})
-        elif found:
-            _output.table(*rows(found, await now(engine)))
+            _output.document({"workers": found, "versions": versions})
+            return
+        if found:
+            _output.table(*rows(found, await now(engine)), wide=wide)
         else:
             _output.note(_NONE)
+        if versions:
+            _output.heading("Versions with executions")
+            _output.table(
+                ["TASK", "VERSION", "EXECUTIONS", "WORKERS", "LANE"],
+                [
+                    (one.kind, one.version or "none", one.executions, one.live_workers or "none", one.lane_id)
+                    for one in versions
+                ],
+            )
+        for one in versions:
+            if not one.live_workers:
+                _output.note(without_worker(one))
+            elif one.version is None:
+                _output.note(without_version(one))
 
     ask(dsn, work)
 
@@ -86,7 +107,10 @@ def show(instance: Instance, namespace: Namespace = None, json: Json = False, ds
         else:
             _output.pairs(_facts(one, await now(engine)))
         _output.heading("Events, newest first")
-        _output.table(["TIME", "EVENT", "REASON"], [(each.occurred_at, each.event, each.reason) for each in page.items])
+        _output.table(
+            ["TIME", "EVENT", Column("REASON", folds=True)],
+            [(each.occurred_at, each.event, each.reason) for each in page.items],
+        )
 
     ask(dsn, work)
 
@@ -125,6 +149,23 @@ async def alive(engine: Engine, namespace: str | None = None) -> list[WorkerReco
     return await everything(lambda after, size: engine.list_all_workers(after=after, limit=size))
 
 
+def without_worker(one: LiveVersion) -> str:
+    """That executions of a version wait for a worker, and which one."""
+    where, count = f"{one.kind} in lane {one.lane_id}", counted(one.executions, "execution")
+    if one.version is None:
+        return f"no live worker serves {where} ({count} without a version); start one of any version"
+    return (
+        f"no live worker serves version {one.version} of {where} ({count}); start one with that version,"
+        f" or one that says compatible_with=[{one.version}]"
+    )
+
+
+def without_version(one: LiveVersion) -> str:
+    """That versions do not separate these executions."""
+    count = counted(one.executions, "execution")
+    return f"{count} of {one.kind} began without a version: workers of every version run them"
+
+
 async def now(engine: Engine) -> datetime:
     """The time of the database, by which heartbeats are stored."""
     from datetime import UTC, datetime  # noqa: PLC0415
@@ -132,10 +173,14 @@ async def now(engine: Engine) -> datetime:
     return datetime.fromtimestamp(await engine.server_time_ms() / 1000, UTC)
 
 
-def rows(found: Sequence[WorkerRecord], at: datetime) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The workers as a table that fits 80 columns: only the last one, the instance, may be long."""
+def rows(found: Sequence[WorkerRecord], at: datetime) -> tuple[list[Column], list[tuple[Any, ...]]]:
+    """The workers as a table. The end of an instance is enough for `workers show`."""
     has_namespaces = any(one.namespace for one in found)
-    headers = ["HEARD", "SLOTS", "TASKS", "LEADS", "LANES", *(["NAMESPACE"] if has_namespaces else []), "INSTANCE"]
+    headers = [
+        Column("HEARD"), Column("SLOTS", drop=3), Column("TASKS", drop=2), Column("LEADS", drop=1),
+        Column("LANES", cut=7), *([Column("NAMESPACE", cut=9, drop=4)] if has_namespaces else []),
+        Column("INSTANCE", cut=20, ends=True),
+    ]  # fmt: skip
     return headers, [
         (
             _ago(at - one.last_heartbeat_at),
@@ -184,8 +229,8 @@ def _facts(one: WorkerRecord, at: datetime) -> list[tuple[str, object]]:
     ]
 
 
-def _kind(name: str, versions: Sequence[str]) -> str:
-    return f"{name} ({', '.join(versions)})" if versions else name
+def _kind(name: str, versions: Sequence[int]) -> str:
+    return f"{name} ({', '.join(map(str, versions))})" if versions else name
 
 
 async def _find(engine: Engine, text: str, namespace: str | None) -> WorkerRecord:

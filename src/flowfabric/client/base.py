@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from flowfabric.client.connector import Connector
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.outcomes import Outcomes
@@ -18,6 +20,7 @@ from flowfabric.values.found import FoundId, What
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_flow_id
 
 _ANYTHING = ValueType.of(Any)
+_SEALED_TEXTS = ("failure_reason", "progress_message")  # what codecs seal of what a record shows
 
 
 class ClientBase:
@@ -66,4 +69,7 @@ class ClientBase:
         found = await self.engine.read_execution(wanted)
         if found is None:
             raise NotFound("execution", wanted)
-        return found
+        texts = {name: getattr(found, name) for name in _SEALED_TEXTS}
+        return msgspec.structs.replace(
+            found, **{name: self.codecs.open_text(text, wanted) for name, text in texts.items() if text is not None}
+        )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from flowfabric.client import current
+from flowfabric.client.creating import check_kind, is_free
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.client.submitting import Submitting
@@ -61,7 +62,9 @@ class BulkSubmitting(Submitting):
         if is_plain and known.codecs.is_plain and not any(isinstance(one, Submission) for one in given):
             encode = known.signature.encode
             payloads = [encode(one if isinstance(one, tuple) else (one,), {}) for one in given]
-            alike = await self._create_alike(chosen.item(known.name, b"", None), payloads)
+            alike = await self._create_alike(
+                chosen.item(known.name, b"", None, hooks=known.hooks(chosen, nested=False)), payloads
+            )
             if alike is not None:
                 return [Run(place, kind=known.name, connector=self._connector) for place in alike]
         submissions = [
@@ -70,7 +73,7 @@ class BulkSubmitting(Submitting):
             else Submission(task=known, args=one if isinstance(one, tuple) else (one,), options=chosen)
             for one in given
         ]
-        items = [one.item(self.engine) for one in submissions]
+        items = [one.item() for one in submissions]
         if not is_plain:
             return [await self.send(one) for one in submissions]
         runs: list[Run[Any]] = []
@@ -81,7 +84,7 @@ class BulkSubmitting(Submitting):
                 one = submissions[len(runs)]
                 if isinstance(verdict, FlowFabricError):
                     raise verdict
-                if isinstance(verdict, Duplicate) and await self._is_free(verdict, item, one.options):
+                if isinstance(verdict, Duplicate) and await is_free(self.engine, verdict, item, one.options):
                     verdict = await self.create(item, one.options)  # noqa: PLW2901 - the verdict of the second try
                 runs.append(self._made(one, verdict))
         return runs
@@ -94,7 +97,7 @@ class BulkSubmitting(Submitting):
             for item, verdict in zip(items, verdicts, strict=True)
             if isinstance(verdict, Duplicate)
         ]
-        await _run_all([self._check_kind(*one) for one in known])
+        await _run_all([check_kind(self.engine, *one) for one in known])
 
     async def _create_alike(self, item: NewExecution, payloads: list[bytes]) -> list[ExecutionId] | None:
         """Create executions that differ only in their payload, in concurrent calls; None if the options forbid it."""

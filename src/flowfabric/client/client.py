@@ -6,22 +6,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
+from flowfabric.client import current
 from flowfabric.client.bulk import BulkSubmitting
 from flowfabric.client.signals import Signalling
 from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.values.attempt import Cancelled
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.flow import FlowInfo
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.lease import Operator
-from flowfabric.values.options import meant
+from flowfabric.values.options import check_priority, meant
 from flowfabric.values.page import Page
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.state import State
 from flowfabric.values.worker import WorkerRecord
 
 _CHUNK = 500  # executions per call when a method goes through many
+_CHILD_CHUNKS = 20  # chunks of children that `cancel` cancels itself
 _FAILED = (State.FAILED, State.EXPIRED)
 _NOT_ENDED = tuple(state for state in State if not state.is_terminal)
 
@@ -34,6 +37,7 @@ class Filters(TypedDict, total=False):
     kind: str | None
     namespace: str | None
     tag: tuple[str, str] | None
+    parent: str | ExecutionId | None
     created_from: datetime | None
     created_before: datetime | None
 
@@ -57,18 +61,23 @@ class AsyncClient(Signalling, BulkSubmitting):
         kind: str | None = None,
         namespace: str | None = None,
         tag: tuple[str, str] | None = None,
+        parent: str | ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
-        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set."""
+        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set.
+
+        `parent`: only tasks that the handler of this execution submitted; `run.children()` has its flows too.
+        """
         return await self.engine.find_executions(
             states=states,
             lane_ids=None if lane is None else [lane],
             kinds=None if kind is None else [kind],
             namespace=namespace,
             tag=tag,
+            parent_id=None if parent is None else parse_execution_id(parent, "parent"),
             created_from=created_from,
             created_before=created_before,
             limit=limit,
@@ -103,35 +112,74 @@ class AsyncClient(Signalling, BulkSubmitting):
 
     # Changing
 
-    async def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
-        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing."""
-        await self.engine.cancel(Operator(parse_execution_id(execution_id)), reason)
+    async def cancel(
+        self, execution_id: str | ExecutionId, reason: str = "cancelled by a client", *, keep_children: bool = False
+    ) -> None:
+        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing.
+
+        Tasks and flows that its handler submitted are cancelled with it, and theirs, unless `keep_children`. If there
+        are many, a worker cancels the rest after this call. What a task submitted and cancels itself stays cancelled
+        when that task is replayed.
+        """
+        target = parse_execution_id(execution_id)
+        by = current.handled.get()
+        done = await self.engine.cancel(Operator(target), reason, keep_children=keep_children, by=by)
+        if done.has_children:
+            await self._cancel_children(done)
+
+    async def _cancel_children(self, parent: Cancelled) -> None:
+        for _ in range(_CHILD_CHUNKS):
+            if not (await self.engine.cancel_children(parent.execution_id)).more:
+                break
 
     async def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
         """Run an ended execution again; finished steps are kept unless it had succeeded."""
         await self.engine.replay_execution(parse_execution_id(execution_id), reason=reason)
 
+    async def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
+        """Fail an execution for good that runs, or that waits because its code changed; it is not retried.
+
+        Its hooks and its flow see a failure. What it submitted is left alone: a replay may want it.
+        """
+        await self.engine.fail(
+            Operator(parse_execution_id(execution_id)), reason, failure_class="permanent", category="operator"
+        )
+
+    async def unblock(self, execution_id: str | ExecutionId) -> None:
+        """Let workers take an execution at once that is held back, because its code changed for example."""
+        await self.engine.unblock_execution(parse_execution_id(execution_id))
+
     async def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
-        """Change the priority of a claimable execution."""
-        await self.engine.change_priority(parse_execution_id(execution_id), priority)
+        """Change the priority of a claimable execution: 0 to 9000, higher ones first."""
+        await self.engine.change_priority(parse_execution_id(execution_id), check_priority(priority))
 
     async def delete(self, execution_id: str | ExecutionId) -> None:
         """Delete an ended execution now."""
         await self.engine.delete_execution(parse_execution_id(execution_id))
 
     async def redact(self, execution_id: str | ExecutionId) -> None:
-        """Remove payloads, results and failure messages of an ended execution; its history stays."""
+        """Remove payloads, results, failure messages, tags, key and reasons of an ended execution; its history stays.
+
+        It cannot be replayed any more. A child that its parent still needs is refused, naming the parent.
+        """
         await self.engine.redact_execution(parse_execution_id(execution_id))
 
     async def cancel_all(
-        self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+        self,
+        reason: str,
+        *,
+        progress: Callable[[int], object] | None = None,
+        keep_children: bool = False,
+        **filters: Unpack[Filters],
     ) -> int:
         """Cancel all executions that match the filters and have not ended; returns how many.
 
-        Works in chunks and calls `progress` after each with the number so far.
+        Works in chunks and calls `progress` after each with the number so far. Workers cancel what they submitted.
         """
         return await self._each_chunk(
-            lambda ids: self.engine.cancel_many(ids, reason), progress, {"states": _NOT_ENDED, **filters}
+            lambda ids: self.engine.cancel_many(ids, reason, keep_children=keep_children),
+            progress,
+            {"states": _NOT_ENDED, **filters},
         )
 
     async def replay_all(

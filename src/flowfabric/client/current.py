@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,8 +14,11 @@ from flowfabric.contracts.waits import WaitRequest
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Outcome
+from flowfabric.values.flow import FlowOutcome
+from flowfabric.values.graph import FlowSubmitted, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.policies import RetryPolicy
+from flowfabric.values.stream import DurabilityMode, FrameKind
 from flowfabric.values.wait import OpenWait
 
 if TYPE_CHECKING:
@@ -27,11 +30,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class ChildFlow(Protocol):
+    """A flow that a handler submits: `flow_id` is set if an earlier run did. Its ids are made from `seed`."""
+
+    parent_id: ExecutionId
+    seed: UUID
+    flow_id: FlowId | None
+    existed: bool  # its idempotency key was known
+
+    async def submit(
+        self,
+        flow_id: FlowId,
+        nodes: Sequence[NewNode],
+        *,
+        name: str,
+        namespace: str,
+        tags: dict[str, str],
+        detached: bool,
+    ) -> FlowSubmitted | None:
+        """Store it and record it; None if that was done meanwhile."""
+        ...
+
+
 class Scope(Protocol):
     """A running handler, as its context and the submissions and waits inside it see it."""
 
     claimed: Claimed
     is_parked: bool
+    calls: list[Coroutine[Any, Any, Any]]  # of durable operations that may not have been awaited yet
 
     @property
     def app(self) -> Connector:
@@ -62,7 +88,14 @@ class Scope(Protocol):
         kwargs: Mapping[str, Any],
         retry: RetryPolicy | None,
         timeout: Duration | None,
+        was: str | None = None,
     ) -> Any: ...
+
+    async def patched(self, name: str) -> bool: ...
+
+    async def map_steps(
+        self, fn: Callable[[Any], Any], items: Iterable[Any], limit: int, name: str | None
+    ) -> list[Any]: ...
 
     async def sleep(self, pause: Duration) -> None: ...
 
@@ -72,11 +105,32 @@ class Scope(Protocol):
 
     async def heartbeat(self) -> None: ...
 
+    async def emit(
+        self,
+        data: Any,
+        *,
+        type: str,  # noqa: A002 - the word of the context
+        kind: FrameKind | None,
+        live: bool,
+        ttl: Duration,
+        correlation_id: str | None,
+        durability_mode: DurabilityMode | None,
+    ) -> None: ...
+
+    def emit_soon(self, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+        """Emit text from any thread without waiting."""
+
+    async def summarize(self, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None: ...
+
     async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
 
     async def wait_for(self, request: WaitRequest, opened: OpenWait | None = None) -> Any: ...
 
     def in_thread(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+    async def send(self, submission: Submission) -> Run[Any]:
+        """Submit as this handler, whatever thread or task calls."""
+        ...
 
     async def submit_durably(
         self,
@@ -96,8 +150,22 @@ class Scope(Protocol):
         """Wait until no member of a flow is `live`, without holding a worker; `TimedOut` if it takes too long."""
         ...
 
+    async def outcome_of_flow(
+        self,
+        flow_id: FlowId,
+        live: Callable[[], Awaitable[list[ExecutionId]]],
+        read: Callable[[], Awaitable[FlowOutcome | None]],
+        timeout: timedelta | None = None,
+    ) -> FlowOutcome:
+        """The same, and return how its members ended, which is recorded."""
+        ...
+
     async def flow_seed(self, name: str) -> UUID | None:
-        """The seed for the ids of a flow submitted here, the same in every run of the handler; None inside a step."""
+        """The seed for the ids of nodes added here, the same in every run of the handler; None inside a step."""
+        ...
+
+    async def child_flow(self, name: str) -> ChildFlow | None:
+        """The flow that is submitted here, once in all runs of the handler; None inside a step."""
         ...
 
 
@@ -106,7 +174,32 @@ def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, context=Context())
 
 
+log = logging.getLogger("flowfabric.client")
 running: ContextVar[Scope | None] = ContextVar("flowfabric_running", default=None)
+handled: ContextVar[ExecutionId | None] = ContextVar("flowfabric_handled", default=None)
+"""The execution whose handler runs here, inside its steps too."""
+in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
+_told: set[str] = set()
+
+
+def enter(scope: Scope) -> None:
+    """Belong to this handler from here on, as its other threads and their tasks do not by themselves."""
+    if running.get() is None and not in_step.get():
+        running.set(scope)
+        handled.set(scope.claimed.execution_id)
+
+
+def tell_forgotten(app: Connector, what: str) -> None:
+    """Warn, once for each thing submitted, that a handler submits with a client of another loop."""
+    scope = running.get()
+    if scope is not None and scope.app.address == app.address and what not in _told:
+        _told.add(what)
+        log.warning(
+            "the handler of %s submits %s with a client of its own, which is not remembered when the handler is run"
+            " again; use ctx.submit, or an idempotency key",
+            scope.claimed.execution_kind,
+            what,
+        )
 
 
 def scope_of(app: Connector) -> Scope | None:

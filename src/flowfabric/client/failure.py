@@ -30,9 +30,11 @@ def describe_failure(error: BaseException, skip: Callable[[str], bool] | None = 
     """
     report = traceback.TracebackException.from_exception(error, capture_locals=False)
     if skip is not None:
-        kept = [frame for frame in report.stack if not skip(frame.filename)]
-        if kept:
-            report.stack = traceback.StackSummary.from_list(kept)
+        chain: list[traceback.TracebackException] = [report]
+        for one in chain:  # it grows by what each follows from
+            chain += [other for other in (one.__cause__, one.__context__) if other is not None]
+            if kept := [frame for frame in one.stack if not skip(frame.filename)]:
+                one.stack = traceback.StackSummary.from_list(kept)
     text = "".join(report.format())
     head = f"{type_name(error)}: {error}".rstrip(": ")
     if len(text) > _MAX_TRACEBACK:

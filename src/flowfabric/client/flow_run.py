@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
 
 from flowfabric.client import current
 from flowfabric.client.failure import result_of, task_failed
+from flowfabric.client.following import Follower, follow_nodes, wait_seconds
 from flowfabric.client.run import Run, connectors
 from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
 from flowfabric.values.durations import Duration, duration
@@ -21,13 +23,16 @@ from flowfabric.values.flow import (
     FlowCancelled,
     FlowGraph,
     FlowNode,
+    FlowOutcome,
     FlowSnapshot,
     FlowSummary,
+    MemberOutcome,
     PartiallyCancelled,
 )
 from flowfabric.values.graph import replayable
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id
 from flowfabric.values.state import State
+from flowfabric.values.stream import StreamItem
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient
@@ -151,9 +156,7 @@ class FlowRun:
 
         Inside a task the wait is durable: it holds no worker.
         """
-        span = None if timeout is None else duration(timeout, "timeout")
-        if span is not None and span < timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
+        span = _span(timeout)
         if (scope := current.scope_of(self._app())) is not None:
             await scope.end_of_flow(self.flow_id, self.live, span)
             return
@@ -175,44 +178,111 @@ class FlowRun:
     async def result(self, timeout: Duration | None = None) -> dict[str, Any]:
         """Wait until all nodes have ended and return their results by name. `FlowFailed` names the failed nodes.
 
-        Nodes that lost a race, or were skipped because of one, are left out.
+        Nodes that lost a race, or were skipped because of one, are left out. Inside a task the wait is durable, and the
+        results are recorded.
         """
-        while True:
-            await self.wait(timeout)
-            members = await self._members(results=True)
-            if all(member.state.is_terminal for _, member in members):
-                break
+        ended = await self._ended(timeout)
         results: dict[str, Any] = {}
         failures: dict[str, TaskFailed] = {}
         client = await self._client()
-        for name, member in members:
-            outcome = Outcome(
-                state=member.state,
-                result=member.result,
-                result_encoding=member.result_encoding,
-                failure_reason=member.failure_reason,
-                failure_category=member.failure_category,
-                cancellation_reason=member.cancellation_reason,
-            )
-            if member.state is State.COMPLETED:
-                results[name] = result_of(
-                    member.execution_id, outcome, client.result_type(member.execution_kind), client.codecs
+        for member in ended.members:
+            if member.outcome.state is State.COMPLETED:
+                results[member.name] = result_of(
+                    member.execution_id, member.outcome, client.result_type(member.execution_kind), client.codecs
                 )
-            elif member.state is not State.SKIPPED and member.cancellation_reason not in _RACE:
-                failures[name] = task_failed(member.execution_id, outcome, client.codecs)
+            elif member.name in ended.failed:
+                failures[member.name] = task_failed(member.execution_id, member.outcome, client.codecs)
         if failures:
-            header = await client.engine.describe_flow(self.flow_id)
-            is_cancelled = header is not None and header.public_flow_state == "cancelled"
-            skipped = [name for name, member in members if member.state is State.SKIPPED]
+            skipped = [member.name for member in ended.members if member.outcome.state is State.SKIPPED]
             raise FlowFailed(
-                "cancelled" if is_cancelled else "failed",
+                "cancelled" if ended.is_cancelled else "failed",
                 self.flow_id,
                 failures=failures,
                 skipped=skipped,
                 results=results,
-                reason=None if header is None else header.cancel_reason,
+                reason=ended.reason,
             )
         return results
+
+    async def _ended(self, timeout: Duration | None) -> FlowOutcome:
+        """Wait until all nodes have ended and return how; inside a task that is recorded."""
+        if (scope := current.scope_of(self._app())) is not None:
+            found = await scope.outcome_of_flow(self.flow_id, self.live, self._outcome, _span(timeout))
+            self.nodes = {member.name: member.execution_id for member in found.members}
+            return found
+        while True:
+            await self.wait(timeout)
+            if (ended := await self._outcome()) is not None:
+                return ended
+
+    async def _outcome(self) -> FlowOutcome | None:
+        """How its nodes ended; None if some have not."""
+        members = await self._members(results=True)
+        if not all(member.state.is_terminal for _, member in members):
+            return None
+        failed = tuple(
+            name
+            for name, member in members
+            if member.state not in (State.COMPLETED, State.SKIPPED) and member.cancellation_reason not in _RACE
+        )
+        header = await (await self._client()).engine.describe_flow(self.flow_id) if failed else None
+        return FlowOutcome(
+            members=tuple(
+                MemberOutcome(
+                    name=name,
+                    execution_id=member.execution_id,
+                    execution_kind=member.execution_kind,
+                    outcome=Outcome(
+                        state=member.state,
+                        result=member.result,
+                        result_encoding=member.result_encoding,
+                        failure_reason=member.failure_reason,
+                        failure_category=member.failure_category,
+                        cancellation_reason=member.cancellation_reason,
+                    ),
+                )
+                for name, member in members
+            ),
+            failed=failed,
+            is_cancelled=header is not None and header.public_flow_state == "cancelled",
+            reason=None if header is None else header.cancel_reason,
+        )
+
+    async def stream(
+        self,
+        *,
+        after: Mapping[str, str] | None = None,
+        live: bool = True,
+        keep_alive: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[StreamItem]:
+        """Follow what all its nodes emit; each item has its `node`. It ends when all nodes have ended.
+
+        `after` has the last cursor of each node that was read before. See `Run.stream`.
+        """
+        client = await self._client()
+        known = dict(after or {})
+        seconds = wait_seconds(timeout, "timeout", timedelta(0))
+        until = None if seconds is None else time.monotonic() + seconds
+
+        async def nodes() -> Mapping[str, ExecutionId]:
+            return (await self.refresh()).nodes
+
+        def follower(name: str, execution_id: ExecutionId) -> Follower:
+            return Follower(
+                client.engine,
+                execution_id,
+                client.codecs,
+                after=known.get(name),
+                live=live,
+                keep_alive=keep_alive,
+                timeout=None if until is None else max(until - time.monotonic(), 0),
+                node=name,
+            )
+
+        async with contextlib.aclosing(follow_nodes(nodes, follower)) as items:
+            async for item in items:
+                yield item
 
     async def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""
@@ -234,9 +304,7 @@ class FlowRun:
 
     async def summary(self) -> FlowSummary:
         """The number of nodes in each state, and the flow's own state."""
-        engine = (await self._client()).engine
-        await engine.project_flow_summary(self.flow_id)
-        found = await engine.read_flow_summary(self.flow_id)
+        found = await (await self._client()).engine.read_flow_summary(self.flow_id, now=True)
         if found is None:
             raise NotFound("flow", self.flow_id)
         return found
@@ -250,7 +318,10 @@ class FlowRun:
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
         """Close it and cancel its nodes: all, only those not running yet (`cancel_pending`), or none (`flow_only`)."""
         engine = (await self._client()).engine
-        return await engine.cancel_flow(self.flow_id, policy=policy, reason=reason, wait=wait)
+        by = current.handled.get()
+        return await engine.cancel_flow(
+            self.flow_id, policy=policy, reason=reason, wait=wait, requester="" if by is None else str(by)
+        )
 
     async def replay(self, reason: str | None = None) -> list[str]:
         """Run failed nodes again, and the nodes skipped because of them; returns their names.
@@ -267,6 +338,13 @@ class FlowRun:
                     raise answer
         names = {execution_id: name for name, execution_id in (await self.refresh()).nodes.items()}
         return [names[member.execution_id] for member in members]
+
+
+def _span(timeout: Duration | None) -> timedelta | None:
+    span = None if timeout is None else duration(timeout, "timeout")
+    if span is not None and span < timedelta(0):
+        raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
+    return span
 
 
 def named(member: Member | FlowNode) -> str:

@@ -1,8 +1,8 @@
 """Arguments that are results of other nodes of a flow: how they are stored, and filled in when the node starts.
 
 A payload with such arguments is `{"given": {name: value}, "wanted": {name: place}}`. A place tells where a value
-comes from: `["value", v]`, `["node", uuid]`, `["list", places]`, `["dict", {key: place}]`, `["first", uuids]` or
-`["all", uuids]`.
+comes from: `["value", v]`, `["node", uuid]`, `["list", places]`, `["dict", {key: place}]`, `["first", uuids]`,
+`["all", uuids]`, or `["settled", uuids]` for outcomes (`values.settled`) instead of results.
 Results of nodes that did not succeed are left out of lists and dicts, and are null as single values.
 """
 
@@ -14,9 +14,12 @@ from uuid import UUID
 
 import msgspec
 
+from flowfabric.client.failure import parse_failure
 from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.values.attempt import Passed
+from flowfabric.values.ids import ExecutionId
+from flowfabric.values.settled import Cancelled, Expired, Failed, Settled, Skipped, Succeeded
 from flowfabric.values.state import State
 
 _ABSENT: Final = object()
@@ -65,7 +68,32 @@ def _value(place: Any, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
         case ["first", list(uuids)]:
             results = (_result(_uuid(one), inputs, codecs) for one in uuids)
             return next((value for value in results if value is not _ABSENT), _ABSENT)
+        case ["settled", list(uuids)]:
+            return [_outcome(_uuid(one), inputs, codecs) for one in uuids]
     raise _unknown()
+
+
+def _outcome(upstream: UUID, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Settled[Any]:
+    passed = inputs.get(upstream)
+    if passed is None:
+        raise CannotDecode("the outcome of an upstream node is missing", what="arguments")
+    if passed.state is State.COMPLETED:
+        return Succeeded(_result(upstream, inputs, codecs))
+    reason = (passed.result or b"").decode()
+    match passed.state:
+        case State.CANCELLED:
+            return Cancelled(reason)
+        case State.SKIPPED:
+            return Skipped()
+        case State.FAILED | State.EXPIRED as state:
+            error_type, message, _ = parse_failure(codecs.open_text(reason, ExecutionId(upstream)))
+            kind = Failed if state is State.FAILED else Expired
+            return kind(message, error_type, passed.encoding)
+    raise _replayed()
+
+
+def _replayed() -> CannotDecode:
+    return CannotDecode("the result of an upstream node is gone, because that node was replayed", what="arguments")
 
 
 def _uuid(text: Any) -> UUID:
@@ -81,8 +109,8 @@ def _unknown() -> CannotDecode:
 
 def _result(upstream: UUID, inputs: Mapping[UUID, Passed], codecs: Codecs) -> Any:
     passed = inputs.get(upstream)
-    if passed is None:
+    if passed is None or (passed.state.is_terminal and passed.state is not State.COMPLETED):
         return _ABSENT
     if passed.state is not State.COMPLETED:
-        raise CannotDecode("the result of an upstream node is gone, because that node was replayed", what="arguments")
+        raise _replayed()
     return _NULL if passed.result is None else msgspec.Raw(codecs.open(passed.result, passed.encoding, upstream))

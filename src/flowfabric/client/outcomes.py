@@ -29,6 +29,7 @@ _MAX_POLL_WITHOUT_NOTIFY = 0.5
 _FIRST_READ = 1.0  # what the first read may take, even with a shorter timeout
 _WATCHED_FOR = 60.0
 _CHUNK = 1000
+_MAX_PAUSE = 5.0  # seconds between polls that fail
 _UNSERVED_AFTER = 5.0  # seconds of waiting after which work that no worker serves is reported
 
 
@@ -81,9 +82,10 @@ class Outcomes:
                 self._new.discard(execution_id)
 
     async def _run(self) -> None:
-        with self._engine.ended_wakeups() as notified:
+        with self._engine.wakeups("ended") as notified:
             pause = _FIRST_POLL
             watched_until = 0.0
+            trouble = 0
             loop = asyncio.get_running_loop()
             while self._waiting or self._given_up:
                 self._woken.clear()
@@ -110,12 +112,18 @@ class Outcomes:
                                     waiter.set_result(outcome)
                     await asyncio.sleep(0)  # let the waiters that were just resolved leave
                     await self._say_why()
+                    if trouble:
+                        trouble, pause = 0, _FIRST_POLL
                 except Exception as error:
-                    log.warning("waiting for results: %s", error, exc_info=not isinstance(error, FlowFabricError))
+                    if not self._engine.outage.covers(error):
+                        log.warning("waiting for results: %s", error, exc_info=not isinstance(error, FlowFabricError))
                     watched_until = 0.0
-                    pause = max(pause, 0.5)
+                    pause = min(0.5 * 2.0**trouble, _MAX_PAUSE)
+                    trouble = min(trouble + 1, 10)
                 await asyncio.sleep(0)  # let the waiters that were just resolved leave
-                if self._waiting:
+                if self._waiting and trouble:
+                    await first_of(pause, self._woken, notified)
+                elif self._waiting:
                     check_in = next(iter(self._unchecked.values()), math.inf) - time.monotonic()
                     await first_of(min(pause, max(check_in, _FIRST_POLL)), self._woken, notified)
                     pause = min(pause * 4, _MAX_POLL if notified is not None else _MAX_POLL_WITHOUT_NOTIFY)

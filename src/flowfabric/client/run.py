@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from flowfabric.client import current
 from flowfabric.client.failure import result_of
+from flowfabric.client.following import Follower
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.execution import Execution, Outcome
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
+from flowfabric.values.stream import StreamItem, Summary
 from flowfabric.values.wait import PendingWaitpoint
 
 if TYPE_CHECKING:
@@ -124,9 +129,52 @@ class Run(Generic[R_co]):
         """All its attempts, oldest first."""
         return await (await self._client()).engine.list_attempts(self.execution_id)
 
-    async def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Cancel it, whatever it is doing. A running handler is stopped."""
-        await (await self._client()).cancel(self.execution_id, reason)
+    async def stream(
+        self,
+        *,
+        after: str | None = None,
+        attempt: int | None = None,
+        live: bool = True,
+        keep_alive: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[StreamItem]:
+        """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
+
+        Yields a `Frame` for each emission and a `NewAttempt` where a retry or another worker begins again. It ends when
+        the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
+        best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
+        """
+        client = await self._client()
+        follower = Follower(
+            client.engine,
+            self.execution_id,
+            client.codecs,
+            after=after,
+            attempt=attempt,
+            live=live,
+            keep_alive=keep_alive,
+            timeout=timeout,
+        )
+        async with contextlib.aclosing(follower.items()) as items:
+            async for item in items:
+                yield item
+
+    async def summary(self, *, attempt: int | None = None) -> Summary | None:
+        """The document its handler made with `ctx.summarize`, of the latest attempt; None if there is none."""
+        return await (await self._client()).engine.read_summary(self.execution_id, attempt)
+
+    async def parent(self) -> Run[Any] | None:
+        """The execution whose handler submitted it; None if none did, or it was detached."""
+        found = await (await self._client()).get(self.execution_id)
+        return None if found.parent_id is None else Run(found.parent_id, kind=None, connector=self._app())
+
+    async def children(self) -> list[Child]:
+        """The tasks and flows that its handler submitted, in the order of creation, up to 10,000."""
+        return await (await self._client()).engine.list_children(self.execution_id, limit=10_000)
+
+    async def cancel(self, reason: str = "cancelled by its submitter", *, keep_children: bool = False) -> None:
+        """Cancel it, whatever it is doing. A running handler is stopped; what it submitted is cancelled too."""
+        await (await self._client()).cancel(self.execution_id, reason, keep_children=keep_children)
 
     async def replay(self, reason: str | None = None) -> None:
         """Run it again from the top; finished steps are kept unless it had succeeded."""
@@ -146,7 +194,10 @@ class Run(Generic[R_co]):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send it a signal; `key` names the waitpoint if it has several."""
+        """Send it a signal; `key` names the waitpoint if it has several.
+
+        `PayloadRefused` if the payload does not fit the type that the task waits for.
+        """
         return await (await self._client()).signal(
             self.execution_id,
             key,
@@ -157,13 +208,18 @@ class Run(Generic[R_co]):
             idempotency_key=idempotency_key,
         )
 
-    async def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `approved` as an operator; `by` names who decided."""
-        return await (await self._client()).approve(self.execution_id, key, by=by)
+    async def approve(self, key: str | None = None, *, by: str = "", payload: Any = None) -> Accepted | DuplicateSignal:
+        """Send it the signal `approved` as an operator; `by` names who decided. See `signal`."""
+        return await (await self._client()).approve(self.execution_id, key, by=by, payload=payload)
 
-    async def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `rejected` as an operator; `by` names who decided."""
-        return await (await self._client()).reject(self.execution_id, key, by=by)
+    async def reject(
+        self, key: str | None = None, *, by: str = "", payload: Any = None, reason: str | None = None
+    ) -> Accepted | DuplicateSignal:
+        """Send it the signal `rejected` as an operator; `by` names who decided. See `signal`.
+
+        `reason` is the field `reason` of the payload.
+        """
+        return await (await self._client()).reject(self.execution_id, key, by=by, payload=payload, reason=reason)
 
     async def resume(self, delay: Duration = 0) -> None:
         """Resume it without a signal, whatever it waits for."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
+from flowfabric.bridges.answers import deliver_checked
 from flowfabric.bridges.callbacks import Received, receive
 from flowfabric.client.base import ClientBase
 from flowfabric.contracts.waits import encode_payload
+from flowfabric.engine.signals import SignalFields
 from flowfabric.errors import InvalidInput
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.durations import Duration, duration
-from flowfabric.values.ids import ExecutionId, parse_execution_id
+from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id
 from flowfabric.values.page import Page
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.wait import PendingWaitpoint, Wait
@@ -56,42 +58,73 @@ class Signalling(ClientBase):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send a signal to an execution; `key` names the waitpoint if it has several."""
-        target = parse_execution_id(execution_id)
-        data, encoding = encode_payload(payload, self.codecs, target)
-        return await self.engine.signal_execution(
-            target,
+        """Send a signal to an execution; `key` names the waitpoint if it has several.
+
+        `PayloadRefused` if the payload does not fit the type that the task waits for.
+        """
+        return await self._answer(
+            parse_execution_id(execution_id),
             key,
+            payload,
             signal_name=name,
             source_type=source_type,
             source_identity=source_identity,
-            payload=data,
-            payload_encoding=encoding,
             idempotency_key=idempotency_key,
         )
 
     async def approve(
-        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = "", payload: Any = None
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `approved` as an operator; `by` names who decided."""
-        return await self._decide(parse_execution_id(execution_id), key, "approved", by)
+        """Send an execution the signal `approved` as an operator; `by` names who decided. See `signal`."""
+        return await self._decide(execution_id, key, "approved", by, payload)
 
     async def reject(
-        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+        self,
+        execution_id: str | ExecutionId,
+        key: str | None = None,
+        *,
+        by: str = "",
+        payload: Any = None,
+        reason: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `rejected` as an operator; `by` names who decided."""
-        return await self._decide(parse_execution_id(execution_id), key, "rejected", by)
+        """Send an execution the signal `rejected` as an operator; `by` names who decided. See `signal`.
 
-    async def _decide(self, target: ExecutionId, key: str | None, name: str, by: str) -> Accepted | DuplicateSignal:
-        return await self.engine.signal_execution(
-            target,
+        `reason` is the field `reason` of the payload.
+        """
+        if reason is not None:
+            if not isinstance(payload, dict | None) or "reason" in (payload or {}):
+                raise InvalidInput(
+                    "given with a payload that has one, or has no fields", field="reason", allowed="one of them"
+                )
+            payload = {**(payload or {}), "reason": reason}
+        return await self._decide(execution_id, key, "rejected", by, payload)
+
+    async def _decide(
+        self, execution_id: str | ExecutionId, key: str | None, name: str, by: str, payload: Any
+    ) -> Accepted | DuplicateSignal:
+        return await self._answer(
+            parse_execution_id(execution_id),
             key,
+            payload,
             signal_name=name,
             signal_category="approval",
             source_type="operator",
             source_identity=by,
             idempotency_key=f"approval:{name}:{by}",
             target_scope="execution",
+        )
+
+    async def _answer(
+        self, target: ExecutionId, key: str | None, value: Any, **signal: Unpack[SignalFields]
+    ) -> Accepted | DuplicateSignal:
+        plain, signal["payload"], encoding = encode_payload(value, self.codecs, target)
+        signal["payload_encoding"] = encoding
+        signal["signal_id"] = mint_uuid()  # the same in the second delivery
+        return await deliver_checked(
+            lambda checked: self.engine.try_signal(target, key, checked=checked, **signal),
+            plain,
+            key=f"signal {key}",
+            execution_id=target,
         )
 
     async def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:

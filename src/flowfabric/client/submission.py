@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
-from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, mint_execution_id
 from flowfabric.values.options import OPTION_NAMES, Options, meant
 
 if TYPE_CHECKING:
     from flowfabric.client.run import Run
 
+P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -40,6 +41,15 @@ class Submittable(Protocol[R_co]):
     def codecs(self) -> Codecs: ...
 
     def run(self, execution_id: str) -> Run[R_co]: ...
+
+    def hooks(self, options: Options, *, nested: bool) -> str | None:
+        """The JSON of the tasks to submit when an execution with these options fails or is escalated."""
+
+
+class TypedTask(Submittable[R_co], Protocol[P, R_co]):
+    """A task whose arguments a type checker checks."""
+
+    def submission(self, *args: P.args, **kwargs: P.kwargs) -> Submission: ...
 
 
 def check_task(value: Any) -> Submittable[Any]:
@@ -66,18 +76,27 @@ class Submission(Struct, frozen=True, kw_only=True):
         """A copy with some parts changed."""
         return msgspec.structs.replace(self, **changes)
 
-    def item(self, engine: Engine | None, creator: str = "") -> NewExecution:
+    def item(
+        self, *, bound: bool = True, creator: str = "", nested: bool = False, parent_id: ExecutionId | None = None
+    ) -> NewExecution:
         """The new execution to create; `InvalidInput` names a wrong argument or option.
 
-        Without an engine it belongs to no execution yet: codecs cannot bind its arguments.
+        If codecs bind arguments to their execution, it has an id. `bound=False` makes an item for executions to come.
+        `nested`: a handler submits it, so that hooks of the app do not apply; `parent_id`: as its child.
         """
         task = self.task
+        hooks = task.hooks(self.options, nested=nested)
         plain = task.signature.encode(self.args, self.kwargs)
-        if engine is None or not task.codecs.binds:
+        if not bound or not task.codecs.binds:
             payload, encoding = task.codecs.seal(plain, None)
-            return self.options.item(task.name, payload, encoding, creator=creator)
-        item = self.options.item(task.name, b"", None, creator=creator)
-        execution_id = engine.mint_id(namespace=item.namespace, idempotency_key=item.idempotency_key)
+            return self.options.item(task.name, payload, encoding, creator=creator, hooks=hooks)
+        item = self.options.item(task.name, b"", None, creator=creator, hooks=hooks)
+        execution_id = mint_execution_id(
+            namespace=item.namespace,
+            idempotency_key=item.idempotency_key,
+            parent_id=parent_id,
+            count=PARTITION_VALUES,
+        )
         payload, encoding = task.codecs.seal(plain, execution_id)
         return msgspec.structs.replace(
             item, execution_id=execution_id, input_payload=payload, payload_encoding=encoding

@@ -5,10 +5,10 @@ Generated from the async client by scripts/sync_client.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
@@ -17,9 +17,10 @@ from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
-from flowfabric.client.submission import Submittable
+from flowfabric.client.submission import Submittable, TypedTask
 from flowfabric.engine.reads import Place
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Execution, ExecutionInfo, Outcome
 from flowfabric.values.flow import (
@@ -41,9 +42,11 @@ from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
+from flowfabric.values.stream import StreamItem, Summary
 from flowfabric.values.wait import PendingWaitpoint, Wait
 from flowfabric.values.worker import WorkerRecord
 
+P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -113,9 +116,41 @@ class SyncRun(Generic[R_co]):
         """All its attempts, oldest first."""
         return self._portal.call(self.run.attempts())
 
-    def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Cancel it, whatever it is doing. A running handler is stopped."""
-        self._portal.call(self.run.cancel(reason))
+    def stream(
+        self,
+        *,
+        after: str | None = None,
+        attempt: int | None = None,
+        live: bool = True,
+        keep_alive: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[StreamItem]:
+        """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
+
+        Yields a `Frame` for each emission and a `NewAttempt` where a retry or another worker begins again. It ends when
+        the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
+        best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
+        """
+        yield from self._portal.iterate(
+            self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout)
+        )
+
+    def summary(self, *, attempt: int | None = None) -> Summary | None:
+        """The document its handler made with `ctx.summarize`, of the latest attempt; None if there is none."""
+        return self._portal.call(self.run.summary(attempt=attempt))
+
+    def parent(self) -> SyncRun[Any] | None:
+        """The execution whose handler submitted it; None if none did, or it was detached."""
+        found = self._portal.call(self.run.parent())
+        return None if found is None else SyncRun(self._portal, found)
+
+    def children(self) -> list[Child]:
+        """The tasks and flows that its handler submitted, in the order of creation, up to 10,000."""
+        return self._portal.call(self.run.children())
+
+    def cancel(self, reason: str = "cancelled by its submitter", *, keep_children: bool = False) -> None:
+        """Cancel it, whatever it is doing. A running handler is stopped; what it submitted is cancelled too."""
+        self._portal.call(self.run.cancel(reason, keep_children=keep_children))
 
     def replay(self, reason: str | None = None) -> None:
         """Run it again from the top; finished steps are kept unless it had succeeded."""
@@ -135,7 +170,10 @@ class SyncRun(Generic[R_co]):
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send it a signal; `key` names the waitpoint if it has several."""
+        """Send it a signal; `key` names the waitpoint if it has several.
+
+        `PayloadRefused` if the payload does not fit the type that the task waits for.
+        """
         return self._portal.call(
             self.run.signal(
                 key,
@@ -147,13 +185,18 @@ class SyncRun(Generic[R_co]):
             )
         )
 
-    def approve(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `approved` as an operator; `by` names who decided."""
-        return self._portal.call(self.run.approve(key, by=by))
+    def approve(self, key: str | None = None, *, by: str = "", payload: Any = None) -> Accepted | DuplicateSignal:
+        """Send it the signal `approved` as an operator; `by` names who decided. See `signal`."""
+        return self._portal.call(self.run.approve(key, by=by, payload=payload))
 
-    def reject(self, key: str | None = None, *, by: str = "") -> Accepted | DuplicateSignal:
-        """Send it the signal `rejected` as an operator; `by` names who decided."""
-        return self._portal.call(self.run.reject(key, by=by))
+    def reject(
+        self, key: str | None = None, *, by: str = "", payload: Any = None, reason: str | None = None
+    ) -> Accepted | DuplicateSignal:
+        """Send it the signal `rejected` as an operator; `by` names who decided. See `signal`.
+
+        `reason` is the field `reason` of the payload.
+        """
+        return self._portal.call(self.run.reject(key, by=by, payload=payload, reason=reason))
 
     def resume(self, delay: Duration = 0) -> None:
         """Resume it without a signal, whatever it waits for."""
@@ -225,9 +268,24 @@ class SyncFlowRun:
     def result(self, timeout: Duration | None = None) -> dict[str, Any]:
         """Wait until all nodes have ended and return their results by name. `FlowFailed` names the failed nodes.
 
-        Nodes that lost a race, or were skipped because of one, are left out.
+        Nodes that lost a race, or were skipped because of one, are left out. Inside a task the wait is durable, and the
+        results are recorded.
         """
         return self._portal.call(self.run.result(timeout))
+
+    def stream(
+        self,
+        *,
+        after: Mapping[str, str] | None = None,
+        live: bool = True,
+        keep_alive: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[StreamItem]:
+        """Follow what all its nodes emit; each item has its `node`. It ends when all nodes have ended.
+
+        `after` has the last cursor of each node that was read before. See `Run.stream`.
+        """
+        yield from self._portal.iterate(self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout))
 
     def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""
@@ -311,19 +369,24 @@ class Client:
         return self._portal.call(self._client.get(execution_id))
 
     @overload
-    def submit(self, task: Submittable[R], /, *args: Any, **kwargs: Any) -> SyncRun[R]: ...
+    def submit(self, task: TypedTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncRun[R]: ...
 
     @overload
     def submit(self, task: str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
 
-    def submit(self, task: Submittable[Any] | str, /, *args: Any, **kwargs: Any) -> SyncRun[Any]:
-        """Submit a task, by object or by name. Keywords that are not parameters of the task are options."""
+    def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> SyncRun[Any]:
+        """Submit a task, by object or by name.
+
+        Keywords that are not parameters of the task are options; `task.options(...)` gives them in a way that type
+        checkers follow.
+        """
         return SyncRun(self._portal, self._portal.call(self._client.submit(task, *args, **kwargs)))
 
-    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None) -> SyncFlowRun:
+    def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None, detached: bool = False) -> SyncFlowRun:
         """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
         return SyncFlowRun(
-            self._portal, self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key))
+            self._portal,
+            self._portal.call(self._client.submit_flow(flow, idempotency_key=idempotency_key, detached=detached)),
         )
 
     @overload
@@ -381,7 +444,10 @@ class Client:
         source_identity: str = "",
         idempotency_key: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send a signal to an execution; `key` names the waitpoint if it has several."""
+        """Send a signal to an execution; `key` names the waitpoint if it has several.
+
+        `PayloadRefused` if the payload does not fit the type that the task waits for.
+        """
         return self._portal.call(
             self._client.signal(
                 execution_id,
@@ -395,16 +461,25 @@ class Client:
         )
 
     def approve(
-        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = "", payload: Any = None
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `approved` as an operator; `by` names who decided."""
-        return self._portal.call(self._client.approve(execution_id, key, by=by))
+        """Send an execution the signal `approved` as an operator; `by` names who decided. See `signal`."""
+        return self._portal.call(self._client.approve(execution_id, key, by=by, payload=payload))
 
     def reject(
-        self, execution_id: str | ExecutionId, key: str | None = None, *, by: str = ""
+        self,
+        execution_id: str | ExecutionId,
+        key: str | None = None,
+        *,
+        by: str = "",
+        payload: Any = None,
+        reason: str | None = None,
     ) -> Accepted | DuplicateSignal:
-        """Send an execution the signal `rejected` as an operator; `by` names who decided."""
-        return self._portal.call(self._client.reject(execution_id, key, by=by))
+        """Send an execution the signal `rejected` as an operator; `by` names who decided. See `signal`.
+
+        `reason` is the field `reason` of the payload.
+        """
+        return self._portal.call(self._client.reject(execution_id, key, by=by, payload=payload, reason=reason))
 
     def resume(self, execution_id: str | ExecutionId, delay: Duration = 0) -> None:
         """Resume a suspended execution without a signal, whatever it waits for."""
@@ -453,12 +528,16 @@ class Client:
         kind: str | None = None,
         namespace: str | None = None,
         tag: tuple[str, str] | None = None,
+        parent: str | ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
-        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set."""
+        """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set.
+
+        `parent`: only tasks that the handler of this execution submitted; `run.children()` has its flows too.
+        """
         return self._portal.call(
             self._client.find(
                 states=states,
@@ -466,6 +545,7 @@ class Client:
                 kind=kind,
                 namespace=namespace,
                 tag=tag,
+                parent=parent,
                 created_from=created_from,
                 created_before=created_before,
                 limit=limit,
@@ -483,16 +563,34 @@ class Client:
         """Executions that failed or expired, newest first."""
         return self._portal.call(self._client.failures(limit=limit, cursor=cursor, **filters))
 
-    def cancel(self, execution_id: str | ExecutionId, reason: str = "cancelled by a client") -> None:
-        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing."""
-        self._portal.call(self._client.cancel(execution_id, reason))
+    def cancel(
+        self, execution_id: str | ExecutionId, reason: str = "cancelled by a client", *, keep_children: bool = False
+    ) -> None:
+        """Cancel an execution, whatever it is doing. Cancelling it again changes nothing.
+
+        Tasks and flows that its handler submitted are cancelled with it, and theirs, unless `keep_children`. If there
+        are many, a worker cancels the rest after this call. What a task submitted and cancels itself stays cancelled
+        when that task is replayed.
+        """
+        self._portal.call(self._client.cancel(execution_id, reason, keep_children=keep_children))
 
     def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
         """Run an ended execution again; finished steps are kept unless it had succeeded."""
         self._portal.call(self._client.replay(execution_id, reason=reason))
 
+    def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
+        """Fail an execution for good that runs, or that waits because its code changed; it is not retried.
+
+        Its hooks and its flow see a failure. What it submitted is left alone: a replay may want it.
+        """
+        self._portal.call(self._client.fail(execution_id, reason))
+
+    def unblock(self, execution_id: str | ExecutionId) -> None:
+        """Let workers take an execution at once that is held back, because its code changed for example."""
+        self._portal.call(self._client.unblock(execution_id))
+
     def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:
-        """Change the priority of a claimable execution."""
+        """Change the priority of a claimable execution: 0 to 9000, higher ones first."""
         self._portal.call(self._client.change_priority(execution_id, priority))
 
     def delete(self, execution_id: str | ExecutionId) -> None:
@@ -500,17 +598,27 @@ class Client:
         self._portal.call(self._client.delete(execution_id))
 
     def redact(self, execution_id: str | ExecutionId) -> None:
-        """Remove payloads, results and failure messages of an ended execution; its history stays."""
+        """Remove payloads, results, failure messages, tags, key and reasons of an ended execution; its history stays.
+
+        It cannot be replayed any more. A child that its parent still needs is refused, naming the parent.
+        """
         self._portal.call(self._client.redact(execution_id))
 
     def cancel_all(
-        self, reason: str, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]
+        self,
+        reason: str,
+        *,
+        progress: Callable[[int], object] | None = None,
+        keep_children: bool = False,
+        **filters: Unpack[Filters],
     ) -> int:
         """Cancel all executions that match the filters and have not ended; returns how many.
 
-        Works in chunks and calls `progress` after each with the number so far.
+        Works in chunks and calls `progress` after each with the number so far. Workers cancel what they submitted.
         """
-        return self._portal.call(self._client.cancel_all(reason, progress=progress, **filters))
+        return self._portal.call(
+            self._client.cancel_all(reason, progress=progress, keep_children=keep_children, **filters)
+        )
 
     def replay_all(
         self, reason: str | None = None, *, progress: Callable[[int], object] | None = None, **filters: Unpack[Filters]

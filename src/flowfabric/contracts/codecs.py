@@ -30,6 +30,9 @@ class CannotDecode(Corruption):
         self.problem = problem
         super().__init__(problem if what is None else f"{what}: {problem}", execution_id=execution_id)
 
+    def _message(self) -> str:
+        return self.detail  # without its kind, `corruption`: most often the code has changed, not the data
+
 
 class Codec(Protocol):
     """Transforms stored bytes and back: compression, encryption.

@@ -105,7 +105,8 @@ def _adapter(cls: abc.Hashable) -> Any:
     return pydantic_module().TypeAdapter(cls)
 
 
-def _adapter_of(cls: Any) -> Any:
+def adapter_of(cls: Any) -> Any:
+    """Return what reads and writes a type for pydantic."""
     return cls.adapter if issubclass(cls, _Adapted) else _adapter(cls)
 
 
@@ -133,7 +134,7 @@ def _write_other(value: Any) -> Any:
     """msgspec's hook for values it cannot write."""
     if _is_pydantic(type(value)):
         writing, _ = _alias_options()
-        return msgspec.Raw(_adapter_of(type(value)).dump_json(value, round_trip=True, warnings=False, **writing))
+        return msgspec.Raw(adapter_of(type(value)).dump_json(value, round_trip=True, warnings=False, **writing))
     if isinstance(value, PurePath | str):  # a subclass of str, such as an execution's id, is a string
         return str(value)
     if isinstance(value, abc.Mapping):
@@ -149,7 +150,7 @@ def _read_other(cls: type, value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError("not a path")
         return cls(value)
-    adapter = _adapter_of(cls)
+    adapter = adapter_of(cls)
     _, reading = _alias_options()
     # Back to JSON: pydantic accepts a date, a tuple or bytes from JSON, but may refuse them as objects.
     return adapter.validate_json(ENCODER.encode(value), **reading)
@@ -174,7 +175,7 @@ def schemas_of(json_types: Sequence[Any]) -> tuple[tuple[dict[str, Any], ...], d
 def _schema_of_other(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
     if issubclass(cls, PurePath):
         return {"type": "string", "format": "path"}
-    schema: dict[str, Any] = _adapter_of(cls).json_schema()
+    schema: dict[str, Any] = adapter_of(cls).json_schema()
     definitions.update(schema.pop("$defs", {}))  # referred to from the root
     return schema
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.contracts.misfits import non_finite, type_name, why_not_written
+from flowfabric.contracts.payload_schema import schema_of
 from flowfabric.contracts.value_types import ValueType
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import TEXT_MAX_BYTES, check_text
@@ -103,43 +104,53 @@ class WaitRequest:
         self.behavior: TimeoutBehavior = _BEHAVIORS[on_timeout]
         self.reason: ReasonCode = _REASONS[reason]
 
-    def signals(self, stored: bytes | None, codecs: Codecs, execution_id: UUID) -> list[Signal[Any]]:
-        """Return the signals that ended the wait, with their payloads in the requested type."""
-        found = _STORED.decode(stored or b"[]")
-        return [
-            Signal(
-                name=one.name,
-                payload=self._payload(one, codecs, execution_id),
-                key=one.key,
-                signal_id=one.signal_id,
-                category=one.category,
-                source_type=one.source_type,
-                source_identity=one.source_identity,
-                correlation_id=one.correlation_id,
-                accepted_at=one.accepted_at,
-            )
-            for one in found
-        ]
+    @property
+    def payload_schema(self) -> str | None:
+        """The JSON schema that senders check payloads with."""
+        return schema_of(self.payload)
 
-    def _payload(self, one: _Stored, codecs: Codecs, execution_id: UUID) -> Any:
-        what = f"payload of signal {one.name!r}"
-        try:
-            data = None
-            if one.payload is not None:
-                data = codecs.open(base64.b64decode(one.payload), one.payload_encoding, execution_id)
-            return self.payload.decode(data)
-        except CannotDecode as error:
-            raise CannotDecode(error.problem, what=what) from error
+    def signals(
+        self, stored: bytes | None, codecs: Codecs, execution_id: UUID
+    ) -> tuple[list[Signal[Any]], dict[UUID, str]]:
+        """Return the signals that ended the wait, with their payloads in the requested type; and why others do not fit.
+
+        No payload is the same as `null`.
+        """
+        fitting: list[Signal[Any]] = []
+        misfits: dict[UUID, str] = {}
+        for one in _STORED.decode(stored or b"[]"):
+            try:
+                data = b"null"
+                if one.payload is not None:
+                    data = codecs.open(base64.b64decode(one.payload), one.payload_encoding, execution_id)
+                payload = self.payload.decode(data)
+            except CannotDecode as error:
+                misfits[one.signal_id] = error.problem
+                continue
+            fitting.append(
+                Signal(
+                    name=one.name,
+                    payload=payload,
+                    key=one.key,
+                    signal_id=one.signal_id,
+                    category=one.category,
+                    source_type=one.source_type,
+                    source_identity=one.source_identity,
+                    correlation_id=one.correlation_id,
+                    accepted_at=one.accepted_at,
+                )
+            )
+        return fitting, misfits
 
 
 def _default_name(keys: Sequence[str]) -> str:
     return " ".join(keys).encode()[:TEXT_MAX_BYTES].decode(errors="ignore")
 
 
-def encode_payload(payload: Any, codecs: Codecs, execution_id: UUID) -> tuple[bytes | None, str]:
-    """Return a signal's payload to send: JSON, sealed like the app's other data. The receiver chooses its type."""
+def encode_payload(payload: Any, codecs: Codecs, execution_id: UUID) -> tuple[bytes | None, bytes | None, str]:
+    """Return a signal's payload as JSON, and as it is sent: sealed like the app's other data, with its encoding."""
     if payload is None:
-        return None, "json"
+        return None, None, "json"
     try:
         encoded, problem = ENCODER.encode(payload), non_finite(payload)
     except Exception as error:
@@ -147,4 +158,4 @@ def encode_payload(payload: Any, codecs: Codecs, execution_id: UUID) -> tuple[by
     if problem is not None:
         raise InvalidInput(problem, field="payload", allowed="a value with a JSON form")
     sealed, encoding = codecs.seal(encoded, execution_id)
-    return sealed, encoding or "json"
+    return encoded, sealed, encoding or "json"

@@ -10,7 +10,7 @@ from unicodedata import combining, east_asian_width
 
 from flowfabric.values.flow import FlowNode
 from flowfabric.values.ids import SHORT_ID, ExecutionId
-from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, Quorum
+from flowfabric.values.joins import AllSettled, AnyOf, EdgeGroupPolicy, Quorum
 
 _LABEL_COLUMNS: Final = 32
 _LABEL_END: Final = 8  # characters kept at the end of a long name, so that its number stays
@@ -93,7 +93,7 @@ def _label(group: Sequence[FlowNode], ids: dict[ExecutionId, str]) -> str:
 
 
 def join_words(policy: EdgeGroupPolicy | None, edges: int) -> str:
-    """Return how many of the edges a join requires, unless it is all of them."""
+    """Return how many of the edges a join requires, unless all of them have to succeed."""
     if not edges:
         return ""
     match policy:
@@ -101,5 +101,7 @@ def join_words(policy: EdgeGroupPolicy | None, edges: int) -> str:
             return f"any of {edges:,}"
         case Quorum(k):
             return f"{k:,} of {edges:,}"
+        case AllSettled():
+            return f"all {edges:,} settled" if edges > 1 else "settled"
         case _:
             return ""

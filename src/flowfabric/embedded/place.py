@@ -52,6 +52,7 @@ class Place:
         self.start = self.root / "start.lock"
         self.server = self.root / "server.lock"
         self.watcher = self.root / "watcher.lock"
+        self.stopped = self.root / "stopped"  # the server was stopped on purpose
         self.pgdata = self.root / "pgdata"
         self.log = self.root / "postgres.log"
         # A symbolic link to the socket directory, which is elsewhere because socket paths must be short.
@@ -62,6 +63,10 @@ class Place:
         ignore = self.root / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n")
+
+    def should_run(self) -> bool:
+        """Whether a server that does not run has died: its data are here, and it was not stopped on purpose."""
+        return self.pgdata.exists() and not self.stopped.exists()
 
     def major(self) -> str | None:
         """The major version of the data, if there are any."""
@@ -78,8 +83,8 @@ class Place:
             return None
         if len(lines) < 5 or not lines[0].isdigit():
             return None
-        is_ready = len(lines) > 7 and lines[7].strip() == "ready"
-        return _Postmaster(pid=int(lines[0]), socket_dir=Path(lines[4]), is_ready=is_ready)
+        status = lines[7].strip() if len(lines) > 7 else ""
+        return _Postmaster(int(lines[0]), Path(lines[4]), is_ready=status == "ready", is_stopping=status == "stopping")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class _Postmaster:
     pid: int
     socket_dir: Path
     is_ready: bool
+    is_stopping: bool
 
     @property
     def socket(self) -> Path:
@@ -119,6 +125,17 @@ def server_runs(place: Place) -> bool:
     return would_wait(place.server, fcntl.LOCK_SH)
 
 
+def is_shutting_down(place: Place) -> bool:
+    """Whether the server runs and refuses connections because it was told to stop.
+
+    A postmaster that gets SIGTERM waits for its clients to leave, and those of a worker or a web app never do.
+    """
+    if not server_runs(place):
+        return False
+    postmaster = place.postmaster()
+    return postmaster is not None and postmaster.is_stopping
+
+
 def stop_server(place: Place) -> None:
     """Stop with a fast shutdown; if that takes too long, an immediate one, after which the next start recovers."""
     for how, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGQUIT, _STOP_SECONDS)):
@@ -127,7 +144,8 @@ def stop_server(place: Place) -> None:
         while server_runs(place):
             postmaster = place.postmaster()
             # Backends outlive a killed postmaster and hold the lock too; its pid may belong to another process by now.
-            is_dead = postmaster and postmaster.is_ready and postmaster.answers() == "no"
+            listens = postmaster and (postmaster.is_ready or postmaster.is_stopping)
+            is_dead = postmaster and listens and postmaster.answers() == "no"
             if postmaster and not is_dead and postmaster.pid != signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(postmaster.pid, how)

@@ -31,9 +31,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from flowfabric.settings import load
@@ -45,12 +46,16 @@ from .place import (
     SUPERUSER,
     EmbeddedError,
     Place,
+    is_shutting_down,
+    log_tail,
     readable_errors,
     server_runs,
     stop_server,
     tidy,
 )
 from .programs import find_programs, major_of
+
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,16 @@ class EmbeddedServer:
             self._claim.drop()
 
 
-def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
+def start(
+    data_dir: Path | None = None, *, settings: Mapping[str, str] | None = None, patience: float | None = None
+) -> EmbeddedServer:
     """Use the server in `data_dir`, starting it if it does not run. Blocks until it accepts connections.
 
     `data_dir` defaults to the one in the settings. `settings` are server settings, used if this call starts it; a
-    running server keeps its own.
+    running server keeps its own. After `patience` seconds it raises `EmbeddedError`; the start itself continues.
     """
     place = _place(data_dir)
+    deadline = None if patience is None else time.monotonic() + patience
     with _process.mutex, readable_errors(place):
         place.prepare()
         held = _process.held.get(place.root)
@@ -83,10 +91,12 @@ def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = 
             held = None
         if held is None:
             # Waits while a watcher that found no users stops the server.
-            held = _process.held[place.root] = _Held(Lock(place.users, fcntl.LOCK_SH))
+            held = _process.held[place.root] = _Held(_lock(place, place.users, fcntl.LOCK_SH, deadline))
         claim = _Claim(place.root, held)
+        if not place.pgdata.exists() and sys.stderr is not None and sys.stderr.isatty():
+            print(f"flowfabric: creating a database in {place.root}; this takes some seconds, once", file=sys.stderr)
         try:
-            socket_dir = _ensure_running(place, settings or {})
+            socket_dir, _ = _ensure_running(place, settings or {}, deadline=deadline)
         except BaseException:
             claim.drop()
             raise
@@ -101,8 +111,24 @@ def stop(data_dir: Path) -> None:
     if not place.server.exists():
         return
     with readable_errors(place), Lock(place.start, fcntl.LOCK_EX):
+        place.stopped.touch()
         stop_server(place)
         tidy(place)
+
+
+def revive(data_dir: Path) -> Literal["", "died", "shutting_down"]:
+    """Start a server again that died or is shutting down while processes use it; returns what was wrong if this did.
+
+    Any number of them may call it at the same time. A server that was stopped on purpose, or whose data are gone, stays
+    as it is. One that is shutting down loses its connections, because it would wait for them.
+    """
+    place = Place(data_dir)
+    was_ending = is_shutting_down(place)
+    if (server_runs(place) and not was_ending) or not place.should_run():
+        return ""
+    with readable_errors(place):
+        is_new = _ensure_running(place, {}, is_wanted=place.should_run)[1]
+    return "" if not is_new else "shutting_down" if was_ending else "died"
 
 
 def is_running(data_dir: Path | None = None) -> bool:
@@ -119,6 +145,7 @@ def discard(data_dir: Path | None = None, *, keep: bool = False) -> Path | None:
     if not place.pgdata.exists():
         return None
     with readable_errors(place), Lock(place.start, fcntl.LOCK_EX):
+        place.stopped.touch()
         stop_server(place)
         tidy(place)
         if keep:
@@ -194,25 +221,38 @@ os.register_at_fork(after_in_child=_process.forget_parent)
 atexit.register(_process.release_all)
 
 
-def _ensure_running(place: Place, settings: Mapping[str, str]) -> Path:
-    """Return the socket directory of a server that accepts connections and has a watcher."""
-    with Lock(place.start, fcntl.LOCK_EX) as start_lock:
+def _ensure_running(
+    place: Place,
+    settings: Mapping[str, str],
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
+    deadline: float | None = None,
+) -> tuple[Path, bool]:
+    """Return the socket directory of a server that accepts connections and has a watcher, and whether it is new."""
+    with _lock(place, place.start, fcntl.LOCK_EX, deadline) as start_lock:
         if server_runs(place) and would_wait(place.watcher, fcntl.LOCK_EX):
             postmaster = place.postmaster()
             if postmaster and postmaster.is_ready and postmaster.answers() == "yes":
-                return postmaster.socket_dir
+                return postmaster.socket_dir, False
+        if not is_wanted():
+            return place.root, False
+        place.stopped.unlink(missing_ok=True)
         arguments = [str(place.root), str(start_lock.fd), str(find_programs(load().pg_bin))]
         arguments += [f"{name}={value}" for name, value in settings.items()]
         # The process started here forks the watcher and ends, so the user's process has no child to wait for.
-        answer = subprocess.run(
-            [sys.executable, "-I", "-S", os.path.dirname(__file__), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            pass_fds=(start_lock.fd,),
-            start_new_session=True,
-            check=False,
-        )
+        try:
+            answer = subprocess.run(
+                [sys.executable, "-I", "-S", os.path.dirname(__file__), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                cwd="/",
+                pass_fds=(start_lock.fd,),
+                start_new_session=True,
+                check=False,
+                timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0),
+            )
+        except subprocess.TimeoutExpired:
+            raise _too_late(place, "does not accept connections yet") from None
     try:
         told = json.loads(answer.stdout)
     except ValueError:
@@ -220,4 +260,20 @@ def _ensure_running(place: Place, settings: Mapping[str, str]) -> Path:
         raise EmbeddedError(f"the watcher of the embedded Postgres in {place.root} died: {last[0]}") from None
     if "error" in told:
         raise EmbeddedError(told["error"])
-    return Path(told["socket_dir"])
+    return Path(told["socket_dir"]), True
+
+
+def _lock(place: Place, path: Path, operation: int, deadline: float | None) -> Lock:
+    """Take a lock, which another process may hold while it starts or stops the server."""
+    while deadline is not None:
+        try:
+            return Lock(path, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise _too_late(place, "is being started or stopped by another process") from None
+        time.sleep(_POLL_SECONDS)
+    return Lock(path, operation)
+
+
+def _too_late(place: Place, what: str) -> EmbeddedError:
+    return EmbeddedError(f"the embedded Postgres in {place.root} {what}; try again later{log_tail(place)}")

@@ -46,7 +46,10 @@ def bring_up(place: Place, programs: Path, settings: Mapping[str, str]) -> tuple
     deadline = time.monotonic() + _START_SECONDS
     while server_runs(place):
         postmaster = place.postmaster()
-        if postmaster and postmaster.is_ready:
+        if postmaster and postmaster.is_stopping:
+            # It may wait for clients that never leave: a fast shutdown ends their connections.
+            stop_server(place)
+        elif postmaster and postmaster.is_ready:
             match postmaster.answers():
                 case "yes":
                     return None, postmaster.socket_dir

@@ -12,8 +12,9 @@ several modules. `Engine` combines them all.
     grants       grants
     executions   executions, control, admission
     steps        steps
+    streams      streams, tails
     waits        waits, waitpoints, suspensions, signals
-    flows        flows, flow_reads, flow_cancel, cascades, siblings, edges
+    flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
     schedules    schedules
     duties       timers
     reads        reads, vector
@@ -29,6 +30,7 @@ from __future__ import annotations
 from flowfabric.engine.admission import Admission
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.cascades import Cascades
+from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
 from flowfabric.engine.control import Control
 from flowfabric.engine.edges import Edges
@@ -47,6 +49,7 @@ from flowfabric.engine.service import Service
 from flowfabric.engine.siblings import Siblings
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.timers import Timers
 from flowfabric.engine.vector import Vector
@@ -59,9 +62,9 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Watches,
+    Executions, Claims, Leases, Control, Steps, Streams, Watches,
     Waits, Waitpoints, Suspensions, Signals, Keys,
-    Flows, FlowReads, FlowCancels, Cascades, Siblings,
+    Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
     Admission, Grants, Edges,
 ):  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -12,6 +12,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.batch import Fences
+from flowfabric.engine.tails import StreamPermits, Streams, Tails
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.values.flow import EdgeSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id, parse_flow_id, partition_of_id
@@ -31,6 +32,8 @@ class Operations:
         self._instance = mint_uuid() if listener is None else listener.instance
         self._services: dict[tuple[Any, ...], int] = {}  # the numbers of what workers of this engine serve
         self._background: list[Any] = []
+        self._stream_ops = StreamPermits()
+        self._tails = Tails(cast("Streams", self))
 
     async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
         return await self._database.fetch(sql, args, repeatable=repeatable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeGuard, TypeVar, cast
+from typing import Any, Final, Generic, TypeGuard, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -16,6 +16,8 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid, p
 from flowfabric.values.lease import Authority, Fence, Handle, HandleKind, Operator
 
 _Value = TypeVar("_Value")
+_INT: Final = frozenset({int})
+_UUIDS: Final = frozenset({UUID, asyncpg.pgproto.pgproto.UUID})
 
 
 class Fences:
@@ -37,7 +39,9 @@ class Fences:
             self.epochs = [handle.lease_epoch for handle in held]
             self.attempts = [handle.attempt_id for handle in held]
             self.indexes = [handle.attempt_index for handle in held]
-            return
+            if self._fit():
+                return
+            self.partitions, self.ids, self.leases, self.epochs, self.attempts, self.indexes = [], [], [], [], [], []
         for authority in authorities:
             if type(authority) is Handle:
                 if authority.kind is HandleKind.SUSPENDED:
@@ -47,9 +51,13 @@ class Fences:
                         execution_id=authority.execution_id,
                     )
                 self._add(
-                    authority.partition, authority.uuid, authority.lease_id, authority.lease_epoch,
-                    authority.attempt_id, authority.attempt_index,
-                )  # fmt: skip
+                    check_int(authority.partition, "partition", 0, count - 1),
+                    parse_uuid(authority.uuid, "execution_id"),
+                    parse_uuid(authority.lease_id, "lease_id"),
+                    check_int(authority.lease_epoch, "lease_epoch", 0, 2**63 - 1),
+                    parse_uuid(authority.attempt_id, "attempt_id"),
+                    check_int(authority.attempt_index, "attempt_index", 0, 2**31 - 1),
+                )
             elif type(authority) is Fence:
                 execution_id = parse_execution_id(authority.execution_id)
                 self._add(
@@ -71,6 +79,19 @@ class Fences:
                     field="authority",
                     allowed="a Handle, a Fence or an Operator",
                 )
+
+    def _fit(self) -> bool:
+        """Whether the database can take the columns of handles: somebody may have built one by hand."""
+        numbers: tuple[list[Any], ...] = (self.partitions, self.epochs, self.indexes)
+        uuids: tuple[list[Any], ...] = (self.ids, self.leases, self.attempts)
+        return (
+            {kind for column in numbers for kind in map(type, column)} <= _INT
+            and {kind for column in uuids for kind in map(type, column)} <= _UUIDS
+            and all(
+                min(column, default=0) >= 0 and max(column, default=0) < bound
+                for column, bound in zip(numbers, (2**16, 2**63, 2**31), strict=True)
+            )
+        )
 
     @classmethod
     def of(cls, items: Sequence[Completion | Failure], count: int) -> Fences:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
+import struct
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text, moment
+from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text
 from flowfabric.values.ids import PartitionKey, partition_of_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CURSOR = ">q16sHx"  # microseconds, id, partition; a multiple of three bytes needs no padding
 MAX_GRANT_TTL = timedelta(seconds=60)
 # NUL in JSON, which the database cannot hold; after an escaped backslash the u is text.
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -119,18 +121,24 @@ def to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def time_cursor(at: datetime, uuid: UUID) -> str:
-    return base64.urlsafe_b64encode(f"{at.isoformat()} {uuid}".encode()).decode()
+def time_cursor(at: datetime, uuid: UUID, partition: int = 0) -> str:
+    """Return the cursor of a list in order of time: text without spaces, quotes or a sign at its beginning."""
+    packed = struct.pack(_CURSOR, (at - _EPOCH) // timedelta(microseconds=1), uuid.bytes, partition)
+    return base64.urlsafe_b64encode(packed).decode()
 
 
 def parse_time_cursor(cursor: object) -> tuple[datetime | None, UUID | None]:
-    if cursor is None:
-        return None, None
+    """Return the time and id of a cursor; nothing for None."""
+    return (None, None) if cursor is None else read_cursor(cursor)[:2]
+
+
+def read_cursor(cursor: object, allowed: str = "a next_cursor of this list") -> tuple[datetime, UUID, int]:
+    """Return what `time_cursor` was given."""
     try:
-        at, uuid = base64.urlsafe_b64decode(str(cursor).encode()).decode().split(" ")
-        return moment(datetime.fromisoformat(at), "cursor"), UUID(uuid)
-    except (ValueError, binascii.Error, InvalidInput):
-        raise InvalidInput("cannot be read", field="cursor", allowed="a next_cursor of this list") from None
+        since, uuid, partition = struct.unpack(_CURSOR, base64.b64decode(str(cursor), altchars=b"-_", validate=True))
+        return _EPOCH + timedelta(microseconds=since), UUID(bytes=uuid), partition
+    except (ValueError, OverflowError, struct.error):
+        raise InvalidInput("cannot be read", field="cursor", allowed=allowed) from None
 
 
 def check_token(value: object) -> str:

@@ -14,11 +14,11 @@ import asyncpg
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int, check_list
-from flowfabric.engine.workers import heartbeat_of, own
+from flowfabric.engine.workers import heartbeat_of, own, serving_columns, serving_of
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane, check_text, check_worker, moment, worker_capabilities
-from flowfabric.values.worker import Heartbeat, OwnWorker
+from flowfabric.values.worker import Heartbeat, Kinds, OwnWorker
 
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
@@ -34,7 +34,7 @@ class Claims(Operations):
         worker_id: str,
         worker_instance_id: str,
         capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
+        kinds: Kinds | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
     ) -> Claimed | None:
@@ -59,12 +59,16 @@ class Claims(Operations):
         worker_id: str,
         worker_instance_id: str,
         capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
+        kinds: Kinds | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
         asleep: datetime | None = None,
     ) -> list[Claimed]:
         """Take up to `limit` executions in one call, best first. `kinds` limits them to these tasks.
+
+        `kinds` may say more (`Serving`, or a mapping to `Serves`): in which versions, and with which code. Names alone
+        serve executions without a version; None serves every kind in every version. Executions that changed code
+        stopped are given at once only to a caller that says its code.
 
         `asleep` is what `sleep_for_work` returned: the announcement ends with a claim that finds work.
         """
@@ -90,7 +94,7 @@ class Claims(Operations):
         worker_id: str,
         worker_instance_id: str,
         capabilities: Collection[str] = (),
-        kinds: Collection[str] | None = None,
+        kinds: Kinds | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
         asleep: datetime | None = None,
@@ -126,14 +130,16 @@ class Claims(Operations):
         worker_id: str,
         worker_instance_id: str,
         capabilities: Collection[str],
-        kinds: Collection[str] | None,
+        kinds: Kinds | None,
         lease_ttl: timedelta,
         max_wait: timedelta | None,
         asleep: datetime | None,
     ) -> list[Claimed]:
+        serving = serving_of(kinds)
+        names = serving.names if serving is not None else kinds if kinds is None else check_list(kinds, "kinds")
         args = (
             *places,
-            None if kinds is None else _as_array(check_list(kinds, "kinds")),
+            None if names is None else _as_array(names),
             list(worker_capabilities(capabilities)) if capabilities else [],
             check_worker(worker_id),
             check_worker(worker_instance_id, "worker_instance_id"),
@@ -143,18 +149,22 @@ class Claims(Operations):
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
         announced = None if asleep is None else moment(asleep, "asleep")
-        found = await self._fetch(statement, *args, self._instance, announced, repeatable=True)
+        code: tuple[int | None, bool] = (None, False)
+        if serving is not None:
+            code = (await self._service(serving, capabilities), serving.is_versioned)
+        found = await self._fetch(statement, *args, self._instance, announced, *code, repeatable=True)
         if not found and max_wait:
-            found = await self._claim_within(statement, args, lanes, limit, kinds, capabilities, max_wait)
+            found = await self._claim_within(statement, args, code, lanes, limit, kinds, capabilities, max_wait)
         return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
 
     async def _claim_within(
         self,
         sql: str,
         args: tuple[Any, ...],
+        code: tuple[int | None, bool],
         lanes: list[str],
         limit: int,
-        kinds: Collection[str] | None,
+        kinds: Kinds | None,
         capabilities: Collection[str],
         max_wait: timedelta,
     ) -> list[asyncpg.Record]:
@@ -163,7 +173,7 @@ class Claims(Operations):
         if self._listener is None:
             while (left := until - loop.time()) > 0:
                 await asyncio.sleep(min(left, _POLL))
-                if found := await self._fetch(sql, *args, None, None, repeatable=True):
+                if found := await self._fetch(sql, *args, None, None, *code, repeatable=True):
                     return found
             return []
         asleep: datetime | None = None
@@ -181,7 +191,7 @@ class Claims(Operations):
                     before=asleep,
                 )
                 woken.clear()
-                if found := await self._fetch(sql, *args, self._instance, asleep, repeatable=True):
+                if found := await self._fetch(sql, *args, self._instance, asleep, *code, repeatable=True):
                     return found
                 awake = loop.time() + pause
                 while (pause := awake - loop.time()) > 0:
@@ -191,9 +201,9 @@ class Claims(Operations):
                         break
                     # Still announced: poll immediately.
                     woken.clear()
-                    if found := await self._fetch(sql, *args, self._instance, asleep, repeatable=True):
+                    if found := await self._fetch(sql, *args, self._instance, asleep, *code, repeatable=True):
                         return found
-            return await self._fetch(sql, *args, self._instance, asleep, repeatable=True)
+            return await self._fetch(sql, *args, self._instance, asleep, *code, repeatable=True)
 
     @contextlib.contextmanager
     def work_wakeups(self) -> Iterator[asyncio.Event | None]:
@@ -210,7 +220,7 @@ class Claims(Operations):
         at_most: timedelta,
         *,
         slots: int = 1,
-        kinds: Collection[str] | None = None,
+        kinds: Kinds | None = None,
         capabilities: Collection[str] = (),
         before: datetime | None = None,
     ) -> datetime:
@@ -230,7 +240,7 @@ class Claims(Operations):
         *,
         worker: OwnWorker,
         slots: int = 1,
-        kinds: Collection[str] | None = None,
+        kinds: Kinds | None = None,
         capabilities: Collection[str] = (),
         before: datetime | None = None,
     ) -> tuple[datetime, Heartbeat | None]:
@@ -245,23 +255,29 @@ class Claims(Operations):
         lanes: Collection[str],
         at_most: timedelta,
         slots: int,
-        kinds: Collection[str] | None,
+        kinds: Kinds | None,
         capabilities: Collection[str],
         before: datetime | None,
     ) -> tuple[Any, ...]:
         """The arguments of an announcement. What the worker serves is registered first, once."""
         served = [check_lane(lane, "lanes") for lane in check_list(lanes, "lanes")]
-        named = None if kinds is None else sorted(check_text(kind, "kinds") for kind in check_list(kinds, "kinds"))
-        serves = (None if named is None else tuple(named), tuple(worker_capabilities(capabilities)))
         slots = check_int(slots, "slots", 1, 100_000)
         span = check_duration(at_most, "at_most")
         replaced = None if before is None else moment(before, "before")
-        if serves not in self._services:
+        return self._instance, served, await self._service(kinds, capabilities), slots, span, replaced
+
+    async def _service(self, kinds: Kinds | None, capabilities: Collection[str]) -> int:
+        """The number of what a worker serves; the first call registers it."""
+        serving = serving_of(kinds)
+        columns = None if serving is not None else serving_columns(kinds)
+        named = serving if columns is None else None if columns[0] is None else tuple(columns[0])
+        key = (named, tuple(worker_capabilities(capabilities)) if capabilities else ())
+        if key not in self._services:
             row = await self._row(
-                statements.REGISTER_SERVICE, *(each and list(each) for each in serves), repeatable=True
+                statements.REGISTER_SERVICE, *(columns or serving_columns(serving)), list(key[1]), repeatable=True
             )
-            self._services[serves] = row["service"]
-        return self._instance, served, self._services[serves], slots, span, replaced
+            self._services[key] = row["service"]
+        return self._services[key]
 
 
 def _as_array(kinds: Collection[Any]) -> str:

@@ -19,8 +19,10 @@ from flowfabric.values.state import State
 class Control(Operations):
     """replay, cancel_many, delete, redact, change_priority, free_key, set_execution_tag."""
 
-    async def cancel_many(self, execution_ids: Sequence[ExecutionId], reason: str) -> list[Cancelled | FlowFabricError]:
-        """Cancel up to 1,000 executions as an operator in one call; one verdict per execution."""
+    async def cancel_many(
+        self, execution_ids: Sequence[ExecutionId], reason: str, *, keep_children: bool = False
+    ) -> list[Cancelled | FlowFabricError]:
+        """Cancel up to 1,000 executions as an operator in one call; one verdict per execution. See `cancel`."""
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution_id(one) for one in execution_ids]
         nothing: list[None] = [None] * len(targets)
@@ -33,10 +35,12 @@ class Control(Operations):
             nothing,
             "operator_override",
             escape_text(reason, 4096),
+            bool(keep_children),
+            None,
             repeatable=True,
         )
         return [
-            Cancelled(target) if row["code"] == "ok" else raised(row, target)
+            Cancelled(target, has_children=row["detail"] == "children") if row["code"] == "ok" else raised(row, target)
             for target, row in zip(targets, rows.by_place(found, len(targets)), strict=True)
         ]
 
@@ -77,7 +81,11 @@ class Control(Operations):
         await self._erase(statements.DELETE_EXECUTION, execution_id)
 
     async def redact_execution(self, execution_id: ExecutionId) -> None:
-        """Remove the user's data from an ended execution (payload, result, texts); its history stays."""
+        """Remove the user's data from an ended execution (payload, result, texts, tags, key); its history stays.
+
+        It cannot be replayed any more. A child whose result its parent still needs is refused, and a member of such a
+        flow (`execution_needed`).
+        """
         await self._erase(statements.REDACT_EXECUTION, execution_id)
 
     async def _erase(self, statement: str, execution_id: ExecutionId) -> None:

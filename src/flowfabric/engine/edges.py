@@ -15,8 +15,9 @@ from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, Stat
 from flowfabric.values.checks import check_text
 from flowfabric.values.flow import AlreadyApplied, Applied, Edge, EdgeSnapshot, Staged
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_uuid
-from flowfabric.values.joins import AllOf, EdgeGroupPolicy, OnSatisfied, Quorum, check_policy
+from flowfabric.values.joins import EdgeGroupPolicy, check_policy, policy_columns
 from flowfabric.values.page import ScannerFilter
+from flowfabric.values.words import Eligibility, PolicySet, Resolution
 
 _KIND = "success_only"
 _OUTCOMES = ("success", "failed", "cancelled", "expired", "skipped")
@@ -170,8 +171,8 @@ class Edges(FlowOperations):
 
     async def set_edge_group_policy(
         self, flow_id: FlowId, downstream_execution_id: ExecutionId, policy: EdgeGroupPolicy
-    ) -> str:
-        """Set how the edges into an execution join, before the first one is staged: `Set` or `AlreadySet`."""
+    ) -> PolicySet:
+        """Set how the edges into an execution join, before the first one is staged."""
         flow = self._flow(flow_id)
         checked = check_policy(policy)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
@@ -179,9 +180,7 @@ class Edges(FlowOperations):
             statements.SET_GROUP_POLICY,
             *flow,
             target,
-            "all_of" if isinstance(checked, AllOf) else "quorum" if isinstance(checked, Quorum) else "any_of",
-            None if isinstance(checked, AllOf) else checked.k if isinstance(checked, Quorum) else 1,
-            not isinstance(checked, AllOf) and checked.on_satisfied is OnSatisfied.CANCEL_REMAINING,
+            *policy_columns(checked),
         )
         code = row["code"]
         if closed := self._closed(code, flow):
@@ -190,7 +189,7 @@ class Edges(FlowOperations):
             raise InvalidInput(
                 f"{code}: dependencies already staged", field="policy", allowed="a policy before the first edge"
             )
-        return "Set" if code == "set" else "AlreadySet"
+        return PolicySet.SET if code == "set" else PolicySet.ALREADY_SET
 
     async def list_edges(
         self, flow_id: FlowId, *, outgoing: ExecutionId | None = None, incoming: ExecutionId | None = None
@@ -208,11 +207,11 @@ class Edges(FlowOperations):
         found = await self._edges_of(self._flow(flow_id), edge=parse_uuid(edge_id, "edge_id"))
         return found[0] if found else None
 
-    async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> str:
-        """What its dependencies say: eligible, blocked_by_dependencies, impossible, not_runnable or not_found."""
+    async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> Eligibility:
+        """What its dependencies say."""
         target = parse_execution_id(execution_id)
         row = await self._row(statements.FLOW_ELIGIBILITY, *self._at(target), repeatable=True)
-        return str(row["status"])
+        return Eligibility(row["status"])
 
     async def resolve_dependency(
         self,
@@ -222,8 +221,8 @@ class Edges(FlowOperations):
         upstream_execution_id: ExecutionId,
         downstream_execution_id: ExecutionId,
         outcome: str,
-    ) -> str:
-        """Resolve one edge as if its upstream had this outcome: `Satisfied`, `Impossible` or `AlreadyResolved`."""
+    ) -> Resolution:
+        """Resolve one edge as if its upstream had this outcome."""
         flow = self._flow(flow_id)
         if outcome not in _OUTCOMES:
             raise InvalidInput(f"got {outcome!r}", field="outcome", allowed=", ".join(_OUTCOMES))
@@ -243,8 +242,12 @@ class Edges(FlowOperations):
                 raise ValidationFailed("invalid_dependency", f"edge_not_found: {edge} between these in flow {flow[1]}")
             case "not_applied":
                 raise ValidationFailed("invalid_dependency", f"edge {edge} is staged and not applied")
-            case code:
-                return {"satisfied": "Satisfied", "impossible": "Impossible"}.get(code, "AlreadyResolved")
+            case "satisfied":
+                return Resolution.SATISFIED
+            case "impossible":
+                return Resolution.IMPOSSIBLE
+            case _:
+                return Resolution.ALREADY_RESOLVED
 
     async def promote_blocked_to_eligible(self, execution_id: ExecutionId) -> None:
         """Release an execution that is blocked though its dependencies are satisfied. A repair."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -31,16 +32,22 @@ class Executions(Operations):
     """create, complete, fail, cancel."""
 
     def mint_id(
-        self, *, flow_id: FlowId | None = None, namespace: str = "", idempotency_key: str | None = None
+        self,
+        *,
+        flow_id: FlowId | None = None,
+        parent_id: ExecutionId | None = None,
+        namespace: str = "",
+        idempotency_key: str | None = None,
     ) -> ExecutionId:
         """A new id to create an execution with, in the partition where the engine would put it.
 
-        A member's id must be of its flow's partition. Asks nothing of the database.
+        A member's id must be of its flow's partition, a child's of its parent's. Asks nothing of the database.
         """
         return mint_execution_id(
             namespace=check_text(namespace, "namespace"),
             idempotency_key=None if idempotency_key is None else check_key(idempotency_key),
             flow_id=None if flow_id is None else parse_flow_id(flow_id),
+            parent_id=None if parent_id is None else parse_execution_id(parent_id, "parent_id"),
             count=self._database.flow_partitions,
         )
 
@@ -125,7 +132,7 @@ class Executions(Operations):
         columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
         found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
-            raise StateError("lane_closed", "the lane takes no new executions")
+            raise StateError("lane_closed", f"the lane {item.lane_id} accepts no new executions")
         return [ExecutionId(uuid) for uuid in columns.ids]
 
     async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
@@ -230,10 +237,20 @@ class Executions(Operations):
         found = await self._fetch(statements.FAIL, *fences.columns, *columns, repeatable=True)
         return batch.verdicts(_failed(found, fences))
 
-    async def cancel(self, authority: Authority, reason: str, *, source: str | None = None) -> Cancelled:
+    async def cancel(
+        self,
+        authority: Authority,
+        reason: str,
+        *,
+        source: str | None = None,
+        keep_children: bool = False,
+        by: ExecutionId | None = None,
+    ) -> Cancelled:
         """Cancel the execution. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`.
 
-        Every source but `lease_holder` needs the role operate.
+        Every source but `lease_holder` needs the role operate. What its handler submitted and has not ended is
+        cancelled with it by a duty (`has_children`), unless `keep_children`. `by` is the execution whose handler calls:
+        a child of it is recorded as cancelled by `handler`, and stays cancelled when the parent is replayed.
         """
         text = escape_text(reason, _MAX_FAILURE_BYTES)
         holder = type(authority) is Handle
@@ -245,13 +262,16 @@ class Executions(Operations):
         if holder and source != "lease_holder":
             raise InvalidInput("a Handle cancels as lease_holder", field="source", allowed="a Fence or an Operator")
         fences = self._fences([authority])
+        how: tuple[bool | str | UUID | None, ...]
         if source == "lease_holder" and type(authority) is not Operator:
-            row = await self._row(statements.CANCEL, *fences.columns, holder, text, repeatable=True)
+            statement, how = statements.CANCEL, (holder, text, bool(keep_children))
         else:
-            row = await self._row(statements.CANCEL_AS_OPERATOR, *fences.columns, source, text, repeatable=True)
+            caller = None if by is None else parse_execution_id(by, "by")
+            statement, how = statements.CANCEL_AS_OPERATOR, (source, text, bool(keep_children), caller)
+        row = await self._row(statement, *fences.columns, *how, repeatable=True)
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
-        return Cancelled(fences.execution_id(0))
+        return Cancelled(fences.execution_id(0), has_children=row["detail"] == "children")
 
 
 def _failed(found: Sequence[asyncpg.Record], fences: Fences) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:
@@ -260,9 +280,10 @@ def _failed(found: Sequence[asyncpg.Record], fences: Fences) -> list[RetrySchedu
         execution_id = fences.execution_id(place)
         if row["code"] not in ("ok", "replayed"):
             answers.append(raised(row, execution_id))
-        elif row["detail"] == "retry_scheduled":
+        elif row["detail"].startswith("retry_scheduled"):
             following = row["lease_epoch"] if row["code"] == "ok" else None
-            answers.append(RetryScheduled(execution_id, row["at"], following))
+            counts = map(int, row["detail"].split()[1:])
+            answers.append(RetryScheduled(execution_id, row["at"], following, *counts))
         else:
             answers.append(TerminalFailed(execution_id))
     return answers

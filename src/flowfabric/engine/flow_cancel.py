@@ -56,11 +56,14 @@ class FlowCancels(FlowOperations):
         reason: str = "",
         wait: bool | timedelta = False,
         grace: timedelta = GRACE,
+        requester: str = "",
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
         """Close a flow and cancel its members: all, those that do not run (`cancel_pending`), or none (`flow_only`).
 
         With `wait` the call cancels the members before it returns, for that long at most (True: 300 s). Without it the
-        call returns, and any process that runs duties cancels them immediately.
+        call returns, and any process that runs duties cancels them immediately. A flow that was closed before keeps its
+        policy, which is applied again to members that were replayed since. If `requester` is the id of the execution
+        that submitted the flow, its members are recorded as cancelled by `handler`.
         """
         chosen = check_cancellation(policy)
         if isinstance(wait, timedelta):
@@ -79,13 +82,12 @@ class FlowCancels(FlowOperations):
                     reason=reason,
                     cancellation_policy=chosen,
                     grace=grace if budget is not None else timedelta(),
-                )
-            if isinstance(header, FlowAlreadyTerminal):
-                return FlowCancelled(
-                    cancellation_policy=header.stored_cancellation_policy or chosen,
-                    member_execution_ids=header.member_execution_ids[:_LISTED],
+                    requester=requester,
                 )
             members = header.member_execution_ids
+            if isinstance(header, FlowAlreadyTerminal):
+                chosen = header.stored_cancellation_policy or chosen
+                members = members[:_LISTED] if header.target_count == 0 else members
             if header.target_count == 0:
                 return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
             if budget is None:
@@ -130,7 +132,8 @@ class FlowCancels(FlowOperations):
     ) -> FlowCancelHeader | FlowAlreadyTerminal:
         """Close a flow and record which members have to be cancelled; workers no longer claim them.
 
-        This call ends no member. After `grace` the reconciler cancels those that the caller has not.
+        This call ends no member. After `grace` the reconciler cancels those that the caller has not. If the flow was
+        closed before, its stored policy covers members that were replayed since.
         """
         chosen = check_cancellation(cancellation_policy, "cancellation_policy")
         flow = self._flow(flow_id)
@@ -150,6 +153,7 @@ class FlowCancels(FlowOperations):
                 stored_cancellation_policy=None if row["policy"] is None else CancellationPolicy(row["policy"]),
                 stored_cancel_reason=row["reason"],
                 member_execution_ids=members,
+                target_count=row["targets"],
             )
         return FlowCancelHeader(cancellation_policy=chosen, member_execution_ids=members, target_count=row["targets"])
 
@@ -185,6 +189,7 @@ class FlowCancels(FlowOperations):
         handled = failed = 0
         message: str | None = None
         more = False
+        backlog: int | None = due[0]["backlog"] if due else None
         for flow in due:
             after: UUID | None = None
             before = handled
@@ -195,10 +200,11 @@ class FlowCancels(FlowOperations):
                 message = row["message"] or message
                 after = row["last"]
                 if after is None or row["remaining"] == 0:
+                    backlog = (backlog or 0) - (row["remaining"] == 0)
                     break
             else:
                 more = more or handled > before
-        return Round(handled=handled, failed=failed, message=message, more=more)
+        return Round(handled=handled, failed=failed, message=message, more=more, backlog=backlog)
 
 
 def check_cancellation(value: object, field: str = "policy") -> CancellationPolicy:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from uuid import UUID
 
 import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import FlowOperations, first_page
-from flowfabric.engine.checks import check_int, check_limit, parse_partition
-from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.values.checks import check_text, moment
+from flowfabric.engine.checks import check_int, check_limit, parse_partition, parse_time_cursor, time_cursor
+from flowfabric.errors import NotFound
+from flowfabric.values.checks import check_text
 from flowfabric.values.flow import FlowGraph, FlowInfo, FlowNode, FlowSnapshot, FlowSummary
 from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
 from flowfabric.values.page import Page
@@ -128,7 +127,7 @@ class FlowReads(FlowOperations):
     ) -> Page[FlowInfo, str]:
         """Return flows of all partitions, newest first."""
         size = check_limit(limit, 1000)
-        before, before_id = (None, None) if cursor is None else _parse_cursor(cursor)
+        before, before_id = parse_time_cursor(cursor)
         chosen = [None if value is None else check_text(value, name)
                   for name, value in (("namespace", namespace), ("flow_kind", flow_kind))]  # fmt: skip
         if size == 0:
@@ -142,17 +141,20 @@ class FlowReads(FlowOperations):
             repeatable=True,
         )
         flows = [rows.flow_info(row) for row in found]
-        return first_page(flows, size, lambda last: f"{last.created_at.isoformat()}/{last.flow_id}")
+        return first_page(flows, size, lambda last: time_cursor(last.created_at, last.flow_id))
 
     async def project_flow_summary(self, flow_id: FlowId) -> bool:
-        """Count the members of one flow now; False if it has none or does not exist."""
+        """Count the members of one flow now, and store the count; False if it has none or does not exist."""
         partition, uuid = self._flow(flow_id)
         row = await self._row(statements.PROJECT_FLOWS, [partition], [uuid], repeatable=True)
         return bool(row["n"])
 
-    async def read_flow_summary(self, flow_id: FlowId) -> FlowSummary | None:
-        """Return the counts of a flow's members as last counted; None before that."""
-        found = await self._fetch(statements.READ_SUMMARY, *self._flow(flow_id), repeatable=True)
+    async def read_flow_summary(self, flow_id: FlowId, *, now: bool = False) -> FlowSummary | None:
+        """Return the counts of a flow's members as last counted; None before that.
+
+        `now`: count them for this call; None for a flow without members.
+        """
+        found = await self._fetch(statements.READ_SUMMARY, *self._flow(flow_id), bool(now), repeatable=True)
         if not found:
             return None
         return rows.flow_summary(found[0])
@@ -161,11 +163,3 @@ class FlowReads(FlowOperations):
         """Count again the flows that changed since; returns how many, and whether there are more."""
         row = await self._row(statements.PROJECT_TOUCHED, check_int(limit, "limit", 1, 1_000_000))
         return row["counted"], row["more"]
-
-
-def _parse_cursor(value: object) -> tuple[datetime, UUID]:
-    try:
-        at, _, uuid = str(value).rpartition("/")
-        return moment(datetime.fromisoformat(at), "cursor"), parse_uuid(uuid, "cursor")
-    except (ValueError, InvalidInput):
-        raise InvalidInput("cannot be read", field="cursor", allowed="the cursor an earlier page returned") from None

@@ -38,12 +38,17 @@ class Flows(FlowOperations):
         in your transaction, the flow exists when you commit.
         """
         uuid = mint_uuid() if flow_id is None else parse_flow_id(flow_id)
+        return await self._grow(uuid, self._new_flow(uuid, nodes, flow_kind, namespace, tags), connection)
+
+    def _new_flow(
+        self, flow_id: UUID, nodes: Sequence[NewNode], kind: str, namespace: str, tags: dict[str, str] | None
+    ) -> GrowCall:
         call = GrowCall(
-            uuid,
+            flow_id,
             nodes,
             self._database.flow_partitions,
             is_new=True,
-            kind=check_text(flow_kind, "flow_kind"),
+            kind=check_text(kind, "flow_kind"),
             namespace=check_text(namespace, "namespace"),
             tags=check_tags(tags),
         )
@@ -53,7 +58,7 @@ class Flows(FlowOperations):
                 field="nodes",
                 allowed="names of nodes of the same call",
             )
-        return await self._grow(uuid, call, connection)
+        return call
 
     async def extend_flow(
         self, flow_id: FlowId, nodes: Sequence[NewNode], *, connection: asyncpg.Connection[Any] | None = None
@@ -76,23 +81,25 @@ class Flows(FlowOperations):
                 # The response was lost. We chose the ids, so repeating the call creates nothing twice.
                 repeated = True
                 row = await self._row(statements.GROW_FLOW, *call.args, repeatable=True)
+        return await self._grown(flow_id, call, row, repeated=repeated, connection=connection)
+
+    async def _grown(
+        self,
+        flow_id: UUID,
+        call: GrowCall,
+        row: asyncpg.Record,
+        *,
+        repeated: bool,
+        connection: asyncpg.Connection[Any] | None,
+    ) -> FlowSubmitted:
         code, place = row["code"], row["place"]
         if code == "ok":
-            return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes)
+            return FlowSubmitted(flow_id=FlowId(flow_id), nodes=call.nodes, joins=call.joins)
         if code == "exists":
             standing = await self._standing(flow_id, call, connection)
             is_ours = repeated and standing == call.nodes
             return FlowSubmitted(flow_id=FlowId(flow_id), nodes=standing, existed=not is_ours)
-        if closed := self._closed(code, self._flow(flow_id)):
-            raise closed
-        if code == "execution_not_in_flow":
-            raise StateError(code, f"{call.old[place - 1]} is not a member of flow {flow_id}")
-        if code == "lane_closed":
-            raise StateError(code, f"the lane of node {call.name(place)!r} accepts no new executions")
-        if code == "dependency_already_exists":
-            edge_id = call.edges[place - 1]
-            raise Conflict(code, f"edge {edge_id} is in the graph", existing=edge_id)
-        raise Conflict(code, f"the execution of node {call.name(place)!r} exists outside flow {flow_id}")
+        raise call.refusal(code, place)
 
     async def _standing(
         self, flow_id: UUID, call: GrowCall, connection: asyncpg.Connection[Any] | None
@@ -197,6 +204,8 @@ class Flows(FlowOperations):
         flow = self._flow(flow_id)
         row = await self._row(statements.DELETE_FLOW, *flow)
         match row["code"]:
+            case str(code) if code.startswith("flow_needed"):
+                raise StateError("flow_needed", f"flow {flow[1]} is needed by{code.removeprefix('flow_needed')}")
             case "ok":
                 return
             case "flow_not_found":

@@ -26,6 +26,7 @@ from flowfabric.values.grant import (
 )
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
 from flowfabric.values.policy_json import policy_to_json
+from flowfabric.values.words import GrantCheck
 
 
 class Grants(Operations):
@@ -63,8 +64,8 @@ class Grants(Operations):
             expires_at=row["at"],
         )
 
-    async def verify_grant(self, execution_id: ExecutionId, grant_key: str) -> str:
-        """`ok`, or what is wrong: malformed, expired, unknown_kid, unknown_grant or signature_mismatch."""
+    async def verify_grant(self, execution_id: ExecutionId, grant_key: str) -> GrantCheck:
+        """Return whether a grant key is valid, or what is wrong with it."""
         target = parse_execution_id(execution_id)
         row = await self._row(
             statements.VERIFY_GRANT,
@@ -72,7 +73,7 @@ class Grants(Operations):
             check_text(grant_key, "grant_key", 4096),
             repeatable=True,
         )
-        return str(row["answer"])
+        return GrantCheck(row["answer"])
 
     async def claim_execution(
         self,

@@ -14,21 +14,23 @@ import asyncpg
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, is_override, raised
-from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit
+from flowfabric.engine.checks import check_batch, check_duration, check_filled, check_int, check_limit
 from flowfabric.engine.workers import heartbeat_of, own
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.attempt import Delayed, Moved
 from flowfabric.values.checks import check_text, check_worker, escape_text, instant, moment
 from flowfabric.values.ids import ExecutionId, LeaseId, parse_execution_id, parse_uuid
-from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Released, Renewed, Revoked
+from flowfabric.values.lease import Authority, ExpiredLease, Fence, Handle, Released, Renewed, Revoked, Stopped
 from flowfabric.values.page import Page
 from flowfabric.values.state import State
 from flowfabric.values.wait import AlreadySatisfied
 from flowfabric.values.worker import Heartbeat, OwnWorker
 
+_DETAIL_BYTES = 4096
+
 
 class Leases(Operations):
-    """renew, progress, delay, wait_children, release, revoke_lease, list_expired_leases."""
+    """renew, progress, delay, wait_children, release, stop_changed, revoke_lease, list_expired_leases."""
 
     async def renew(self, authority: Handle | Fence, *, lease_ttl: timedelta | None = None) -> Renewed:
         """Extend the lease by its time to live from now, or by `lease_ttl`."""
@@ -38,10 +40,14 @@ class Leases(Operations):
         return answer
 
     async def renew_many(
-        self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None
+        self, authorities: Sequence[Handle | Fence], *, lease_ttl: timedelta | None = None, waits: bool = True
     ) -> list[Renewed | FlowFabricError]:
-        """Extend up to 1,000 leases in one call; one verdict per lease."""
-        batch, args = self._renewal(authorities, lease_ttl)
+        """Extend up to 1,000 leases in one call; one verdict per lease.
+
+        With `waits=False` an execution that another transaction has locked is refused as `execution_locked`, and
+        delays no other.
+        """
+        batch, args = self._renewal(authorities, lease_ttl, waits=waits)
         if batch.is_empty:
             return batch.verdicts([])
         return _renewed(batch, await self._fetch(statements.RENEW, *args, repeatable=True))
@@ -49,12 +55,12 @@ class Leases(Operations):
     async def renew_and_heartbeat(
         self, authorities: Sequence[Handle | Fence], *, worker: OwnWorker
     ) -> tuple[list[Renewed | FlowFabricError], Heartbeat | None]:
-        """Do the same, and say that a worker of this process is still there, as `heartbeat_own` does, in one call.
+        """Do the same without waiting, and say that a worker of this process is still there, as `heartbeat_own` does.
 
-        The heartbeat comes after the renewals and does not wait for a lock.
+        It is one call; the heartbeat comes after the renewals and does not wait for a lock either.
         """
         identity = own(worker)
-        batch, args = self._renewal(authorities, None)
+        batch, args = self._renewal(authorities, None, waits=False)
         if batch.is_empty:
             return batch.verdicts([]), None
         found = await self._fetch(statements.RENEW_AND_HEARTBEAT, *args, *identity, repeatable=True)
@@ -62,7 +68,7 @@ class Leases(Operations):
         return _renewed(batch, [row for row in found if row is not beat]), heartbeat_of(beat, "at")
 
     def _renewal(
-        self, authorities: Sequence[Handle | Fence], lease_ttl: timedelta | None
+        self, authorities: Sequence[Handle | Fence], lease_ttl: timedelta | None, *, waits: bool
     ) -> tuple[Batch[Any, Any], tuple[Any, ...]]:
         check_batch(authorities, "authorities")
         ttl = None if lease_ttl is None else check_duration(lease_ttl, "lease_ttl")
@@ -77,7 +83,7 @@ class Leases(Operations):
         if batch.is_empty:
             return batch, ()
         fences, ttls = batch.ready
-        return batch, (*fences.columns, ttls)
+        return batch, (*fences.columns, ttls, bool(waits))
 
     async def progress(
         self, authority: Handle | Fence, *, percent: int | None = None, message: str | None = None
@@ -120,6 +126,20 @@ class Leases(Operations):
         """Give the lease back so that another worker continues the same attempt immediately."""
         row = await self._give_back(statements.RELEASE, statements.RELEASE_AS_OPERATOR, authority)
         return Released(_target(authority), State(row["state"]))
+
+    async def stop_changed(self, authority: Handle | Fence, *, detail: str, digest: str) -> Stopped:
+        """Give the lease back because the code that runs it does not fit its recorded steps.
+
+        The same attempt continues: at once on a worker whose code has another digest than those that stopped it, on any
+        worker a minute later, or later after further stops in a row, at most an hour. `detail` says what was recorded
+        and what was asked for instead, `digest` is that of the code, as the worker registered it.
+        """
+        text = escape_text(detail, _DETAIL_BYTES)
+        fences = self._fences([authority])
+        row = await self._row(statements.STOP_CHANGED, *fences.first, text, check_filled(digest, "digest"))
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
+        return Stopped(_target(authority), State(row["state"]), row["at"])
 
     async def revoke_lease(
         self,

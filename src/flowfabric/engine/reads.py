@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_int, check_limit, check_list, check_tag, parse_partition
+from flowfabric.engine.checks import (
+    check_batch,
+    check_int,
+    check_limit,
+    check_list,
+    check_tag,
+    parse_partition,
+    read_cursor,
+    time_cursor,
+)
 from flowfabric.errors import InvalidInput
-from flowfabric.values.attempt import Attempt
+from flowfabric.values.attempt import Attempt, Started
 from flowfabric.values.checks import check_lane, check_text, moment
 from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, Result
 from flowfabric.values.found import FoundId, What
@@ -42,15 +50,11 @@ class Place(Struct, frozen=True):
 
     def encode(self) -> str:
         """Return the cursor as text, for a URL or a command line."""
-        return msgspec.json.encode([self.at, self.id, self.partition]).hex()
+        return time_cursor(self.at, self.id, self.partition)
 
     @classmethod
     def decode(cls, text: str) -> Place:
-        try:
-            at, uuid, partition = msgspec.json.decode(bytes.fromhex(text), type=tuple[datetime, UUID, int])
-        except (ValueError, TypeError, msgspec.MsgspecError) as error:
-            raise InvalidInput("not a cursor of this list", field="cursor", allowed="next_cursor of a page") from error
-        return cls(at, uuid, partition)
+        return cls(*read_cursor(text))
 
 
 class Reads(Operations):
@@ -97,6 +101,16 @@ class Reads(Operations):
             raise unknown_execution(target)
         return rows.context(found[0])
 
+    async def read_started(self, execution_ids: Sequence[ExecutionId]) -> list[Started]:
+        """Return up to 1,000 executions as a worker would receive them, without claiming them; their leases are void.
+
+        Executions that wait for their first worker, have ended or do not exist are left out.
+        """
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution_id(one) for one in execution_ids]
+        found = await self._fetch(statements.READ_STARTED, *self._all_at(targets), repeatable=True)
+        return [rows.started(row) for row in found]
+
     async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
         """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
         target = parse_execution_id(execution_id)
@@ -136,12 +150,16 @@ class Reads(Operations):
         states: Collection[State | str] | None = None,
         tag: tuple[str, str] | None = None,
         flow_id: FlowId | None = None,
+        parent_id: ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
+        stopped: bool = False,
         cursor: Place | None = None,
         limit: int = 50,
     ) -> Page[ExecutionInfo, Place]:
         """Return executions of all partitions that match every filter given, newest first.
+
+        `stopped`: only those that changed code stopped, which wait for code that fits.
 
         A call reads a bounded number of rows: with filters that match few executions, a page may have fewer items than
         `limit`, or none, and still a `next_cursor` to continue from.
@@ -159,6 +177,8 @@ class Reads(Operations):
             *_place(cursor, self._database.flow_partitions),
             size,
             FIND_BUDGET,
+            None if parent_id is None else parse_execution_id(parent_id, "parent_id"),
+            bool(stopped),
         )
         if size == 0:
             return Page(())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 from uuid import UUID
 
 import asyncpg
@@ -21,6 +21,7 @@ from flowfabric._postgres.database import Database, check_server, connection_fai
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_migration, current_version, migrate
+from flowfabric._postgres.outage import Outage
 from flowfabric._postgres.roles import Role
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_duration, check_int
@@ -52,6 +53,8 @@ _PRESENT = [
     "heartbeat_worker",
     "mark_worker_dead",
     "list_workers",
+    "stream_durable_summary",
+    "stream_best_effort_live",
 ]
 _LATER = [
     "budget_admin",
@@ -61,8 +64,6 @@ _LATER = [
     "subscribe_completion",
     "subscribe_signal_delivery",
     "subscribe_instance_tags",
-    "stream_durable_summary",
-    "stream_best_effort_live",
     "release_admission",
     "read_quota_policy_limits",
     "read_budget_usage_and_limits",
@@ -87,15 +88,18 @@ class Service(Operations):
         reconnect_for: timedelta = timedelta(seconds=15),
         notifications: bool = True,
         prepared_statements: bool = True,
+        stream_ops: int = 64,
     ) -> Self:
         """Connect to a deployment.
 
         Without `dsn` the environment's `FLOWFABRIC_DSN` is used, and without that the embedded server, which this
         call then starts and migrates. It never migrates your own database: the error says what to run.
-        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy.
+        `notifications=False, prepared_statements=False` suits a transaction-pooling proxy. `stream_ops` is how many
+        calls of `read_stream` and `tail_stream` may run at the same time.
         """
         check_int(min_size, "min_size", 0, 10_000)
         check_int(max_size, "max_size", max(min_size, 1), 10_000)
+        check_int(stream_ops, "stream_ops", 1, 100_000)
         check_duration(command_timeout, "command_timeout")
         check_duration(reconnect_for, "reconnect_for", least_ms=0)
         # An argument wins over the environment: a data directory means the server in it.
@@ -122,11 +126,13 @@ class Service(Operations):
         engine = cls(database, Listener(chosen) if notifications else None)
         engine._embedded = server
         engine._dsn = chosen
+        engine._stream_ops.most = stream_ops
         return engine
 
     async def close(self) -> None:
         """Stop the duties and close the connections; the embedded server stops with its last user."""
         try:
+            await self._tails.close()
             for background in list(self._background):
                 await background.stop()
         finally:
@@ -153,6 +159,11 @@ class Service(Operations):
     def target(self) -> str:
         """The address of the database, without user and password."""
         return self._database.target
+
+    @property
+    def outage(self) -> Outage:
+        """Whether the database can be reached, as this process knows it."""
+        return self._database.outage
 
     @property
     def listener(self) -> Listener | None:
@@ -220,12 +231,30 @@ class Service(Operations):
         }
 
     async def shutdown_prepare(self, grace: timedelta = timedelta(seconds=15)) -> None:
-        """Stop the duties of this engine: each may finish its round; after `grace` it raises `TimedOut`."""
+        """Stop the duties of this engine: each may finish its round; after `grace` it raises `TimedOut`.
+
+        Tails return what they have, and new reads of streams are refused.
+        """
         check_duration(grace, "grace", least_ms=0)
         begun = time.monotonic()
+        self._stream_ops.is_closing = True
+        self._tails.end_waits()
         drained = await asyncio.gather(*(background.stop(grace) for background in list(self._background)))
-        if not all(drained):
+        left = max(begun + grace.total_seconds() - time.monotonic(), 0)
+        if not await self._stream_ops.drained(left) or not all(drained):
             raise TimedOut("shutdown_prepare", int((time.monotonic() - begun) * 1000))
+
+
+def embedded_place(service: Service) -> Path | None:
+    """Where the embedded server of an engine has its data; None if it uses another server."""
+    return None if service._embedded is None else Path(service._embedded.data_dir)
+
+
+async def revive_embedded(place: Path) -> Literal["", "died", "shutting_down"]:
+    """Start an embedded server again that died or is shutting down; returns what was wrong if this call did."""
+    from flowfabric.embedded import server as embedded  # noqa: PLC0415 - not importable on every platform
+
+    return await asyncio.to_thread(embedded.revive, place)
 
 
 async def _start_embedded(data_dir: Path | None) -> Any:

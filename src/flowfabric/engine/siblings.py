@@ -11,6 +11,7 @@ from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
 from flowfabric.engine.checks import check_int
 from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.words import Drain, GroupRepair
 
 _MEMBERS = 500  # executions cancelled in a transaction
 
@@ -67,19 +68,21 @@ class Siblings(FlowOperations):
             enqueued_at=row["enqueued_at"],
         )
 
-    async def drain_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
-        """Drop the sibling cancels of a group: `drained`, `already_drained` or `drained_sans_group`."""
+    async def drain_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> Drain:
+        """Drop the sibling cancels of a group whose siblings have all ended; otherwise `siblings_alive`."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
         row = await self._row(statements.DRAIN_SIBLINGS, *flow, target)
-        return str(row["action"])
+        return Drain(row["action"])
 
-    async def reconcile_sibling_cancel_group(self, flow_id: FlowId, downstream_execution_id: ExecutionId) -> str:
-        """Repair an entry that a dispatcher left behind: `sremmed_stale`, `completed_drain` or `no_op`."""
+    async def reconcile_sibling_cancel_group(
+        self, flow_id: FlowId, downstream_execution_id: ExecutionId
+    ) -> GroupRepair:
+        """Repair an entry that a dispatcher left behind."""
         flow = self._flow(flow_id)
         target = self._member(flow, downstream_execution_id, "downstream_execution_id")
         row = await self._row(statements.RECONCILE_SIBLINGS, *flow, target)
-        return str(row["action"])
+        return GroupRepair(row["action"])
 
     async def list_sibling_cancels(self, *, limit: int = 50) -> list[QueuedSiblings]:
         """Return the groups whose siblings have to be cancelled, oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Required, Self, TypedDict, Unpack
 from uuid import UUID
@@ -12,7 +13,9 @@ from msgspec import Struct
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.refusals import refusal
 from flowfabric.engine.base import Operations, first_page
+from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import (
+    check_batch,
     check_duration,
     check_filled,
     check_int,
@@ -21,15 +24,16 @@ from flowfabric.engine.checks import (
     optional_bytes,
 )
 from flowfabric.errors import InvalidInput, NotFound, ValidationFailed
-from flowfabric.values.checks import check_lane, check_text, moment
+from flowfabric.values.checks import check_lane, check_text, escape_text, moment
 from flowfabric.values.ids import ExecutionId, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
-from flowfabric.values.signal import Accepted, DuplicateSignal, ReceivedSignal, RecordedSignal
+from flowfabric.values.signal import Accepted, DuplicateSignal, ReceivedSignal, RecordedSignal, Unchecked
 from flowfabric.values.wait import WaitpointToken
 
 DEDUP_TTL = timedelta(days=1)
 _MAXLEN = 1000
+_WHY_MAX = 1024
 _SCOPES = ("waitpoint", "execution")
 
 
@@ -53,7 +57,11 @@ class SignalFields(TypedDict, total=False):
 
 
 class Signals(Operations):
-    """deliver_signal, deliver_approval_signal, signal_execution, observe_signals, read_signals."""
+    """deliver_signal, deliver_approval_signal, signal_execution, refuse_signals, observe_signals, read_signals.
+
+    A payload is bytes here, and recorded as it is: the caller checks it, or else the worker that decodes it.
+    `try_deliver` and `try_signal` return the JSON schema that it has to fit, if there is one the caller did not check.
+    """
 
     async def deliver_signal(
         self,
@@ -99,7 +107,20 @@ class Signals(Operations):
             max_signals_per_execution=max_signals_per_execution,
             signal_maxlen=signal_maxlen,
         ).checked()
-        return await self._deliver(target, waitpoint_id, token, None, signal)
+        return _recorded(await self._deliver(target, waitpoint_id, token, None, signal, None))
+
+    async def try_deliver(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_id: UUID,
+        waitpoint_token: WaitpointToken | str,
+        *,
+        checked: bytes = b"",
+        **signal: Unpack[SignalFields],
+    ) -> Accepted | DuplicateSignal | Unchecked:
+        """`deliver_signal`, or `Unchecked` if the wait has a schema whose SHA-256 is not `checked`."""
+        target, token = parse_execution_id(execution_id), check_token(waitpoint_token)
+        return await self._deliver(target, waitpoint_id, token, None, _NewSignal(**signal).checked(), checked)
 
     async def deliver_approval_signal(
         self,
@@ -128,11 +149,17 @@ class Signals(Operations):
             max_signals_per_execution=max_signals_per_execution,
             signal_maxlen=maxlen,
         ).checked()
-        return await self._deliver(target, waitpoint_id, None, lane, signal)
+        return _recorded(await self._deliver(target, waitpoint_id, None, lane, signal, None))
 
     async def _deliver(
-        self, target: ExecutionId, waitpoint_id: UUID, token: str | None, lane: str | None, signal: _NewSignal
-    ) -> Accepted | DuplicateSignal:
+        self,
+        target: ExecutionId,
+        waitpoint_id: UUID,
+        token: str | None,
+        lane: str | None,
+        signal: _NewSignal,
+        checked: bytes | None,
+    ) -> Accepted | DuplicateSignal | Unchecked:
         waitpoint = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
             statements.DELIVER_SIGNAL if lane is None else statements.DELIVER_SIGNAL_AS_OPERATOR,
@@ -142,6 +169,7 @@ class Signals(Operations):
             *signal.identity(),
             None if signal.created_at is None else moment(signal.created_at, "created_at"),
             *signal.limits(),
+            *([optional_bytes(checked, "checked")] if lane is None else []),
             repeatable=True,  # every repetition has the same id
         )
         match row["code"]:
@@ -164,6 +192,26 @@ class Signals(Operations):
         have exactly one: otherwise `InvalidInput` lists them. Raises `NotFound` if none with this key is open, unless
         `idempotency_key` shows that the signal was accepted before.
         """
+        return _recorded(await self._signal(execution_id, waitpoint_key, None, **signal))
+
+    async def try_signal(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_key: str | None = None,
+        *,
+        checked: bytes = b"",
+        **signal: Unpack[SignalFields],
+    ) -> Accepted | DuplicateSignal | Unchecked:
+        """`signal_execution`, or `Unchecked` if the wait has a schema whose SHA-256 is not `checked`."""
+        return await self._signal(execution_id, waitpoint_key, checked, **signal)
+
+    async def _signal(
+        self,
+        execution_id: ExecutionId,
+        waitpoint_key: str | None,
+        checked: bytes | None,
+        **signal: Unpack[SignalFields],
+    ) -> Accepted | DuplicateSignal | Unchecked:
         target = parse_execution_id(execution_id)
         key = None if waitpoint_key is None else check_text(waitpoint_key, "key")
         new = _NewSignal(**signal).checked()
@@ -173,6 +221,7 @@ class Signals(Operations):
             key,
             *new.identity(),
             *new.limits(),
+            optional_bytes(checked, "checked"),
             repeatable=True,
         )
         match row["code"]:
@@ -181,10 +230,35 @@ class Signals(Operations):
                     f"the execution waits at {len(row['keys'])} waitpoints", field="key", allowed=", ".join(row["keys"])
                 )
             case "waitpoint_not_found":
-                open_keys = ", ".join(row["keys"])
-                raise NotFound("waitpoint", key, detail=f"open: {open_keys}" if open_keys else "no waitpoint is open")
+                found = f"open: {', '.join(row['keys'])}" if row["keys"] else "no waitpoint is open"
+                if row["detail"] == "closed":
+                    found = f"answered already, or not open now: try again later; {found}"
+                raise NotFound("waitpoint", key, detail=found)
             case _:
                 return _delivered(row, target)
+
+    async def refuse_signals(self, authority: Handle | Fence, name: str, n: int, why: Mapping[UUID, str]) -> None:
+        """Set signals aside that do not fit the task's wait they ended; `why` says so for each, without its payload.
+
+        The wait is open again: its waitpoints and tokens stay, and the signals count for nothing any more.
+        """
+        fences = self._fences([authority])
+        if not isinstance(why, Mapping):
+            raise InvalidInput(f"got {type(why).__name__}", field="why", allowed="reasons by the ids of signals")
+        check_batch(list(why), "why")
+        row = await self._row(
+            statements.REFUSE_SIGNALS,
+            *fences.first,
+            check_filled(name, "name", 512),
+            check_int(n, "n", 0, 2**31 - 1),
+            [parse_uuid(one, "why") for one in why],
+            [escape_text(one, _WHY_MAX) for one in why.values()],
+            repeatable=True,
+        )
+        if row["code"] == "waitpoint_not_found":
+            raise NotFound("wait", name)
+        if row["code"] != "ok":
+            raise raised(row, fences.execution_id(0))
 
     async def observe_signals(self, authority: Handle | Fence) -> list[ReceivedSignal]:
         """Return the signals that ended the newest suspension of the handle's attempt, in order of acceptance."""
@@ -275,12 +349,19 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
         )
 
 
-def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | DuplicateSignal:
+def _recorded(answer: Accepted | DuplicateSignal | Unchecked) -> Accepted | DuplicateSignal:
+    assert not isinstance(answer, Unchecked)  # only who says that it checks is asked to
+    return answer
+
+
+def _delivered(row: asyncpg.Record, target: ExecutionId) -> Accepted | DuplicateSignal | Unchecked:
     match row["code"]:
+        case "unchecked":
+            return Unchecked(row["detail"])
         case "accepted":
             return Accepted(row["signal_id"], row["effect"], row["match_detail"])
         case "duplicate":
-            return DuplicateSignal(row["signal_id"])
+            return DuplicateSignal(row["signal_id"], row["detail"])
         case "invalid_token" | "payload_too_large" | "signal_limit_exceeded" as kind:
             raise ValidationFailed(kind, row["detail"] or "", execution_id=target)
         case "invalid_input":

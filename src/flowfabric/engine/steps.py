@@ -19,7 +19,7 @@ from flowfabric.engine.checks import (
     check_int,
     optional_bytes,
 )
-from flowfabric.errors import Corruption, FlowFabricError, InvalidInput
+from flowfabric.errors import Conflict, Corruption, FlowFabricError, InvalidInput
 from flowfabric.values.checks import check_text
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId, parse_execution_id
@@ -36,7 +36,8 @@ class Steps(Operations):
         """Store up to 1,000 steps of any executions in one call.
 
         One verdict per item: the time of a `now`, the end of a `sleep`, None for a step, or why it was refused. A step
-        recorded as done never changes; a failed one is replaced by the next record.
+        recorded as done never changes; a failed one is replaced by the next record. A `wait` is recorded by
+        `open_wait`; here it says that the handler has read the signals that ended it.
         """
         check_batch(items)
         batch = Batch(items, _step_columns, self._database.flow_partitions)
@@ -67,25 +68,49 @@ class Steps(Operations):
         return [rows.step(row) for row in found]
 
     async def submit_child(
-        self, authority: Handle | Fence, name: str, n: int, item: NewExecution
+        self,
+        authority: Handle | Fence,
+        name: str,
+        n: int,
+        item: NewExecution,
+        *,
+        detached: bool = False,
+        refuse_known: bool = False,
     ) -> Created | Duplicate:
         """Create an execution and store it as a step of its parent, in one transaction.
 
         With a known idempotency key it returns and stores the existing execution; a name and number that are already
         stored return their execution. If the lease is lost, or the item cannot be created, nothing is stored.
+
+        A created execution is a child: it lives in its parent's partition, is kept as long as the parent may need its
+        result, and is cancelled with it; unless it is `detached`. With `refuse_known` a known key raises `Conflict`,
+        and nothing is stored.
         """
         fences = self._fences([authority])
-        call = CreateCall([item], self._database.flow_partitions, home=fences.partitions[0])
-        step = (_step_name(name), check_int(n, "n", 0, 2**31 - 1))
+        home = None if detached else fences.partitions[0]
+        call = CreateCall([item], self._database.flow_partitions, home=home)
+        step = (step_name(name), check_int(n, "n", 0, 2**31 - 1))
         if call.refused:
             raise call.refused[0]
         # A stored child is not created again, so a call whose response was lost can be repeated.
-        found = await self._fetch(statements.SUBMIT_CHILD, *call.args, *fences.first, *step, repeatable=True)
+        found = await self._fetch(
+            statements.SUBMIT_CHILD,
+            *call.args,
+            *fences.first,
+            *step,
+            bool(detached),
+            not refuse_known,
+            repeatable=True,
+        )
         if not found:
             return await self._submitted(fences, *step)
         answer = call.verdicts([tuple(row) for row in found])[0]
         if isinstance(answer, FlowFabricError):
             raise answer
+        if refuse_known and isinstance(answer, Duplicate):
+            known = answer.execution_id
+            detail = f"the idempotency key is in use: execution {known}"
+            raise Conflict("duplicate_submission", detail, existing=known, execution_id=known)
         return answer
 
     async def _submitted(self, fences: Fences, name: str, n: int) -> Duplicate:
@@ -108,7 +133,7 @@ _NO_CHILD = (None, None, None)  # its partition, its id, its outcome: only `subm
 _MAX_ERROR = 256 * 1024
 
 
-def _step_name(value: object) -> str:
+def step_name(value: object) -> str:
     name = check_text(value, "name", _MAX_NAME)
     if not name:
         raise InvalidInput("empty", field="name", allowed="a non-empty text")
@@ -123,14 +148,14 @@ def _step_columns(
             raise InvalidInput(f"got {type(item).__name__}", field="items", allowed="(Handle or Fence, NewStep)")
     steps = [step for _, step in items]
     for step in steps:
-        if not isinstance(step.kind, str) or step.kind not in _KINDS or step.kind == "wait":
-            raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS - {"wait"})))
+        if not isinstance(step.kind, str) or step.kind not in _KINDS:
+            raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS)))
         if (step.kind == "sleep") != (step.pause is not None):
             raise InvalidInput(f"given for a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
         if step.seconds is not None and (isinstance(step.seconds, bool) or not isinstance(step.seconds, float | int)):
             raise InvalidInput(f"got {type(step.seconds).__name__}", field="seconds", allowed="a number or None")
     return Fences([authority for authority, _ in items], count), (
-        [_step_name(step.name) for step in steps],
+        [step_name(step.name) for step in steps],
         [check_int(step.n, "n", 0, 2**31 - 1) for step in steps],
         [step.kind for step in steps] if any(step.kind != "step" for step in steps) else None,
         used([optional_bytes(step.result, "result") for step in steps]),

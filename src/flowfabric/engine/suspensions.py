@@ -24,7 +24,7 @@ from flowfabric.engine.checks import (
 )
 from flowfabric.engine.waitpoints import waitpoint_refused
 from flowfabric.errors import InvalidInput, StateError
-from flowfabric.values.checks import check_text, moment
+from flowfabric.values.checks import check_text, instant
 from flowfabric.values.conditions import Condition, check_condition, condition_to_json, named_keys
 from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_execution_id, parse_uuid
 from flowfabric.values.lease import Fence, Handle, HandleKind
@@ -61,7 +61,7 @@ class HowToSuspend(TypedDict, total=False):
     resume_policy: ResumePolicy | None
     reason_code: ReasonCode
     requested_by: RequestedBy
-    timeout_at: datetime | None
+    timeout_at: datetime | timedelta | None
     timeout_behavior: TimeoutBehavior
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
@@ -80,7 +80,7 @@ class Suspensions(Operations):
         resume_policy: ResumePolicy | None = None,
         reason_code: ReasonCode = "waiting_for_signal",
         requested_by: RequestedBy = "worker",
-        timeout_at: datetime | None = None,
+        timeout_at: datetime | timedelta | None = None,
         timeout_behavior: TimeoutBehavior = "fail",
         continuation_metadata_pointer: str | None = None,
         idempotency_key: str | None = None,
@@ -89,6 +89,7 @@ class Suspensions(Operations):
 
         If signals that arrived on a pending waitpoint already satisfy it, the lease is kept and `observe_signals`
         returns them. A repeated call with the same `idempotency_key` and lease returns the first result.
+        `timeout_at` is a time, or a duration from now on.
         """
         if not isinstance(authority, Handle):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle")
@@ -121,7 +122,7 @@ class Suspensions(Operations):
         resume_condition: Condition,
         *,
         reason_code: ReasonCode = "waiting_for_signal",
-        timeout_at: datetime | None = None,
+        timeout_at: datetime | timedelta | None = None,
         timeout_behavior: TimeoutBehavior = "fail",
     ) -> Suspended | AlreadySatisfied:
         """`suspend` on any number of pending waitpoints, as tasks do: their tokens were handed out before."""
@@ -137,7 +138,7 @@ class Suspensions(Operations):
             to_json(_policy(None)),
             check_word(reason_code, REASONS, "reason_code"),
             "worker",
-            None if timeout_at is None else moment(timeout_at, "timeout_at"),
+            *instant(timeout_at, "timeout_at"),
             check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
             None,
             None,
@@ -234,7 +235,7 @@ def _suspend_args(
     resume_policy: ResumePolicy | None = None,
     reason_code: ReasonCode = "waiting_for_signal",
     requested_by: RequestedBy = "worker",
-    timeout_at: datetime | None = None,
+    timeout_at: datetime | timedelta | None = None,
     timeout_behavior: TimeoutBehavior = "fail",
     continuation_metadata_pointer: str | None = None,
     idempotency_key: str | None = None,
@@ -248,8 +249,8 @@ def _suspend_args(
     for binding in bindings:
         if not isinstance(binding, Fresh | UsePending):
             raise InvalidInput(f"got {type(binding).__name__}", field="waitpoints", allowed="Fresh or UsePending")
-    ends_at = None if timeout_at is None else moment(timeout_at, "timeout_at")
-    condition = check_condition(resume_condition, has_deadline=ends_at is not None)
+    ends_at, ends_in = instant(timeout_at, "timeout_at")
+    condition = check_condition(resume_condition, has_deadline=timeout_at is not None)
     fresh = [binding for binding in bindings if isinstance(binding, Fresh)]
     for binding in fresh:
         if check_text(binding.waitpoint_key, "waitpoint_key") == "":
@@ -271,6 +272,7 @@ def _suspend_args(
         check_word(reason_code, REASONS, "reason_code"),
         check_word(requested_by, _REQUESTERS, "requested_by"),
         ends_at,
+        ends_in,
         check_word(timeout_behavior, BEHAVIORS, "timeout_behavior"),
         None
         if continuation_metadata_pointer is None

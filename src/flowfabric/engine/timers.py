@@ -19,6 +19,7 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.state import State
 from flowfabric.values.wait import AlreadySatisfied
+from flowfabric.values.words import Expiry, Promotion
 from flowfabric.values.worker import Leader
 
 
@@ -40,13 +41,17 @@ class MarkedExpired(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """One round of a duty: how many were handled or failed, and whether more are due."""
+    """One round of a duty: how many were handled or failed, and whether more are due.
+
+    `backlog`: of `reconcile_cancellations`, how many cancelled flows had members left to cancel.
+    """
 
     handled: int
     failed: int = 0
     message: str | None = None
     more: bool = False
     last_due_at: datetime | None = None
+    backlog: int | None = None
 
 
 class DueNow(Struct, frozen=True, kw_only=True):
@@ -59,10 +64,10 @@ class DueNow(Struct, frozen=True, kw_only=True):
 
 
 class Lead(Struct, frozen=True, kw_only=True):
-    """Whether this process leads a group of duties, and for how many seconds that is settled."""
+    """Whether this process leads a group of duties, and for how long that is settled."""
 
     is_ours: bool
-    left: float
+    left: timedelta
 
 
 class Timers(Operations):
@@ -88,36 +93,33 @@ class Timers(Operations):
             case _:
                 return AlreadySatisfied(f"already_{lost}")
 
-    async def promote_delayed(self, execution_id: ExecutionId) -> str:
-        """Return `promoted`, or why not: not_yet_due, not_delayed, not_runnable, not_found."""
+    async def promote_delayed(self, execution_id: ExecutionId) -> Promotion:
+        """Make an execution claimable whose delay has passed."""
         code, state, _ = await self._one(TimerKind.DELAY, execution_id)
         match code:
             case "done":
-                return "promoted"
+                return Promotion.PROMOTED
             case "not_applicable":
                 known = State(str(state))
-                return (
-                    "not_runnable" if known.is_terminal or known in (State.ACTIVE, State.SUSPENDED) else "not_delayed"
-                )
+                if known.is_terminal or known in (State.ACTIVE, State.SUSPENDED):
+                    return Promotion.NOT_RUNNABLE
+                return Promotion.NOT_DELAYED
             case _:
-                return code
+                return Promotion(code)
 
-    async def expire_execution(self, execution_id: ExecutionId, phase: str) -> str:
-        """Return `expired`, `retry_scheduled`, `not_yet_due`, `already_terminal` or `not_found`.
-
-        `phase` is `attempt_timeout` or `execution_deadline`.
-        """
+    async def expire_execution(self, execution_id: ExecutionId, phase: str) -> Expiry:
+        """End an attempt or an execution whose time has passed; `phase`: `attempt_timeout` or `execution_deadline`."""
         kinds = {"attempt_timeout": TimerKind.ATTEMPT, "execution_deadline": TimerKind.DEADLINE}
         if not isinstance(phase, str) or phase not in kinds:
             raise InvalidInput(f"got {phase!r}", field="phase", allowed=", ".join(kinds))
         code, state, _ = await self._one(kinds[phase], execution_id)
         match code:
             case "done":
-                return "retry_scheduled" if state == State.DELAYED else "expired"
+                return Expiry.RETRY_SCHEDULED if state == State.DELAYED else Expiry.EXPIRED
             case "not_applicable":
-                return "already_terminal" if State(str(state)).is_terminal else "not_yet_due"
+                return Expiry.ALREADY_TERMINAL if State(str(state)).is_terminal else Expiry.NOT_YET_DUE
             case _:
-                return code
+                return Expiry(code)
 
     async def run_timers(
         self,
@@ -159,13 +161,21 @@ class Timers(Operations):
         limit: int = 100,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> int:
-        """Delete ended executions whose retention has ended, with everything they own; returns how many."""
+        """Delete ended executions whose retention has ended, with everything they own; returns how many it checked.
+
+        Children that their parent needs, and members of flows that are not due as a whole, are checked again later.
+        """
         return (await self.run_timers(TimerKind.RETENTION, limit=limit, filter=filter)).handled
 
     async def sweep(self, *, limit: int = 1000) -> int:
         """Remove idempotency records, grants and event segments that have expired."""
         row = await self._row(statements.SWEEP, check_int(limit, "limit", 1, 10_000))
         return int(row["n"])
+
+    async def submit_hooks(self, *, limit: int = 100) -> Round:
+        """Submit tasks that executions which failed, expired or were escalated name as their hooks, oldest first."""
+        row = await self._row(statements.SUBMIT_HOOKS, check_int(limit, "limit", 1, 10_000))
+        return Round(handled=row["submitted"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def next_due(self) -> datetime | None:
         """Return when the next timer is due."""
@@ -204,7 +214,7 @@ class Timers(Operations):
         """Lead groups of duties for a while, those that no other process leads; returns who leads them."""
         wanted = [check_text(name, "names") for name in check_list(names, "names")]
         found = await self._fetch(statements.TAKE_LEAD, wanted, self._instance, check_duration(for_, "for_"))
-        return {row["name"]: Lead(is_ours=row["is_ours"], left=row["left_ms"] / 1000) for row in found}
+        return {row["name"]: Lead(is_ours=row["is_ours"], left=timedelta(milliseconds=row["left_ms"])) for row in found}
 
     async def leave_lead(self) -> None:
         """Give up what this process leads."""

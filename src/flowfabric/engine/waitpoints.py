@@ -17,6 +17,7 @@ from flowfabric.values.ids import ExecutionId, PartitionKey, mint_uuid, parse_ex
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.page import Page
 from flowfabric.values.wait import AlreadySatisfied, Closed, NewWaitpoint, PendingWaitpoint, WaitpointToken
+from flowfabric.values.words import TokenCheck
 
 
 class Waitpoints(Operations):
@@ -112,8 +113,12 @@ class Waitpoints(Operations):
 
     async def probe_waitpoint(
         self, execution_id: ExecutionId, waitpoint_id: UUID, waitpoint_token: WaitpointToken | str
-    ) -> str:
-        """`ok`, `mismatch`, or `unknown` for a waitpoint that cannot be signalled. An early answer for bridges."""
+    ) -> TokenCheck:
+        """Return whether a token fits, early, for bridges; `unknown` for a waitpoint that cannot be signalled.
+
+        `closed` with the right token: answered, or not open at the moment. It may open again.
+        A mismatch is recorded with the execution (`last_hmac_validation_failed_at`).
+        """
         target = parse_execution_id(execution_id)
         row = await self._row(
             statements.PROBE_WAITPOINT,
@@ -122,7 +127,7 @@ class Waitpoints(Operations):
             check_token(waitpoint_token),
             repeatable=True,
         )
-        return str(row["code"])
+        return TokenCheck(row["code"])
 
 
 def waitpoint_refused(row: asyncpg.Record, execution_id: ExecutionId, waitpoints: object) -> FlowFabricError:

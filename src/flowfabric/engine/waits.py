@@ -32,14 +32,25 @@ from flowfabric.values.policies import TimeoutBehavior
 from flowfabric.values.step import Parked
 from flowfabric.values.wait import OpenWait, ReasonCode, Wait, WaitResult
 
+_MAX_SCHEMA = 65_536  # bytes
+
 
 class Waits(Operations):
     """open_wait, settle_wait, park, list_waits."""
 
     async def open_wait(
-        self, authority: Handle | Fence, name: str, n: int, keys: Sequence[str], within: timedelta | None
+        self,
+        authority: Handle | Fence,
+        name: str,
+        n: int,
+        keys: Sequence[str],
+        within: timedelta | None,
+        payload_schema: str | None = None,
     ) -> OpenWait:
-        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already."""
+        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already.
+
+        `payload_schema` is the JSON schema that senders check payloads with.
+        """
         fences = self._fences([authority])
         bound = [check_filled(key, "keys") for key in check_list(keys, "keys")]
         if not bound:
@@ -54,6 +65,7 @@ class Waits(Operations):
             [mint_uuid() for _ in bound],
             bound,
             None if within is None else max(within / timedelta(milliseconds=1), 0.0),
+            _schema(payload_schema),
             repeatable=True,
         )
         if row["code"] != "ok":
@@ -70,8 +82,12 @@ class Waits(Operations):
         reason_code: ReasonCode = "waiting_for_signal",
         deadline: datetime | None = None,
         give_up: bool = False,
+        payload_schema: str | None = None,
     ) -> WaitResult:
-        """Return the outcome of a task's wait so far, and record it once it is final. `give_up` ends an open wait."""
+        """Return the outcome of a task's wait so far, and record it once it is final. `give_up` ends an open wait.
+
+        A wait that stays open gets this `payload_schema`.
+        """
         fences = self._fences([authority])
         row = await self._row(
             statements.SETTLE_WAIT,
@@ -83,6 +99,7 @@ class Waits(Operations):
             check_word(reason_code, REASONS, "reason_code"),
             None if deadline is None else moment(deadline, "deadline"),
             bool(give_up),
+            _schema(payload_schema),
             repeatable=True,
         )
         if row["code"] != "ok":
@@ -164,6 +181,10 @@ class Waits(Operations):
         )
         waits = [rows.wait(row) for row in found]
         return first_page(waits, size, lambda last: time_cursor(last.since, last.waitpoint_id))
+
+
+def _schema(value: str | None) -> str | None:
+    return None if value is None else check_text(value, "payload_schema", _MAX_SCHEMA)
 
 
 def _condition(value: Condition | None) -> str | None:

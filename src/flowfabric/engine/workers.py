@@ -18,11 +18,14 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.worker import (
     Heartbeat,
+    Kinds,
+    LiveVersion,
     Marked,
     NotRegistered,
     OwnWorker,
     Refreshed,
     Registered,
+    Serving,
     Unserved,
     WorkerEvent,
     WorkerRecord,
@@ -34,7 +37,7 @@ _MOST_WORKERS = 10_000
 
 class Workers(Operations):
     """register_worker, heartbeat_worker, leave_registry, mark_worker_dead, list_workers, list_worker_events,
-    find_unserved.
+    find_unserved, list_versions.
 
     The registry says who is there. It is no gate: a worker that is not registered may claim, and a worker that is
     marked dead keeps its leases.
@@ -48,7 +51,7 @@ class Workers(Operations):
         lanes: Collection[str],
         liveness_ttl: timedelta,
         capabilities: Collection[str] = (),
-        kinds: Mapping[str, Collection[str]] | Collection[str] | None = None,
+        kinds: Kinds | None = None,
         namespace: str = "",
         slots: int | None = None,
         package_version: str | None = None,
@@ -59,11 +62,11 @@ class Workers(Operations):
         """Say that a worker is there, and what it serves; it counts as alive for `liveness_ttl` from now.
 
         `Refreshed` if the instance was alive: everything is overwritten but `registered_at`. `InvalidInput` if it was
-        alive with another `worker_id`. `kinds` are names, or names with the versions served; None: every kind. An empty
-        namespace means all of them. `exclusive` raises `Conflict` if another process registered this instance and is
-        alive.
+        alive with another `worker_id`. `kinds` are names, or names with what it has for each (`Serves`); None: every
+        kind. An empty namespace means all of them. `exclusive` raises `Conflict` if another process registered this
+        instance and is alive.
         """
-        names, versions = _kinds(kinds)
+        names, versions, digests = serving_columns(kinds)
         served = sorted({check_lane(lane, "lanes") for lane in check_list(lanes, "lanes")})
         if not served:
             raise InvalidInput("no lane given", field="lanes", allowed="at least one lane")
@@ -75,6 +78,7 @@ class Workers(Operations):
             served,
             names,
             versions,
+            digests,
             list(worker_capabilities(capabilities)),
             check_duration(liveness_ttl, "liveness_ttl"),
             None if slots is None else check_int(slots, "slots", 0, 1_000_000),
@@ -97,8 +101,11 @@ class Workers(Operations):
                     allowed="the worker_id it is registered with, or another instance id",
                 )
             case code:
+                where = f"process {row['pid']} on {row['host']}" if row["host"] else "another process"
                 raise Conflict(
-                    code, f"another process is registered as {worker_instance_id} and alive until {row['expires_at']}"
+                    code,
+                    f"{where} is registered as {worker_instance_id} and counts as alive until {row['expires_at']};"
+                    f" if it is gone, run `flowfabric workers dead {worker_instance_id}`",
                 )
 
     async def heartbeat_worker(self, worker_instance_id: str, *, namespace: str = "") -> Heartbeat:
@@ -196,6 +203,15 @@ class Workers(Operations):
         found = await self._fetch(statements.FIND_UNSERVED, *self._all_at(targets), repeatable=True)
         return [rows.unserved(row) for row in found]
 
+    async def list_versions(self) -> list[LiveVersion]:
+        """Return the versions in which executions began that have not ended, with the live workers that serve each.
+
+        Executions without a version are counted beside the versions of their task. For people: it reads everything that
+        has not ended, if there is a version at all.
+        """
+        found = await self._fetch(statements.LIST_VERSIONS, repeatable=True)
+        return [rows.live_version(row) for row in found]
+
     async def sweep_workers(self, *, limit: int = 1000) -> int:
         """Remove workers whose time to live has passed; returns how many."""
         row = await self._row(statements.SWEEP_WORKERS, check_int(limit, "limit", 1, 10_000))
@@ -236,18 +252,20 @@ def heartbeat_of(row: asyncpg.Record, expiry: str = "expires_at") -> Heartbeat |
             return NotRegistered()
 
 
-def _kinds(value: object) -> tuple[list[str] | None, list[str | None] | None]:
-    """Kinds and, for each of them, a version, as the database stores them; no versions at all if none is given."""
-    if value is None:
-        return None, None
-    if not isinstance(value, Mapping):
-        return sorted({check_filled(kind, "kinds") for kind in check_list(value, "kinds")}), None
-    pairs: list[tuple[str, str | None]] = []
-    for kind in sorted({check_filled(kind, "kinds") for kind in value}):
-        versions = sorted({check_filled(version, "kinds") for version in check_list(value[kind], "kinds")})
-        pairs += [(kind, version) for version in versions] or [(kind, None)]
-    has_versions = any(version is not None for _, version in pairs)
-    return [kind for kind, _ in pairs], [version for _, version in pairs] if has_versions else None
+def serving_of(kinds: Kinds | None) -> Serving | None:
+    """What a worker serves, if more than names is given."""
+    if isinstance(kinds, Serving):
+        return kinds
+    return Serving(kinds) if isinstance(kinds, Mapping) else None
+
+
+def serving_columns(kinds: Kinds | None) -> tuple[list[str] | None, list[int | None] | None, list[str | None] | None]:
+    """Kinds and, for each of them, a version and a digest, as the database stores them."""
+    if kinds is None:
+        return None, None, None
+    if (serving := serving_of(kinds)) is not None:
+        return list(serving.names), serving.versions, serving.digests
+    return sorted({check_filled(kind, "kinds") for kind in check_list(kinds, "kinds")}), None, None
 
 
 def _reason(value: object) -> str:

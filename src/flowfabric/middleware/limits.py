@@ -23,10 +23,10 @@ _PRUNE_FROM: Final = 1024
 _RENEWALS: Final = frozenset({"renew", "renew_many", "renew_and_heartbeat", "heartbeat_own", "heartbeat_worker"})
 _HOLDING: Final = frozenset(
     {
-        *("complete", "complete_many", "fail", "fail_many", "release", "delay", "wait_children"),
-        *("progress", "record_steps", "read_steps", "park", "submit_child"),
+        *("complete", "complete_many", "fail", "fail_many", "release", "stop_changed", "delay", "wait_children"),
+        *("progress", "record_steps", "read_steps", "park", "submit_child", "submit_child_flow"),
         *("suspend", "suspend_by_triple", "suspend_on", "create_waitpoint", "close_waitpoint", "open_wait"),
-        *("settle_wait", "observe_signals"),
+        *("settle_wait", "refuse_signals", "observe_signals", "append_frame", "append_frames", "count_emitted"),
     }
 )
 # Tokens: after waiting exactly `retry_after` there must be one. The bucket owes the rest, so it never adds up.

@@ -52,7 +52,7 @@ class Logging(Middleware):
     async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
         about = {
             "execution_id": str(task.execution_id),
-            "attempt": task.attempt_index,
+            "attempt": task.attempt_index + 1,
             "kind": task.kind,
             "lane": task.lane_id,
         }

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from flowfabric.engine.siblings import SiblingPass
 from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError
 from flowfabric.middleware.base import (
@@ -30,6 +31,8 @@ from flowfabric.middleware.base import (
     missing,
     outcome_of,
 )
+from flowfabric.values.graph import FlowSubmitted
+from flowfabric.values.words import GroupRepair
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -60,6 +63,12 @@ DUTY_SECONDS: Final = "flowfabric_duty_seconds"
 DUTY_ITEMS: Final = "flowfabric_duty_items_total"
 DUTY_FAILURES: Final = "flowfabric_duty_failures_total"
 LEADS: Final = "flowfabric_leads"
+JOINS: Final = "flowfabric_edge_group_policy_total"
+SIBLINGS: Final = "flowfabric_sibling_cancel_dispatched_total"
+SIBLING_FATES: Final = "flowfabric_sibling_cancel_disposition_total"
+SIBLING_REPAIRS: Final = "flowfabric_sibling_cancel_reconcile_total"
+CANCEL_BACKLOG: Final = "flowfabric_cancel_backlog_depth"
+TOKEN_FAILURES: Final = "flowfabric_token_failures_total"  # noqa: S105 - no secret
 METRICS: Final[Mapping[str, Metric]] = {
     SUBMITTED: Metric("counter", ("kind",), "Executions submitted, without those that existed already."),
     EXECUTIONS: Metric("counter", ("kind", "outcome"), "Runs of a handler, by outcome."),
@@ -75,7 +84,17 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     DUTY_ITEMS: Metric("counter", ("duty",), "Items that rounds of a duty handled."),
     DUTY_FAILURES: Metric("counter", ("duty",), "Items that a round could not handle, and rounds that failed."),
+    TOKEN_FAILURES: Metric(
+        "counter",
+        ("method",),
+        "Tokens of waitpoints that did not verify: missing, wrong, or of an expired key.",
+    ),
     LEADS: Metric("gauge", ("group",), "1 while this process leads the group of duties, 0 afterwards."),
+    JOINS: Metric("counter", ("policy",), "Joins of flows that were submitted or grew."),
+    SIBLINGS: Metric("counter", ("reason",), "Executions that a decided join no longer needed, by why."),
+    SIBLING_FATES: Metric("counter", ("disposition",), "The same, by what became of each."),
+    SIBLING_REPAIRS: Metric("counter", ("action",), "Looks at queued cancels that a dispatcher may have left behind."),
+    CANCEL_BACKLOG: Metric("gauge", (), "Cancelled flows with members left to cancel, after the last round."),
 }
 
 _CATEGORIES: Final = frozenset(
@@ -175,6 +194,30 @@ class MemorySink:
                 gauges={_series(*key): value for key, value in self._gauges.items()},
             )
 
+    def prometheus_text(self) -> str:
+        """The totals so far in Prometheus' text format, for a program that serves them."""
+        with self._lock:
+            counts = {**self._counts, **self._gauges}
+            times = {key: (list(accumulate(one.buckets)), one.seconds) for key, one in self._times.items()}
+        lines: list[str] = []
+        for name, metric in METRICS.items():
+            found: list[str] = []
+            for (of, labels), value in sorted(counts.items()):
+                if of == name:
+                    found.append(f"{_series(of, labels)} {value}")
+            for (of, labels), (buckets, seconds) in sorted(times.items()):
+                if of != name:
+                    continue
+                for bound, count in zip((*map(str, BUCKETS), "+Inf"), buckets, strict=True):
+                    found.append(f"{_series(f'{of}_bucket', (*labels, ('le', bound)))} {count}")
+                found += [
+                    f"{_series(f'{of}_sum', labels)} {seconds}",
+                    f"{_series(f'{of}_count', labels)} {buckets[-1]}",
+                ]
+            if found:
+                lines += [f"# HELP {name} {metric.text}", f"# TYPE {name} {metric.type}", *found]
+        return "".join(f"{line}\n" for line in lines)
+
 
 def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     pairs = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels)
@@ -214,7 +257,7 @@ class PrometheusSink:
 
     def gauge(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         gauge: Gauge = self._collectors[name]
-        gauge.labels(**labels).set(value)
+        (gauge.labels(**labels) if labels else gauge).set(value)
 
 
 def _collector(library: Any, name: str, registry: CollectorRegistry) -> Any:
@@ -270,12 +313,40 @@ class Metrics(Middleware):
         outcome = "ok"
         begun = self._clock()
         try:
-            return await proceed()
+            answer = await proceed()
         except BaseException as error:
             outcome = category(error)
+            if isinstance(error, FlowFabricError) and error.kind == "invalid_token":
+                self._count(TOKEN_FAILURES, method=method)
             raise
+        else:
+            self._count_flows(answer)
+            if method == "probe_waitpoint" and answer == "mismatch":  # the early check of a callback
+                self._count(TOKEN_FAILURES, method=method)
+            return answer
         finally:
             self._observe(CALL_SECONDS, self._clock() - begun, method=method, outcome=outcome)
+
+    def _count_flows(self, answer: object) -> None:
+        """Count what the answer of a call says about flows."""
+        match answer:
+            case FlowSubmitted():
+                for policy, n in answer.joins.items():
+                    self._add(JOINS, n, policy=policy)
+            case SiblingPass():
+                fates = {
+                    "cancelled": answer.cancelled,
+                    "already_terminal": answer.already_terminal,
+                    "not_found": answer.not_found,
+                    "failed": answer.failed,
+                }
+                self._add(SIBLINGS, sum(fates.values()), reason=answer.reason or "unknown")
+                for fate, n in fates.items():
+                    self._add(SIBLING_FATES, n, disposition=fate)
+            case GroupRepair():
+                self._add(SIBLING_REPAIRS, 1, action=answer.value)
+            case Round(backlog=int() as depth):
+                self._gauge(CANCEL_BACKLOG, depth)
 
     async def duty(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
         outcome = "ok"
@@ -295,8 +366,11 @@ class Metrics(Middleware):
             self._observe(DUTY_SECONDS, self._clock() - begun, duty=name, outcome=outcome)
 
     def leads(self, group: str, is_ours: bool) -> None:
+        self._gauge(LEADS, float(is_ours), group=group)
+
+    def _gauge(self, name: str, value: float, **labels: str) -> None:
         try:
-            self.sink.gauge(LEADS, float(is_ours), {"group": group})
+            self.sink.gauge(name, value, labels)
         except Exception:
             self._complain()
 

@@ -63,7 +63,7 @@ class Tracing(Middleware):
     async def execute(self, task: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
         attributes: dict[str, str | int] = {
             "flowfabric.execution_id": str(task.execution_id),
-            "flowfabric.attempt": task.attempt_index,
+            "flowfabric.attempt": task.attempt_index + 1,
             "flowfabric.lane": task.lane_id,
         }
         context, links = self._origin(task.tags)

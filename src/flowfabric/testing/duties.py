@@ -13,20 +13,20 @@ from flowfabric.engine.timers import TimerKind
 from flowfabric.testing.worker import KitWorker
 from flowfabric.worker.schedules import fire
 
-# Without retention: a test may inspect executions that ended long ago.
-_DUTIES = tuple(kind for kind in TimerKind if kind is not TimerKind.RETENTION)
 PUMP = 0.05  # seconds between two rounds of the duties while handlers run
 
 
 async def run_duties(engine: Engine) -> int:
     """Handle everything that is due now; returns how much that was."""
     handled = 0
-    for kind in _DUTIES:
+    for kind in TimerKind:
         while True:
             done = await engine.run_timers(kind)
             handled += done.handled
             if not done.more or not done.handled:
                 break
+    while (hooks := await engine.submit_hooks()).handled:
+        handled += hooks.handled
     for due in await engine.due_schedules():
         handled += await fire(engine, due)
     return handled + await _run_flow_duties(engine)
@@ -38,8 +38,10 @@ async def _run_flow_duties(engine: Engine) -> int:
     while True:
         cascade = await engine.dispatch_cascades()
         siblings = await engine.cancel_siblings()
+        children = await engine.cancel_children()
         members = await engine.reconcile_cancellations()
         done = cascade.finished + cascade.resolved + siblings.cancelled + siblings.already_terminal + members.handled
+        done += children.cancelled + children.more
         handled += done
         if not done:
             return handled

@@ -10,7 +10,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct
 
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, StepsChanged
 from flowfabric.testing.errors import Nondeterministic, NotReached
 from flowfabric.values.ids import ExecutionId
 
@@ -107,7 +107,7 @@ class Faults:
         self.crashes: list[Crash] = []
         self.replays = False
         self.recorded: list[tuple[ExecutionId, Point]] = []
-        self.trouble: list[Nondeterministic] = []
+        self.trouble: list[Nondeterministic | StepsChanged] = []
         self.first_ends: dict[tuple[ExecutionId, int], End] = {}  # by execution and run of it
         self._numbers: dict[tuple[ExecutionId, str], dict[tuple[str, int], int]] = {}
 

@@ -7,6 +7,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
@@ -18,13 +19,15 @@ from flowfabric.client import current
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.run import Run
 from flowfabric.engine import Engine
-from flowfabric.errors import InvalidInput, TaskFailed
+from flowfabric.errors import InvalidInput, StepsChanged, TaskFailed
 from flowfabric.testing.clock import Clock
 from flowfabric.testing.duties import has_ended, keep_up, run_duties, until_idle
 from flowfabric.testing.engines import Engines
 from flowfabric.testing.errors import CrashChangedResult, NotFinished
 from flowfabric.testing.faults import Crash, Crashed, CrashReport, Faults, Point
 from flowfabric.testing.worker import KitWorker
+from flowfabric.values.history import Fit, History
+from flowfabric.worker.dry_run import DryRuns
 from flowfabric.worker.schedules import declare
 
 P = ParamSpec("P")
@@ -278,7 +281,7 @@ class Kit:
 
         `n` selects one use of the name, counted from 0; by default any. `NotReached` at the end of the block unless it
         happened `times` times. Besides your own steps there are `sleep`, `now`, `result`, `submit <task name>` and
-        `flow <flow name>`, which is recorded before the flow is submitted.
+        `flow <flow name>`.
         """
         with self._faults.crash("after", step, n=n, task=None if task is None else task.name, times=times) as crash:
             yield crash
@@ -322,6 +325,26 @@ class Kit:
                     )
                 crashes.append(Crashed(point, result))
             return CrashReport(expected, crashes)
+
+    # Changed code
+
+    async def check_recorded(self, app: App, *histories: History | Path | str | bytes) -> list[Fit]:
+        """Compare the app's code with executions that `flowfabric export` wrote: paths, their contents, or records.
+
+        The handlers run up to the first thing that is not recorded. Raises `StepsChanged` for the first execution that
+        this code would not continue; returns how each fits otherwise.
+        """
+        fits: list[Fit] = []
+        async with DryRuns(app) as runs:
+            for one in histories:
+                data = one.read_bytes() if isinstance(one, Path) else one
+                fit = await runs.check(data if isinstance(data, History) else History.decode(data))
+                if not fit.is_good:
+                    raise StepsChanged(
+                        f"{fit.kind} {fit.execution_id} {fit.verdict}: {fit.why}", execution_id=fit.execution_id
+                    )
+                fits.append(fit)
+        return fits
 
     async def _run_apart(self, task: Task[Any, R], args: Any, kwargs: Any) -> tuple[R, list[Point]]:
         """Run a task as a new execution; returns its result and the recorded steps."""

@@ -15,7 +15,7 @@ from typing import Any
 from flowfabric.app.app import App
 from flowfabric.client import current
 from flowfabric.engine import Engine
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Reject
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, Reject, StepsChanged
 from flowfabric.middleware import Middleware
 from flowfabric.middleware.base import Running as Attempt
 from flowfabric.testing.engines import Engines
@@ -218,8 +218,14 @@ class KitWorker(Worker):
         if self._run_of(running) in self._faults.first_ends:
             self._refuse(running, f"takes {_use(name, n)}, which it did not take before")
 
+    def code_changed(self, running: Running, problem: str) -> None:
+        if self._faults.replays:
+            self._faults.trouble.append(Nondeterministic(_rerun(running, f"does otherwise: {problem}")))
+        else:
+            self._faults.trouble.append(StepsChanged(problem, execution_id=running.claimed.execution_id))
+
     def _refuse(self, running: Running, what: str) -> None:
-        message = f"{running.task.name}, re-run with its recorded steps, {what}"
+        message = _rerun(running, what)
         self._faults.trouble.append(Nondeterministic(message))
         raise Reject(message)
 
@@ -262,10 +268,14 @@ class _RunTwice(Middleware):
         return await self._worker.twice(running, proceed)
 
 
+def _rerun(running: Running, what: str) -> str:
+    return f"{running.task.name}, re-run with its recorded steps, {what}"
+
+
 def _left_out(running: Running) -> list[tuple[str, int]]:
     """The recorded steps that the handler did not reach, by name and use."""
     memory = running.loaded_memory
-    return [] if memory is None or running.task.steps == "lenient" else memory.not_reached()
+    return [] if memory is None else [(name, use) for _, name, use in memory.missing]
 
 
 def _use(name: str, n: int) -> str:

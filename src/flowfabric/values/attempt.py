@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.values.ids import AttemptId, ExecutionId, FlowId, LeaseId
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.state import State
+from flowfabric.values.stream import DurabilityMode
 
 
 class AttemptType(StrEnum):
@@ -25,7 +26,11 @@ class AttemptType(StrEnum):
 
 
 class Passed(Struct, frozen=True, gc=False):
-    """The state and the result of an upstream, as the execution after it receives them."""
+    """The state and the result of an upstream, as the execution after it receives them.
+
+    An `AllSettled` join also receives upstreams that did not succeed: `result` is then the reason, `encoding` the
+    category of the failure.
+    """
 
     state: State
     result: bytes | None
@@ -52,10 +57,18 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     reclaim_count: int
     replay_count: int
     inputs: Mapping[UUID, Passed] | None = None
+    durability_mode: DurabilityMode = "buffered"
 
     @property
     def execution_id(self) -> ExecutionId:
         return self.handle.execution_id
+
+
+class Started(Struct, frozen=True, gc=False):
+    """An execution as a worker would receive it, and the version in which it began; None if it has none."""
+
+    claimed: Claimed
+    version: int | None
 
 
 class Completion(Struct, frozen=True):
@@ -82,11 +95,16 @@ class Completed(Struct, frozen=True, gc=False):
 
 
 class RetryScheduled(Struct, frozen=True):
-    """Another attempt will be made, not before `delay_until`."""
+    """Another attempt will be made, not before `delay_until`: the retry `retry_number` of at most `max_retries`.
+
+    The numbers are None if the failure was reported before.
+    """
 
     execution_id: ExecutionId
     delay_until: datetime
     next_attempt_index: int | None = None
+    retry_number: int | None = None
+    max_retries: int | None = None
 
 
 class TerminalFailed(Struct, frozen=True):
@@ -104,8 +122,11 @@ class Moved(Struct, frozen=True):
 
 
 class Cancelled(Struct, frozen=True):
+    """`has_children`: what it submitted is still to be cancelled, which duties do."""
+
     execution_id: ExecutionId
     public_state: State = State.CANCELLED
+    has_children: bool = False
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

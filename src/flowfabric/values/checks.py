@@ -22,6 +22,8 @@ MAX_CAPABILITIES: Final = 256
 MAX_CAPABILITY_BYTES: Final = 4096
 MAX_BATCH: Final = 1000
 MAX_PAYLOAD: Final = 1 << 28  # a protocol message is limited to 1 GiB, and a call is one message
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
 _TAG_KEY: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
 
 
@@ -183,19 +185,30 @@ def moment(value: object, field: str, allowed: str = "an aware datetime") -> dat
     if value.utcoffset() is None:
         raise InvalidInput("a datetime without time zone", field=field, allowed=allowed)
     try:
-        return value.astimezone(UTC)
+        found = value.astimezone(UTC)
     except OverflowError:
-        raise InvalidInput(f"got {value}", field=field, allowed=f"{allowed} within the years 1 to 9999") from None
+        found = _LAST
+    # The driver writes the first and the last moment of Python as infinities.
+    if not _FIRST < found < _LAST:
+        raise InvalidInput(
+            f"got {value}",
+            field=field,
+            allowed=f"{allowed} after the beginning of year 1 and before the end of year 9999",
+        )
+    return found
 
 
 def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
-    """Return a time as (absolute, None), a duration from the database's now as (None, milliseconds)."""
+    """Return a time as (absolute, None), a duration from the database's now as (None, milliseconds).
+
+    A time that has passed is allowed in both forms: what waits for it is due at once.
+    """
     if value is None:
         return None, None
     if isinstance(value, timedelta):
         ms = value // timedelta(milliseconds=1)
-        if ms < 0 or ms > 10**13:
-            raise InvalidInput(f"got {value}", field=field, allowed="a duration from 0 to about 300 years")
+        if abs(ms) > 10**13:
+            raise InvalidInput(f"got {value}", field=field, allowed="a duration of at most about 300 years")
         return None, ms
     if isinstance(value, datetime):
         return moment(value, field, "an aware datetime or a timedelta"), None

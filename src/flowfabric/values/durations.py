@@ -59,3 +59,24 @@ def _seconds_in(text: str) -> float | str:
 def duration(value: Duration, field: str) -> timedelta:
     """Convert any form of a duration to a timedelta; `InvalidInput` names the field."""
     return as_timedelta(value, field)
+
+
+def duration_words(span: timedelta) -> str:
+    """Return a duration for people: two units at most."""
+    seconds = span.total_seconds()
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{round(seconds * 1000)} ms"
+    if seconds < 60:
+        return f"{sign}{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{sign}{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{sign}{whole} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 lease` or `2 leases`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -47,7 +47,10 @@ class EventCursor(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One transition. A row that ends a leased execution belongs to both the lease and the completion family."""
+    """One transition. A row that ends a leased execution belongs to both the lease and the completion family.
+
+    `parent_id` is set when a child ends: the execution whose handler submitted it.
+    """
 
     cursor: EventCursor
     occurred_at: datetime
@@ -68,6 +71,7 @@ class Event(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     revoked_by: str | None = None
     details: dict[str, Any] | None = None
+    parent_id: ExecutionId | None = None
 
 
 class EventCounts(Struct, frozen=True, kw_only=True):

@@ -87,6 +87,8 @@ class Execution(Struct, frozen=True, kw_only=True):
     execution_kind: str
     creator_identity: str
     flow_id: FlowId | None
+    node: str | None
+    parent_id: ExecutionId | None
     idempotency_key: str | None
     payload_encoding: str | None
     tags: dict[str, str]
@@ -134,6 +136,8 @@ class Execution(Struct, frozen=True, kw_only=True):
     completed_at: datetime | None
     last_transition_at: datetime
     last_mutation_at: datetime
+    version: int | None = None  # of the worker that started the first attempt of its generation
+    stops: int | None = None  # while stopped by changed code: how often in a row
 
     @property
     def state_vector(self) -> StateVector:
@@ -174,7 +178,12 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ExecutionInfo(Struct, frozen=True, kw_only=True):
-    """Returned by `read_execution_info` and by every list."""
+    """Returned by `read_execution_info` and by every list.
+
+    `node` is its name in its flow, `parent_id` the execution whose handler submitted it. `arguments` is how its
+    arguments begin, as JSON; empty if a codec stored them. `version` is that of the worker that started its first
+    attempt. `stops` is set while changed code has it stopped: how often in a row.
+    """
 
     execution_id: ExecutionId
     namespace: str
@@ -189,6 +198,11 @@ class ExecutionInfo(Struct, frozen=True, kw_only=True):
     current_attempt_index: int
     flow_id: FlowId | None
     blocking_detail: str
+    node: str = ""
+    parent_id: ExecutionId | None = None
+    arguments: str = ""
+    version: int | None = None
+    stops: int | None = None
 
 
 class ExecutionContext(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.joins import EdgeGroupPolicy
 from flowfabric.values.state import State
@@ -50,6 +51,24 @@ class FlowStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
+class MemberOutcome(Struct, frozen=True, kw_only=True):
+    """How a member of a flow ended."""
+
+    name: str
+    execution_id: ExecutionId
+    execution_kind: str
+    outcome: Outcome
+
+
+class FlowOutcome(Struct, frozen=True, kw_only=True):
+    """How a flow ended: its members, those among them that failed by name, and why it was cancelled, if it was."""
+
+    members: tuple[MemberOutcome, ...]
+    failed: tuple[str, ...] = ()
+    is_cancelled: bool = False
+    reason: str | None = None
+
+
 class Edge(Struct, frozen=True, kw_only=True):
     """A new dependency: `downstream` waits for `upstream`."""
 
@@ -90,7 +109,7 @@ class EdgeGroup(Struct, frozen=True, kw_only=True):
 
 
 class FlowSnapshot(Struct, frozen=True, kw_only=True):
-    """A flow's header with its groups."""
+    """A flow's header with its groups. `parent_id` is the execution whose handler submitted it."""
 
     flow_id: FlowId
     flow_kind: str
@@ -106,6 +125,7 @@ class FlowSnapshot(Struct, frozen=True, kw_only=True):
     cancellation_policy: CancellationPolicy | None = None
     tags: dict[str, str] = {}
     edge_groups: tuple[EdgeGroup, ...] = ()
+    parent_id: ExecutionId | None = None
 
 
 class FlowSummary(Struct, frozen=True, kw_only=True):
@@ -130,11 +150,15 @@ class FlowSummary(Struct, frozen=True, kw_only=True):
 
 
 class FlowInfo(Struct, frozen=True, kw_only=True):
-    """A line of `list_flows`."""
+    """A line of `list_flows`.
+
+    `state` is that of the last count of its members, in the words of its summary; None with the status `unknown`.
+    """
 
     flow_id: FlowId
     created_at: datetime
     status: FlowStatus
+    state: FlowState | None = FlowState.OPEN
     flow_kind: str = ""
     namespace: str = ""
     node_count: int = 0
@@ -226,11 +250,12 @@ class FlowCancelHeader(Struct, frozen=True, kw_only=True):
 
 
 class FlowAlreadyTerminal(Struct, frozen=True, kw_only=True):
-    """The flow was closed before; the fields say how."""
+    """The flow was closed before; the fields say how. `target_count`: replayed members that are cancelled again."""
 
     stored_cancellation_policy: CancellationPolicy | None
     stored_cancel_reason: str | None
     member_execution_ids: tuple[ExecutionId, ...]
+    target_count: int = 0
 
 
 class FlowCancelled(Struct, frozen=True, kw_only=True):

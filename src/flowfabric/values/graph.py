@@ -12,7 +12,7 @@ from flowfabric.values.checks import check_text
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import FlowGraph, FlowNode, GroupState
 from flowfabric.values.ids import ExecutionId, FlowId
-from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, Quorum, check_policy
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, Quorum, check_policy
 from flowfabric.values.state import State
 
 
@@ -41,12 +41,14 @@ class NewNode(Struct, frozen=True, kw_only=True):
 class FlowSubmitted(Struct, frozen=True, kw_only=True):
     """A flow that was submitted or grew: the executions by the names of their nodes.
 
-    `existed`: an earlier call used this flow id, or these executions, and this call changed nothing.
+    `existed`: an earlier call used this flow id, or these executions, and this call changed nothing. `joins`: how many
+    joins of each policy this call made.
     """
 
     flow_id: FlowId
     nodes: dict[str, ExecutionId]
     existed: bool = False
+    joins: dict[str, int] = {}
 
 
 def check_graph(nodes: Sequence[NewNode]) -> list[int]:
@@ -87,7 +89,7 @@ def check_graph(nodes: Sequence[NewNode]) -> list[int]:
                 raise Conflict("self_referencing_edge", f"node {node.name!r} comes after itself")
             downstreams[upstream].append(place)
             waits[place] += 1
-        wanted = policy.k if isinstance(policy, Quorum) else 0 if isinstance(policy, AllOf) else 1
+        wanted = policy.k if isinstance(policy, Quorum) else 1 if isinstance(policy, AnyOf) else 0
         if wanted > len(node.after):
             raise InvalidInput(
                 f"{node.name!r} wants {wanted} of {len(node.after)} upstreams",
@@ -160,6 +162,8 @@ def replayable(graph: FlowGraph) -> list[FlowNode]:
                     wanted = 1
                 case Quorum(k):
                     wanted = k
+                case AllSettled():
+                    wanted = 0
                 case _:
                     wanted = len(upstreams[one])
             if one in released or not upstreams[one] or count >= wanted:

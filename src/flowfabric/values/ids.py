@@ -208,16 +208,21 @@ class PartitionKey:
 
 
 def mint_execution_id(
-    *, namespace: str = "", idempotency_key: str | None = None, flow_id: UUID | None = None, count: int
+    *,
+    namespace: str = "",
+    idempotency_key: str | None = None,
+    flow_id: UUID | None = None,
+    parent_id: UUID | None = None,
+    count: int,
 ) -> ExecutionId:
     """A new id in the partition where it must live.
 
-    Members live with their flow; a stand-alone execution with an idempotency key lives in the partition of its key;
-    the rest are spread.
+    Members live with their flow, children with their parent; a stand-alone execution with an idempotency key lives in
+    the partition of its key; the rest are spread.
     """
     partition = None
-    if flow_id is not None:
-        partition = partition_of_id(flow_id, count)
+    if flow_id is not None or parent_id is not None:
+        partition = partition_of_id(flow_id or parent_id, count)  # type: ignore[arg-type]  # one is given
     elif idempotency_key:
         partition = partition_of_key(namespace, idempotency_key, count)
     return ExecutionId(UUID(bytes=mint_many(1, partition, count)[0]))

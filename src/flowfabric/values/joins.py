@@ -1,4 +1,4 @@
-"""How the upstreams of a node join: all of them, any of them, a quorum."""
+"""How the upstreams of a node join: all of them, any of them, a quorum, or all once they have ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ class Quorum(Struct, frozen=True):
     on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
 
 
-EdgeGroupPolicy: TypeAlias = AllOf | AnyOf | Quorum
+class AllSettled(Struct, frozen=True):
+    """Every upstream has to end, with or without success."""
+
+
+EdgeGroupPolicy: TypeAlias = AllOf | AnyOf | Quorum | AllSettled
 
 
 def policy_from_json(value: Mapping[str, Any], field: str = "policy") -> EdgeGroupPolicy:
@@ -51,7 +55,9 @@ def policy_from_json(value: Mapping[str, Any], field: str = "policy") -> EdgeGro
             return check_policy(AnyOf(rest), field)
         case "quorum":
             return check_policy(Quorum(value.get("k"), rest), field)  # type: ignore[arg-type]
-    raise InvalidInput(f"got kind {kind!r}", field=field, allowed="all_of, any_of, quorum")
+        case "all_settled":
+            return AllSettled()
+    raise InvalidInput(f"got kind {kind!r}", field=field, allowed="all_of, any_of, quorum, all_settled")
 
 
 def policy_to_json(policy: EdgeGroupPolicy) -> dict[str, Any]:
@@ -63,19 +69,34 @@ def policy_to_json(policy: EdgeGroupPolicy) -> dict[str, Any]:
             return {"kind": "any_of", "on_satisfied": str(on_satisfied)}
         case Quorum(k, on_satisfied):
             return {"kind": "quorum", "k": k, "on_satisfied": str(on_satisfied)}
+        case AllSettled():
+            return {"kind": "all_settled"}
+
+
+def policy_columns(policy: EdgeGroupPolicy) -> tuple[str, int | None, bool]:
+    """The stored form of a policy: kind, required successes, and whether the rest is cancelled."""
+    match policy:
+        case AllOf():
+            return "all_of", None, False
+        case AnyOf(on_satisfied):
+            return "any_of", 1, on_satisfied == OnSatisfied.CANCEL_REMAINING
+        case Quorum(k, on_satisfied):
+            return "quorum", k, on_satisfied == OnSatisfied.CANCEL_REMAINING
+        case AllSettled():
+            return "all_settled", None, False
 
 
 def check_policy(value: object, field: str = "policy") -> EdgeGroupPolicy:
     """Return the policy, or raise `InvalidInput`."""
     if isinstance(value, Mapping):
         return policy_from_json(value, field)
-    if type(value) not in (AllOf, AnyOf, Quorum):
+    if type(value) not in (AllOf, AnyOf, Quorum, AllSettled):
         raise InvalidInput(
             f"got {type(value).__name__}",
             field=field,
-            allowed="AllOf(), AnyOf(on_satisfied) or Quorum(k, on_satisfied)",
+            allowed="AllOf(), AnyOf(on_satisfied), Quorum(k, on_satisfied) or AllSettled()",
         )
-    if isinstance(value, AllOf):
+    if isinstance(value, AllOf | AllSettled):
         return value
     assert isinstance(value, AnyOf | Quorum)
     try:

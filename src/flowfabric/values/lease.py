@@ -168,6 +168,14 @@ class Released(Struct, frozen=True):
     public_state: State = State.WAITING
 
 
+class Stopped(Struct, frozen=True):
+    """The execution waits for other code; from `opens_at` on every worker of its kind may claim it."""
+
+    execution_id: ExecutionId
+    public_state: State
+    opens_at: datetime
+
+
 class Revoked(Struct, frozen=True):
     """The lease just revoked."""
 

@@ -6,11 +6,12 @@ the task is declared, or before anything is submitted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypedDict
+from functools import lru_cache, wraps
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -22,10 +23,12 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import FrozenPolicy, RetryPolicy
 from flowfabric.values.policy_json import freeze_policy, retry_policy_to_json
 
+F = TypeVar("F", bound=Callable[..., None])
 OnDuplicate: TypeAlias = Literal["return", "raise", "replace"]
 _ON_DUPLICATE = ("return", "raise", "replace")
 # An execution whose handler kills its worker fails after this many workers.
 MAX_RECLAIMS = 5
+MAX_PRIORITY = 9000
 _LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
 _AWARE = "a datetime with time zone"
 
@@ -49,6 +52,16 @@ class OptionNames(TypedDict, total=False):
     retention: Duration | None
     max_reclaims: int
     max_replays: int
+    on_failure: HookTask | str | None
+    on_escalate: HookTask | str | None
+    detached: bool
+
+
+class HookTask(Protocol):
+    """A task, as an option that names one sees it."""
+
+    @property
+    def name(self) -> str: ...
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -58,6 +71,9 @@ class Options(Struct, frozen=True, kw_only=True):
     long the ended execution is kept. A known `idempotency_key` (known for `dedup_window`, a day unless set) does
     what `on_duplicate` says: return the existing execution (`return`), raise an error (`raise`), or submit a new one
     if the existing one ended without success (`replace`). `max_reclaims` is how many workers may die running it.
+    `on_failure` is a task, or its name, that is submitted with an `ff.Failure` when an execution fails for good or
+    expires, `on_escalate` with an `ff.Escalation` when a wait with `on_timeout="escalate"` times out.
+    `detached`: submitted by a handler it is not its child: it is not cancelled with it, and not kept for it.
     """
 
     lane: str | UnsetType = UNSET
@@ -76,6 +92,9 @@ class Options(Struct, frozen=True, kw_only=True):
     retention: Duration | UnsetType | None = UNSET
     max_reclaims: int | UnsetType = UNSET
     max_replays: int | UnsetType = UNSET
+    on_failure: HookTask | str | UnsetType | None = UNSET
+    on_escalate: HookTask | str | UnsetType | None = UNSET
+    detached: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
@@ -115,7 +134,7 @@ class Options(Struct, frozen=True, kw_only=True):
         if self.lane is not UNSET:
             check_lane(self.lane, "lane")
         if self.priority is not UNSET:
-            _integer(self.priority, "priority", -(2**31), "an integer; clamped to 0..9000")
+            check_priority(self.priority)
         if _given(self.retry) is not None:
             _check_retry(self.retry)
         for field in ("attempt_timeout", "retention", "dedup_window"):
@@ -141,14 +160,24 @@ class Options(Struct, frozen=True, kw_only=True):
         check_key(_given(self.idempotency_key))
         if self.on_duplicate is not UNSET and self.on_duplicate not in _ON_DUPLICATE:
             raise InvalidInput(f"got {self.on_duplicate!r}", field="on_duplicate", allowed=", ".join(_ON_DUPLICATE))
+        if self.detached is not UNSET and type(self.detached) is not bool:
+            raise InvalidInput(f"got {self.detached!r}", field="detached", allowed="True or False")
         for field in ("max_reclaims", "max_replays"):
             if (count := getattr(self, field)) is not UNSET:
                 _integer(count, field, 0, "an integer from 0")
+        for field in ("on_failure", "on_escalate"):
+            hook = _given(getattr(self, field))
+            if hook is not None and not isinstance(getattr(hook, "name", hook), str):
+                raise InvalidInput(f"got {hook!r}", field=field, allowed="a task, its name, or None")
         return self
 
     @property
     def policy(self) -> FrozenPolicy:
-        """Return the frozen policy for these checked options."""
+        """Return the frozen policy for these checked options, without hooks."""
+        return self.policy_with(None)
+
+    def policy_with(self, hooks: str | None) -> FrozenPolicy:
+        """Return the frozen policy for these checked options; `hooks` is the JSON of the tasks that they name."""
         return _policy(
             _given(self.retry),
             _given(self.attempt_timeout),
@@ -157,9 +186,12 @@ class Options(Struct, frozen=True, kw_only=True):
             MAX_RECLAIMS if self.max_reclaims is UNSET else self.max_reclaims,
             _given(self.max_replays),
             _given(self.dedup_window),
+            hooks,
         )
 
-    def item(self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "") -> NewExecution:
+    def item(
+        self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "", hooks: str | None = None
+    ) -> NewExecution:
         """Return the new execution for these options, a task and its arguments."""
         delay, deadline = _given(self.delay), _given(self.deadline)
         return NewExecution(
@@ -172,7 +204,7 @@ class Options(Struct, frozen=True, kw_only=True):
             creator_identity=creator,
             idempotency_key=_given(self.idempotency_key),
             tags=self.tags,
-            policy=self.policy,
+            policy=self.policy_with(hooks),
             delay_until=_given(self.at) if delay is None else duration(delay, "delay"),
             execution_deadline_at=(
                 deadline if deadline is None or isinstance(deadline, datetime) else duration(deadline, "deadline")
@@ -190,8 +222,36 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+def named_arguments(init: F) -> F:
+    """Decorate a constructor: an argument that it does not have is `InvalidInput`, with the name that was meant."""
+    signature = inspect.signature(init)
+    known = [name for name in signature.parameters if name != "self"]
+
+    @wraps(init)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in known), None)
+            problem = str(error)
+            if unknown is not None:
+                near = meant(unknown, known)
+                problem = "is not an argument" + (f"; {near}" if near else "")
+            raise InvalidInput(problem, field=unknown or "arguments", allowed=", ".join(known)) from None
+        init(*args, **kwargs)
+
+    return cast(F, checked)
+
+
 def _given(value: Any) -> Any:
     return None if value is UNSET else value
+
+
+def check_priority(value: object) -> int:
+    """Return the priority. The engine clamps it silently, so what it would change is refused where it is written."""
+    if type(value) is not int or not 0 <= value <= MAX_PRIORITY:
+        raise InvalidInput(f"got {value!r}", field="priority", allowed=f"an integer from 0 to {MAX_PRIORITY}")
+    return value
 
 
 def _integer(value: object, field: str, least: int, allowed: str) -> None:
@@ -232,7 +292,7 @@ def _check_capabilities(value: object) -> None:
         raise InvalidInput(error.detail.partition(":")[2], field="capabilities", allowed=allowed) from None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)  # True and 1 are equal, and only one of them is an integer
 def _policy(
     retry: RetryPolicy | None,
     attempt_timeout: Duration | None,
@@ -241,6 +301,7 @@ def _policy(
     max_reclaims: int,
     max_replays: int | None,
     dedup_window: Duration | None,
+    hooks: str | None,
 ) -> FrozenPolicy:
     """Write only the options that are set; the database has defaults for the rest."""
     policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
@@ -256,5 +317,7 @@ def _policy(
         policy["max_replay_count"] = max_replays
     if dedup_window is not None:
         policy["dedup_window_ms"] = _ms(dedup_window, "dedup_window")
+    if hooks is not None:
+        policy["hooks"] = msgspec.json.decode(hooks)
     text, derived = freeze_policy(policy)
     return FrozenPolicy(text or "{}", derived)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
-from flowfabric.values.durations import Duration, as_timedelta
+from flowfabric.errors import InvalidInput
+from flowfabric.values.durations import MAX_DURATION_MS, Duration, as_timedelta
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
 
 DEFAULT_DEDUP_WINDOW_MS: Final = 86_400_000
+MAX_MULTIPLIER: Final = 1000.0
+_LONGEST: Final = timedelta(milliseconds=MAX_DURATION_MS)
 
 
 def _as_tuple(value: object, _field: str) -> object:
@@ -45,7 +49,28 @@ _CONVERSIONS: Final[Mapping[str, tuple[_Conversion, ...]]] = {
 }
 
 
-class PolicyValue(Struct, frozen=True, kw_only=True):
+class _Named(StructMeta):
+    """Wrong arguments of a policy are `InvalidInput`, with the name that was probably meant."""
+
+    if not TYPE_CHECKING:  # checkers look at the fields
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                fields = self.__struct_fields__
+                unknown = next((name for name in kwargs if name not in fields), None)
+                if unknown is not None:
+                    near = get_close_matches(unknown, fields, n=1)
+                    problem = f"has no field {unknown!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                else:
+                    problem = f"takes its values by name, got {', '.join(map(repr, args))}" if args else str(error)
+                raise InvalidInput(
+                    problem, field=self.__name__, allowed=", ".join(f"{one}=" for one in fields)
+                ) from None
+
+
+class PolicyValue(Struct, frozen=True, kw_only=True, metaclass=_Named):
     """Numbers given for durations become timedeltas, and lists become tuples, at construction."""
 
     def __post_init__(self) -> None:
@@ -54,24 +79,53 @@ class PolicyValue(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None:
                 force_setattr(self, field, convert(value, f"{name}.{field}"))
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse values that users write by hand where they write them; the rest is checked when it is frozen."""
+
+    def _span(self, field: str) -> timedelta:
+        value: timedelta = getattr(self, field)
+        if not timedelta(0) <= value <= _LONGEST:
+            raise self._wrong(field, "from zero to a century")
+        return value
+
+    def _wrong(self, field: str, allowed: str) -> InvalidInput:
+        value = getattr(self, field)
+        shown = f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
+        return InvalidInput(f"got {shown}", field=f"{type(self).__name__}.{field}", allowed=allowed)
 
 
 class Exponential(PolicyValue, frozen=True, kw_only=True):
     """Wait `initial`, then `multiplier` times longer before each further retry, never above `maximum`.
 
-    With `jitter` the wait is random, uniformly between half of that and all of it.
+    The wait is random, uniformly between half of that and all of it, so that what failed together does not return
+    together. `jitter=False`: exactly that.
     """
 
     initial: Duration = timedelta(seconds=1)
     maximum: Duration = timedelta(seconds=60)
     multiplier: float = 2.0
-    jitter: bool = False
+    jitter: bool = True
+
+    def _check(self) -> None:
+        longest = self._span("maximum")
+        if self._span("initial") > longest:
+            raise self._wrong("initial", f"at most maximum, which is {longest.total_seconds():g} s")
+        factor = self.multiplier
+        if type(factor) not in (int, float) or not 0 <= factor <= MAX_MULTIPLIER:
+            raise self._wrong("multiplier", f"a number from 0 to {MAX_MULTIPLIER:g}")
+        if type(self.jitter) is not bool:
+            raise self._wrong("jitter", "True or False")
 
 
 class Fixed(PolicyValue, frozen=True):
     """Wait the same time before every retry."""
 
     delay: Duration = timedelta(seconds=1)
+
+    def _check(self) -> None:
+        self._span("delay")
 
 
 class RetryPolicy(PolicyValue, frozen=True, kw_only=True):
@@ -84,6 +138,16 @@ class RetryPolicy(PolicyValue, frozen=True, kw_only=True):
     max_retries: int = 3
     backoff: Exponential | Fixed = Exponential()
     retryable_categories: tuple[str, ...] = ()
+
+    def _check(self) -> None:
+        if type(self.max_retries) is not int or not 0 <= self.max_retries < 2**32:
+            raise self._wrong("max_retries", "an integer from 0")
+        if not isinstance(self.backoff, Exponential | Fixed | None):
+            raise self._wrong("backoff", "Exponential(...) or Fixed(...)")
+        if not isinstance(self.retryable_categories, tuple) or not all(
+            isinstance(one, str) for one in self.retryable_categories
+        ):
+            raise self._wrong("retryable_categories", "a list of texts")
 
 
 class TimeoutPolicy(PolicyValue, frozen=True, kw_only=True):

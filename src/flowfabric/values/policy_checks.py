@@ -11,8 +11,7 @@ from flowfabric.errors import ValidationFailed
 from flowfabric.values.checks import check_text, required_capabilities
 from flowfabric.values.durations import MAX_DURATION_MS, MAX_TIMESTAMP_MS
 from flowfabric.values.ids import parse_uuid
-
-MAX_MULTIPLIER: Final = 1000.0
+from flowfabric.values.policies import MAX_MULTIPLIER
 
 _U32: Final = 2**32 - 1
 _I32: Final = 2**31
@@ -156,6 +155,28 @@ def _routing(value: object, path: str) -> None:
 
 check_retry_object: Final = _object({"max_retries": _u32, "backoff": _backoff, "retryable_categories": _list_of(_text)})
 
+
+def _hook_policy(value: object, path: str) -> None:
+    _object(check_policy_object)(value, path)
+    if isinstance(value, Mapping) and value.get("hooks") is not None:
+        _wrong(f"{path}.hooks", "a hook has no hooks")
+
+
+_hook: Final = _object(
+    {
+        "kind": _text,
+        "lane": _text,
+        "namespace": _text,
+        "capabilities": _text,
+        "priority": _integer(-_I32, _I32 - 1),
+        "tags": _object({}),
+        "policy": _hook_policy,
+        "delay_ms": _duration_ms,
+        "deadline_ms": _duration_ms,
+    },
+    required=("kind",),
+)
+
 check_policy_object: Final[Mapping[str, _Check]] = {
     "priority": _integer(-_I32, _I32 - 1),
     "delay_until": _integer(0, MAX_TIMESTAMP_MS),
@@ -197,4 +218,5 @@ check_policy_object: Final[Mapping[str, _Check]] = {
         }
     ),
     "max_signals_per_execution": _u32,
+    "hooks": _object({"failure": _hook, "escalation": _hook}),
 }

@@ -139,8 +139,12 @@ def _freeze(policy: object) -> tuple[str, Derived]:
     return _encoded(value, "policy"), derived
 
 
-# A task submits the same policy value over and over; checking it once is enough.
-_freeze_value: Final = lru_cache(maxsize=256)(_freeze)
+@lru_cache(maxsize=256)
+def _freeze_value(policy: ExecutionPolicy, _: str) -> tuple[str, Derived]:
+    # A task submits the same policy value over and over; checking it once is enough.
+    return _freeze(policy)
+
+
 _NOTHING: Final = Derived()
 
 
@@ -159,7 +163,7 @@ def freeze_policy(policy: PolicyInput) -> tuple[str | None, Derived]:
             hash(policy)
         except TypeError:
             return _freeze(policy)
-        return _freeze_value(policy)
+        return _freeze_value(policy, repr(policy))  # True and 1 are equal, and only one of them is an integer
     return _freeze(policy)
 
 

@@ -25,7 +25,7 @@ class ReceivedSignal(Struct, frozen=True, kw_only=True):
 
 
 class RecordedSignal(ReceivedSignal, frozen=True, kw_only=True):
-    """A signal and its effect, as `read_signals` lists it."""
+    """A signal and its effect, as `read_signals` lists it. `refused` is why a worker set it aside, if one did."""
 
     ordinal: int
     waitpoint_id: UUID
@@ -34,6 +34,7 @@ class RecordedSignal(ReceivedSignal, frozen=True, kw_only=True):
     created_at: datetime
     observed_effect: str
     match_detail: str
+    refused: str | None = None
 
 
 class Accepted(Struct, frozen=True):
@@ -44,10 +45,20 @@ class Accepted(Struct, frozen=True):
     match_detail: str
 
 
+class Unchecked(Struct, frozen=True):
+    """Nothing is recorded yet: the payload has to fit this JSON schema. Check it and deliver again."""
+
+    schema: str
+
+
 class DuplicateSignal(Struct, frozen=True):
-    """The same signal was accepted before; nothing changed."""
+    """The same signal was accepted before; nothing changed.
+
+    `refused`: why that one was set aside. It counts for nothing; answer again with another id.
+    """
 
     existing_signal_id: UUID
+    refused: str | None = None
 
 
 P = TypeVar("P")

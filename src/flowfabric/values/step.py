@@ -8,9 +8,13 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.values.ids import ExecutionId
+from flowfabric.values.ids import ExecutionId, FlowId
 
-StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait"]
+StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait", "patch"]
+
+# The name of the `patch` that a handler records once if it may take other steps when it is run again, without a change
+# of its code.
+BRANCHED = "flowfabric: took another branch"
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):
@@ -30,7 +34,10 @@ class Step(Struct, frozen=True, kw_only=True):
     """A stored step. `at` is the time of a `now`, the end of a `sleep`, the deadline of a `wait`.
 
     `error` is set when it failed; `result` then holds the other data of its exception. `outcome` is how a `wait` ended
-    (None while it is open), and `known` for a `submit` whose execution already existed.
+    (None while it is open), and `known` for a `submit` whose execution already existed. `child_id` or `flow_id` is what
+    a `submit` created or found. `is_stray`: recorded by a run that ended because its code had changed, or after
+    something that a replay made start again; code that does not ask for it is not changed code. `is_unread`:
+    the handler has not read the signals of this `wait`, or has recorded nothing since.
     """
 
     execution_id: ExecutionId
@@ -49,6 +56,9 @@ class Step(Struct, frozen=True, kw_only=True):
     recorded_at: datetime
     waitpoint_ids: tuple[UUID, ...] = ()
     outcome: str | None = None
+    flow_id: FlowId | None = None
+    is_stray: bool = False
+    is_unread: bool = False
 
 
 class Parked(Struct, frozen=True):

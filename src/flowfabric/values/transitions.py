@@ -91,7 +91,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(7, ("B",), ("unblock_execution",), "reason matches", ("W",), "preserved"),
     Transition(8, ("D",), ("promote_delayed",), "due", ("W",), "preserved"),
     Transition(9, ("W",), ("issue_claim_grant",), "no live grant, capabilities match", ("=",), ""),
-    # Of the blocked ones only those blocked by route, and only by `claim`.
+    # Of the blocked ones only those blocked by route, and only by `claim`; likewise below.
     Transition(
         10,
         ("W.1", "W.r", "W.p", "B.1", "B.r", "B.p"),
@@ -104,7 +104,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     ),
     Transition(
         11,
-        ("W.i",),
+        ("W.i", "B.i"),
         ("claim", "claim_resumed_execution", "claim_from_resume_grant", "issue_grant_and_claim"),
         "resume claim",
         ("A",),
@@ -305,4 +305,15 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(39, ("A",), ("release",), "lease check", ("W.i",), "started -> suspended", events=("L:revoked",)),
     # The first of the things that a parked execution waits for.
     Transition(40, ("C.i", "D.i"), ("end_of_other", "signal", "time_due"), "parked", ("W.i",), "stays suspended"),
+    # Its code has changed: blocked by route, until a worker with code that fits claims it. An operator may fail it.
+    Transition(41, ("A",), ("stop_changed",), "lease check", ("B.i",), "started -> suspended", events=("L:revoked",)),
+    Transition(
+        42,
+        ("B.i",),
+        ("fail",),
+        "by an operator, stopped by changed code",
+        ("T:failed",),
+        "ended_failure",
+        events=("K:failed",),
+    ),
 )

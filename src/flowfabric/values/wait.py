@@ -172,6 +172,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     timeout_behavior: str | None
     required_signal_names: tuple[str, ...]
     signal_count: int
+    refused_signal_count: int = 0
 
 
 class Suspension(Struct, frozen=True, kw_only=True):

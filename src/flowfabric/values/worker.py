@@ -2,28 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import check_text
 from flowfabric.values.lane import LaneState
+
+
+class Serves(Struct, frozen=True, kw_only=True):
+    """What a worker has for a kind.
+
+    `versions` are those it serves, first the one in which its executions begin; none: executions without a version.
+    `digest` names its code: executions that this code stopped are left to workers with another one.
+    """
+
+    versions: tuple[int, ...] = ()
+    digest: str | None = None
+
+
+class Serving:
+    """What a worker serves: its kinds, with versions and digests. Checked once, then given to every claim."""
+
+    __slots__ = ("_hash", "_key", "digests", "is_versioned", "names", "versions")
+
+    def __init__(self, kinds: Mapping[str, Serves | Collection[int]]) -> None:
+        rows: list[tuple[str, int | None, str | None]] = []
+        for kind in sorted(_kind(kind) for kind in kinds):
+            given = kinds[kind]
+            one = given if isinstance(given, Serves) else Serves(versions=_versions(given))
+            digest = None if one.digest is None else check_text(one.digest, "kinds")
+            rows += [(kind, version, digest) for version in _versions(one.versions) or (None,)]
+        self.names = tuple(kind for kind, _, _ in rows)
+        self.is_versioned = any(version is not None for _, version, _ in rows)
+        self.versions = [version for _, version, _ in rows] if self.is_versioned else None
+        self.digests = [digest for _, _, digest in rows] if any(digest for _, _, digest in rows) else None
+        self._key = tuple(rows)
+        self._hash = hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Serving) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+Kinds: TypeAlias = Serving | Mapping[str, Serves | Collection[int]] | Collection[str]
+
+
+def _kind(value: object) -> str:
+    if not check_text(value, "kinds"):
+        raise InvalidInput("empty", field="kinds", allowed="names that are not empty")
+    return str(value)
+
+
+def _versions(value: object) -> tuple[int, ...]:
+    allowed = "different integers from 1"
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise InvalidInput(f"got {value!r}", field="kinds", allowed=f"Serves(...), or versions: {allowed}")
+    found = tuple(value)
+    if len(set(found)) < len(found) or not all(type(one) is int and 1 <= one < 2**31 for one in found):
+        raise InvalidInput(f"got the versions {found!r}", field="kinds", allowed=allowed)
+    return found
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
     """A worker that is alive, as it registered.
 
     `namespace` is empty for a worker that serves every namespace. `kinds` are the kinds it has handlers for, each with
-    the versions it serves, none meaning any; without `kinds` it serves every kind. `slots` is how many handlers it runs
-    at the same time. `leads` are the groups of duties that its process leads.
+    the versions it serves, first the one in which executions begin, none if it has no versions; without `kinds` it
+    serves every kind. `slots` is how many handlers it runs at the same time. `leads` are the groups of duties that its
+    process leads.
     """
 
     worker_id: str
     worker_instance_id: str
     namespace: str
     lanes: tuple[str, ...]
-    kinds: dict[str, tuple[str, ...]] | None
+    kinds: dict[str, tuple[int, ...]] | None
     capabilities: tuple[str, ...]
     liveness_ttl: timedelta
     registered_at: datetime
@@ -83,11 +143,14 @@ class Leader(Struct, frozen=True, kw_only=True):
     name: str
     process: UUID | None
     worker_instance_id: str | None
-    left: float
+    left: timedelta
 
 
 class Unserved(Struct, frozen=True, kw_only=True):
-    """Work that waits for a worker although no live one serves it, or whose lane hands out no work."""
+    """Work that waits for a worker although no live one serves it, or whose lane hands out no work.
+
+    `version` is the one it began with. `is_stopped`: changed code stopped it, and no live worker has other code.
+    """
 
     lane_id: str
     lane_state: LaneState
@@ -95,18 +158,42 @@ class Unserved(Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...]
     namespace: str
     live_workers: int
+    version: int | None = None
+    is_stopped: bool = False
+
+
+class LiveVersion(Struct, frozen=True, kw_only=True):
+    """A version in which executions began that have not ended: how many, and how many live workers serve it.
+
+    Version None: they began without one although their task has versions by now. Every worker of the task runs them.
+    """
+
+    lane_id: str
+    kind: str
+    capabilities: tuple[str, ...]
+    version: int | None
+    executions: int
+    live_workers: int
 
 
 Heartbeat: TypeAlias = Refreshed | NotRegistered
 
 
-def why_unserved(found: Unserved) -> str:
-    """Say in one line why nothing happens, and what to do about it."""
+def why_unserved(found: Unserved, *, in_show: bool = False) -> str:
+    """Say in one line why nothing happens, and what to do about it. `in_show`: beside what changed."""
     if found.lane_state in (LaneState.PAUSED, LaneState.DISABLED):
         return f"lane {found.lane_id} is {found.lane_state}; start it with `flowfabric lanes resume {found.lane_id}`"
+    kind = found.kind if found.version is None else f"version {found.version} of {found.kind}"
+    if found.is_stopped and in_show:
+        return "no live worker has other code: start one with code that fits"
+    if found.is_stopped:
+        return (
+            f"changed code stopped {kind} in lane {found.lane_id}, and no live worker has other code;"
+            " `flowfabric show ID` says what changed, and how to write code that fits"
+        )
     needs = f" with {', '.join(found.capabilities)}" if found.capabilities else ""
     alive = "no worker is alive" if not found.live_workers else f"{found.live_workers} alive, see `flowfabric workers`"
     return (
-        f"no live worker serves {found.kind} in lane {found.lane_id}{needs} ({alive});"
+        f"no live worker serves {kind} in lane {found.lane_id}{needs} ({alive});"
         " start one with `flowfabric worker module:app`"
     )

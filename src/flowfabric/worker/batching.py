@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from flowfabric.client.current import background
 from flowfabric.errors import FlowFabricError, TransportError
 from flowfabric.middleware import RateLimited
+from flowfabric.values.durations import counted
 
 log = logging.getLogger("flowfabric.worker")
 Item = TypeVar("Item")
@@ -40,8 +41,11 @@ class Batcher(Generic[Item, Answer]):
         weigh: Callable[[Item], int],
         limit: int = 1000,
         lines: int = 1,
+        is_reported: Callable[[FlowFabricError], bool] = lambda _: False,
     ) -> None:
+        """`is_reported` says whether the log already has the reason why a call is repeated."""
         self._name = name
+        self._is_reported = is_reported
         self._call = call
         self._answered = answered
         self._weigh = weigh
@@ -121,7 +125,8 @@ class Batcher(Generic[Item, Answer]):
                     log.exception("%s failed", self._name)
                     failure = TransportError("other", f"{type(error).__name__}: {error}")
                 if failure.retryable:
-                    log.warning("%s: %s; sending %d items again", self._name, failure, len(batch))
+                    if not self._is_reported(failure):
+                        log.warning("%s: %s; sending %s again", self._name, failure, counted(len(batch), "item"))
                     if isinstance(failure, RateLimited):
                         # Twice, because the sleep may be half of it.
                         pause = min(max(pause, failure.retry_after.total_seconds() * 2), _MAX_PAUSE)

@@ -36,13 +36,14 @@ class Claims:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._trouble = 0
+        self._is_reported = False  # the log says that claims fail
         self._asleep: datetime | None = None  # until when submissions see that this worker sleeps
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
         self._next_look = 0.0
         self._has_slept = False  # before this round
         self._shares = Shares(worker.lanes)
-        self._kinds = sorted(worker.tasks)
+        self._kinds = worker.serving
         self.idle_since: float | None = None
 
     async def claim(self, limit: int) -> list[Claimed]:
@@ -100,8 +101,10 @@ class Claims:
                     self._trouble += 1
                     pause = min(_FIRST_PAUSE * 2 ** min(self._trouble - 1, 10), _MAX_PAUSE)
                     pause *= random.uniform(0.5, 1)  # noqa: S311 - spreads the workers
-                    known = isinstance(error, FlowFabricError)
-                    log.warning("a claim failed: %s; retrying in %.1f s", error, pause, exc_info=not known)
+                    if not worker.engine.outage.covers(error):
+                        self._is_reported = True
+                        known = isinstance(error, FlowFabricError)
+                        log.warning("a claim failed: %s; retrying in %.1f s", error, pause, exc_info=not known)
                     self._announced_on = -1
                     await first_of(pause, worker.stopping)
                 else:
@@ -114,9 +117,9 @@ class Claims:
         worker = self._worker
         asked = time.monotonic()
         claimed = await self.claim(limit)
-        if self._trouble:
+        if self._is_reported:
             log.info("claims work again")
-            self._trouble = 0
+        self._trouble, self._is_reported = 0, False
         if claimed:
             self.idle_since = None
             self._asleep, self._announced_until = None, 0.0  # the claim ended the announcement

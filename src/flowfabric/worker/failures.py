@@ -14,6 +14,7 @@ from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsC
 from flowfabric.values.attempt import Failure
 from flowfabric.values.durations import MAX_DURATION_MS, duration
 from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
+from flowfabric.worker.durable.running import NotAwaited
 from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, RemoteError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
             category, failure_class = "bad_arguments", "permanent"
         case BadResult():
             return Failure(authority=handle, reason=str(error), failure_class="permanent", category="bad_result")
+        case NotAwaited():
+            category, failure_class = "not_awaited", "permanent"
         case PoolClosed():
             category, failure_class = "worker_stops", "infra_crash"
         case RemoteError():

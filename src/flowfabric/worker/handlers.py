@@ -16,12 +16,17 @@ from flowfabric.app.context import Context
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import current, node_arguments
+from flowfabric.client.hooks import facts_as_arguments
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput
 from flowfabric.middleware import chain_execute, overriding
 from flowfabric.values.attempt import Claimed, Failure
 from flowfabric.values.checks import escape_text
+from flowfabric.values.durations import counted
+from flowfabric.values.hooks import FACTS
+from flowfabric.worker import told
 from flowfabric.worker.durable import task_tree
+from flowfabric.worker.durable.changes import give_back
 from flowfabric.worker.durable.parking import park
 from flowfabric.worker.durable.running import Running
 from flowfabric.worker.durable.waits import HANDLER_ENDED
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 _MOST_SEALED_BYTES = 64 * 1024  # of the text of a failure; what becomes of it must fit where it is stored
 
 log = logging.getLogger("flowfabric.worker")
+_MAX_PAUSE = 5.0
 LAST_CALLS = 5.0  # seconds to give back and report the rest after the grace period
 
 
@@ -67,6 +73,7 @@ class Handlers:
             task: asyncio.Task[None] = asyncio.Task(self.run(running), loop=worker.loop)
             running.asyncio_task = task
             running.tasks.add(task)
+            told.started(running)
             task.add_done_callback(partial(self._ended, running))
 
     def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
@@ -75,7 +82,7 @@ class Handlers:
         running.tasks.discard(task)
         self._worker.slot_free.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("execution %s: the worker failed", running.claimed.execution_id, exc_info=error)
+            log.error("execution %s: the worker itself failed", running.claimed.execution_id, exc_info=error)
             reason = f"the worker failed: {type(error).__name__}: {error}"
             self._worker.reports.fail(
                 running, Failure(authority=running.handle, reason=reason, category="worker_failed")
@@ -84,11 +91,15 @@ class Handlers:
     async def run(self, running: Running) -> None:
         """Run a handler to its end and report it. Raises only errors of the worker itself."""
         current.running.set(running)
+        current.handled.set(running.claimed.execution_id)
         task_tree.owner.set(running.tasks)
         task, claimed = running.task, running.claimed
         signature = task.signature
         try:
-            data = self._codecs.open(claimed.input_payload, claimed.payload_encoding, claimed.execution_id)
+            if claimed.payload_encoding == FACTS:
+                data = facts_as_arguments(claimed.input_payload, signature, self._codecs)
+            else:
+                data = self._codecs.open(claimed.input_payload, claimed.payload_encoding, claimed.execution_id)
             if claimed.inputs is not None:
                 data = node_arguments.fill(data, claimed.inputs, self._codecs)
             kwargs = signature.decode(data)
@@ -103,6 +114,10 @@ class Handlers:
                 value = await task.function(**kwargs)
             else:
                 value = await self._call(running, task, kwargs)
+            if running.calls and (forgotten := running.not_awaited()) is not None:
+                raise forgotten
+            if running.has_emitted:
+                await running.flushed()
             if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
                 raise changed
             result, encoding = self._sealed(running, value)
@@ -149,7 +164,10 @@ class Handlers:
             if running.unwound_at is None:
                 return value
             gate = running.unwound_at
-            because = await park(running, [gate])
+            if (changed := running.was_changed) is not None:
+                because = await give_back(running, changed.detail)
+            else:
+                because = await park(running, [gate])
             if because is None:
                 raise Interrupted("parked")
             # Nothing left to wait for: run again from the top, with the recorded steps.
@@ -176,16 +194,19 @@ class Handlers:
         """Report the exception of a handler."""
         if running.is_parked:
             return
+        pause = 0.5
         while not running.is_cancelled:
             try:
                 failure = self._sealed_failure(running, await failure_of(self._worker.engine, running, error))
             except Exception as trouble:
                 if isinstance(trouble, FlowFabricError) and trouble.retryable:
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _MAX_PAUSE)
                     continue
                 log.exception("execution %s: its failure could not be described", running.claimed.execution_id)
                 why = f" ({trouble})" if self._codecs.is_plain else ""
                 failure = Failure(authority=running.handle, reason=f"{type(error).__name__}{why}")
+            await running.settled()
             self._worker.reports.fail(running, failure)
             return
         self._discard(running)
@@ -221,8 +242,9 @@ class Handlers:
         running.is_lost = True
         if running.asyncio_task is None:
             return  # the handler has ended; its report gets its own verdict
-        log.warning("execution %s: %s; stopping its handler", running.claimed.execution_id, error)
-        running.stop(str(error))
+        if not self._worker.engine.outage.is_on:  # otherwise one line says how many there are
+            told.stopped(running, error, "its handler stops")
+        running.stop(told.why_stopped(running, error))
 
     def must_end(self) -> None:
         """Start the grace period. Any thread may call it, before `stop`."""
@@ -244,15 +266,21 @@ class Handlers:
         stopped = [one for one in self.held.values() if one.is_stopping and not one.is_lost]
         if not stopped:
             return
-        _, late = await asyncio.wait([asyncio.ensure_future(self._release(one)) for one in stopped], timeout=LAST_CALLS)
+        done, late = await asyncio.wait(
+            [asyncio.ensure_future(self._release(one)) for one in stopped], timeout=LAST_CALLS
+        )
         for task in late:
             task.cancel()
-        if late:
-            log.warning("%d executions could not be given back; their leases will expire", len(late))
+        if count := len(late) + sum(not task.result() for task in done):
+            log.warning("%s could not be given back; the leases will expire", counted(count, "execution"))
 
-    async def _release(self, one: Running) -> None:
+    async def _release(self, one: Running) -> bool:
         self.let_go(one)
         try:
+            await one.settled()
             await self._worker.engine.release(one.handle)
         except FlowFabricError as error:
-            log.warning("execution %s could not be given back: %s", one.claimed.execution_id, error)
+            if self._worker.engine.outage.covers(error):
+                return False
+            told.stopped(one, error, "it could not be given back")
+        return True

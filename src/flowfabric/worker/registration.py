@@ -51,7 +51,7 @@ class Registration:
             worker.worker_id,
             worker.instance_id,
             lanes=list(worker.lanes),
-            kinds=list(worker.tasks),
+            kinds=worker.serving,
             capabilities=worker.capabilities,
             liveness_ttl=self.ttl,
             slots=worker.concurrency,
@@ -68,6 +68,10 @@ class Registration:
         if self._is_forgotten or time.monotonic() - self._beaten_at < self._period * _CARRIED_FROM:
             return None
         return self._own
+
+    def silent_for(self) -> float:
+        """Return the seconds since the database took the last heartbeat."""
+        return time.monotonic() - self._beaten_at
 
     def clock_moved(self) -> None:
         """Send a heartbeat soon: by the database's clock the worker may have been silent for too long."""
@@ -107,4 +111,5 @@ class Registration:
             async with asyncio.timeout(_LAST_CALL):
                 await engine.leave_registry(self._worker.instance_id, reason="stopped")
         except (FlowFabricError, TimeoutError) as error:
-            log.warning("the worker could not leave the registry: %s", str(error) or "no response in time")
+            if not engine.outage.covers(error):
+                log.warning("the worker could not leave the registry: %s", error)

@@ -1,4 +1,4 @@
-"""Batched calls of executions: results, failures, and steps to record or read."""
+"""Batched calls of executions: results, failures, frames, and steps to record or read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowfabric.contracts.codecs import SEALED, shown
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
 from flowfabric.values.attempt import Completed, Completion, Failure
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Handle
 from flowfabric.values.step import NewStep, Step
+from flowfabric.values.stream import Appended
+from flowfabric.worker import told
 from flowfabric.worker.batching import Batcher
 
 if TYPE_CHECKING:
+    from flowfabric.worker.durable.emitting import Emission
     from flowfabric.worker.durable.running import Running
     from flowfabric.worker.worker import Worker
 
-log = logging.getLogger("flowfabric.worker")
 _GONE = (LeaseLost, ExecutionNotActive, NotFound)
 
 
@@ -35,6 +36,7 @@ class Reports:
         self._worker = worker
         self._engine = worker.engine
         limit, lines = (1, lines) if each else (1000, 1)
+        is_reported = worker.engine.outage.covers
         self._completions: Batcher[tuple[Running, Completion], Completed] = Batcher(
             "completions",
             self._complete,
@@ -42,18 +44,35 @@ class Reports:
             weigh=lambda item: len(item[1].result or b""),
             limit=limit,
             lines=lines,
+            is_reported=is_reported,
         )
         self._failures: Batcher[tuple[Running, Failure], Any] = Batcher(
-            "failures", self._fail, self._failed, weigh=lambda item: len(item[1].reason), limit=limit
+            "failures",
+            self._fail,
+            self._failed,
+            weigh=lambda item: len(item[1].reason),
+            limit=limit,
+            is_reported=is_reported,
         )
         self._records: Batcher[_Record, datetime | None] = Batcher(
-            "steps", self._record_steps, _answer, weigh=lambda item: len(item.step.result or b"")
+            "steps",
+            self._record_steps,
+            _answer,
+            weigh=lambda item: len(item.step.result or b""),
+            is_reported=is_reported,
         )
         self._reads: Batcher[_Read, list[Step]] = Batcher(
-            "step reads", self._read_steps, _answer, weigh=lambda _: 1 << 16
+            "step reads", self._read_steps, _answer, weigh=lambda _: 1 << 16, is_reported=is_reported
         )
         self._outcomes: Batcher[_Read, Outcome | None] = Batcher(
-            "outcomes", self._read_outcomes, _answer, weigh=lambda _: 1 << 12
+            "outcomes", self._read_outcomes, _answer, weigh=lambda _: 1 << 12, is_reported=is_reported
+        )
+        self._frames: Batcher[Emission, Appended | None] = Batcher(
+            "frames",
+            self._append,
+            _emitted,
+            weigh=lambda item: len(item.frame.payload) + 100,
+            is_reported=is_reported,
         )
         self.completed_count = 0
         self.failed_count = 0
@@ -73,7 +92,7 @@ class Reports:
 
     def close(self) -> None:
         """Give up on results that could not be reported."""
-        for batcher in (self._completions, self._failures, self._records, self._reads, self._outcomes):
+        for batcher in (self._frames, self._completions, self._failures, self._records, self._reads, self._outcomes):
             batcher.close()
 
     # Results and failures
@@ -88,8 +107,11 @@ class Reports:
         running, _ = item
         if not isinstance(verdict, FlowFabricError):
             self.completed_count += 1
-        elif isinstance(verdict, _GONE) or verdict.retryable:
-            log.warning("execution %s: its result was not accepted: %s", running.claimed.execution_id, verdict)
+            told.succeeded(running)
+        elif isinstance(verdict, _GONE):
+            told.stopped(running, verdict, "its result is not stored")
+        elif verdict.retryable:
+            told.say(logging.WARNING, running, "its result could not be stored, so it will run again: %s", verdict)
         else:
             # The result cannot be stored, so the attempt failed.
             reason = f"the result cannot be stored: {verdict}"
@@ -115,32 +137,34 @@ class Reports:
         is_refused = isinstance(verdict, FlowFabricError) and not isinstance(verdict, _GONE) and not verdict.retryable
         if is_refused and failure.retry_policy is not None:
             # Reporting must not fail: without the requested retry, the failure is accepted.
-            log.warning(
-                "execution %s: the retry it asks for is not possible: %s", running.claimed.execution_id, verdict
-            )
+            told.say(logging.WARNING, running, "the retry it asks for is not possible: %s", verdict)
             self.fail(running, msgspec.structs.replace(failure, retry_policy=None))
             return
         self._worker.handlers.let_go(running)
-        if isinstance(verdict, FlowFabricError):
-            log.warning("execution %s: its failure was not accepted: %s", running.claimed.execution_id, verdict)
-            return
-        self.failed_count += 1
-        words = shown(failure.reason).partition("\n")[0]
-        log.info(
-            "execution %s (%s) failed: %s",
-            running.claimed.execution_id,
-            running.claimed.execution_kind,
-            f"{failure.category} {words}" if words == SEALED else words,
-        )
+        if isinstance(verdict, _GONE):
+            told.stopped(running, verdict, "its failure is not stored")
+        elif isinstance(verdict, FlowFabricError):
+            told.say(logging.WARNING, running, "its failure could not be stored, so it will run again: %s", verdict)
+        else:
+            self.failed_count += 1
+            told.failed(running, failure, verdict)
+
+    # Frames
+
+    def emit(self, emission: Emission) -> None:
+        """Append a frame, with those of other handlers."""
+        self._frames.put(emission)
+
+    async def _append(self, items: Sequence[Emission]) -> Sequence[Appended | FlowFabricError | None]:
+        return await self._engine.append_frames([(item.running.handle, item.frame) for item in items])
 
     # Steps
 
-    async def record(self, handle: Handle, step: NewStep) -> datetime | FlowFabricError | None:
-        """Record a step."""
+    def record(self, handle: Handle, step: NewStep) -> asyncio.Future[datetime | FlowFabricError | None]:
+        """Record a step, after all that were given here before."""
         item = _Record(handle, step, self._worker.loop.create_future())
         self._records.put(item)
-        answer: datetime | FlowFabricError | None = await item.answer
-        return answer
+        return item.answer
 
     async def _record_steps(self, items: Sequence[_Record]) -> Sequence[datetime | FlowFabricError | None]:
         return await self._engine.record_steps([(item.handle, item.step) for item in items])
@@ -194,3 +218,7 @@ class _Read:
 def _answer(item: _Record | _Read, verdict: Any) -> None:
     if not item.answer.done():
         item.answer.set_result(verdict)
+
+
+def _emitted(item: Emission, verdict: Appended | FlowFabricError | None) -> None:
+    item.running.emitting.answered(item, verdict)

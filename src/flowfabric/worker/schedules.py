@@ -13,6 +13,7 @@ from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.values import timing as timings
+from flowfabric.values.durations import counted
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import FrozenPolicy
@@ -43,7 +44,7 @@ class ScheduleDuty(Duty):
                 made += await fire(self.engine, due)
             except Exception as error:  # an error in one schedule must not stop the others
                 failing.add(due.name)
-                if due.name not in self._failing:  # logged once, not every second
+                if due.name not in self._failing and not self.engine.outage.covers(error):  # logged once
                     log.warning("schedule %s: %s", due.name, error, exc_info=not isinstance(error, FlowFabricError))
         self._failing = frozenset(failing)
         return made
@@ -74,9 +75,10 @@ async def fire(engine: Engine, due: DueSchedule) -> int:
     if made is None:
         return 0
     if made:
-        log.info("schedule %s fired %d time(s); next at %s", due.name, len(made), following)
+        log.info("schedule %s fired %s; next at %s", due.name, counted(len(made), "time"), following)
     if len(made) < len(times):
-        log.warning("schedule %s: its lane is closed, %d executions were not created", due.name, len(times) - len(made))
+        refused = counted(len(times) - len(made), "submission")
+        log.warning("schedule %s: its lane is closed and refused %s", due.name, refused)
     return len(made)
 
 
@@ -119,7 +121,7 @@ async def declare(engine: Engine, app: App) -> None:
 
 async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
     """Store one schedule; returns created, changed or unchanged. `InvalidInput` if it belongs to another app."""
-    item: NewExecution = spec.submission.item(None)
+    item: NewExecution = spec.submission.item(bound=False)
     payload, encoding = item.input_payload, item.payload_encoding
     before = await engine.read_schedule(spec.name)
     if before is not None:

@@ -20,6 +20,7 @@ from flowfabric._waiting import first_of
 from flowfabric.engine import Engine
 from flowfabric.errors import (
     Conflict,
+    Contention,
     ExecutionNotActive,
     FlowFabricError,
     Interrupted,
@@ -28,6 +29,7 @@ from flowfabric.errors import (
     NotFound,
 )
 from flowfabric.middleware import DutyHooks
+from flowfabric.values.durations import counted
 from flowfabric.values.lease import Handle, Renewed
 from flowfabric.worker.runners.threads import raise_in
 from flowfabric.worker.schedules import ScheduleDuty
@@ -40,6 +42,7 @@ log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
 _AT_ONCE = 0.2  # seconds; handlers that end sooner need no notifications
+_LOCKED_PAUSE = 0.05  # seconds until executions that other transactions have locked are tried again
 _PATIENCE = timedelta(seconds=20)  # timeout of a duty's call; a hanging call would block the next ones of its kind
 _LAST_ROUND = timedelta(seconds=2)  # time for a duty to finish its round when the worker stops
 
@@ -55,6 +58,7 @@ class SecondThread(threading.Thread):
         self._stopping: asyncio.Event | None = None
         self._has_leases = asyncio.Event()
         self._error: BaseException | None = None
+        self._trouble = 0  # how many calls in a row have failed
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
@@ -138,12 +142,20 @@ class SecondThread(threading.Thread):
                 elif had_leases and not is_listening:
                     lost, is_listening = listening.enter_context(engine.lost_wakeups(self._worker.instance_id)), True
                     renew_all = lost is not None
+                are_locked = False
+                before = self._trouble
                 try:
-                    await self._renew(engine, ttl, renew_all=renew_all)
+                    are_locked = await self._renew(engine, ttl, renew_all=renew_all)
                 except Exception:
                     log.exception("renewing leases failed")
                 await self._stay_registered(engine)
-                if has_leases and not is_listening:
+                if self._trouble == before:
+                    self._trouble = 0
+                if are_locked:
+                    await first_of(_LOCKED_PAUSE, self._stopping)
+                elif self._trouble:
+                    await first_of(min(tick * 2.0 ** min(self._trouble - 1, 10), ttl / 6), self._stopping)
+                elif has_leases and not is_listening:
                     await first_of(_AT_ONCE, self._stopping)
                 else:
                     await first_of(tick, self._stopping, lost if lost is not None else self._has_leases)
@@ -157,12 +169,17 @@ class SecondThread(threading.Thread):
             with contextlib.suppress(RuntimeError):
                 self._worker.loop.call_soon_threadsafe(self._worker.stop)
         except (FlowFabricError, TimeoutError) as error:
-            log.warning("no heartbeat of the worker: %s", str(error) or "no response in time")
+            self._failed(engine, error, "the worker's heartbeat failed")
         except Exception:
             log.exception("the heartbeat of the worker failed")
 
-    async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> None:
-        """Renew three times per lease: after two lost heartbeats there is time for a third."""
+    async def _renew(self, engine: Engine, ttl: float, *, renew_all: bool) -> bool:
+        """Renew three times per lease: after two lost heartbeats there is time for a third.
+
+        Renewals do not wait for locks, so that a transaction over one execution delays no other lease. Returns whether
+        there was such a transaction: these leases must be tried again soon.
+        """
+        are_locked = False
         now = time.monotonic()
         held = [
             one
@@ -177,27 +194,45 @@ class SecondThread(threading.Thread):
                 async with asyncio.timeout(max(ttl / 3, 0.5)):
                     verdicts = await self._renew_chunk(engine, [one.handle for one in chunk])
             except (FlowFabricError, TimeoutError) as error:
-                log.warning("%d leases could not be renewed: %s", len(chunk), str(error) or "no response in time")
-                for one in chunk:
-                    if time.monotonic() - one.renewed_at >= ttl:
-                        self._tell(one, LeaseLost("lease_expired", "it could not be renewed in time"))
+                self._failed(engine, error, f"{counted(len(chunk), 'lease')} could not be renewed")
+                late = self._tell_late(chunk, ttl, "it could not be renewed in time")
+                if late and engine.outage.is_on:
+                    log.warning("%s expired while the database was away; the handlers stop", counted(late, "lease"))
                 continue
             for one, verdict in zip(chunk, verdicts, strict=True):
                 if isinstance(verdict, LeaseLost | ExecutionNotActive | NotFound):
                     self._tell(one, verdict)
+                elif isinstance(verdict, Contention) and verdict.kind == "execution_locked":
+                    are_locked = True
+                    self._tell_late([one], ttl, "another transaction has kept the execution locked")
                 elif isinstance(verdict, FlowFabricError):
                     log.warning("the lease of %s was not renewed: %s", one.claimed.execution_id, verdict)
                 else:
                     one.renewed_at = asked
+        return are_locked
 
     async def _renew_chunk(self, engine: Engine, handles: list[Handle]) -> list[Renewed | FlowFabricError]:
         registration = self._worker.registration
         if (own := registration.due()) is None:
-            return await engine.renew_many(handles)
+            return await engine.renew_many(handles, waits=False)
         asked = time.monotonic()
         verdicts, outcome = await engine.renew_and_heartbeat(handles, worker=own)
         registration.beaten(asked, outcome)
         return verdicts
+
+    def _tell_late(self, unrenewed: list[Running], ttl: float, why: str) -> int:
+        """Report the leases that have expired without a renewal; returns how many."""
+        now = time.monotonic()
+        late = [one for one in unrenewed if now - one.renewed_at >= ttl]
+        for one in late:
+            self._tell(one, LeaseLost("lease_expired", why))
+        return len(late)
+
+    def _failed(self, engine: Engine, error: Exception, what: str) -> None:
+        """A call of this thread failed: the next ones are made less often."""
+        self._trouble += 1
+        if not engine.outage.covers(error):
+            log.warning("%s: %s", what, error)
 
     def _tell(self, one: Running, error: FlowFabricError) -> None:
         """Report a lost lease: set the flag for threads immediately, and notify the loop."""

@@ -23,17 +23,21 @@ from flowfabric.app.task import Task
 from flowfabric.client.client import AsyncClient
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
+from flowfabric.engine.service import embedded_place
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.values.checks import check_worker, worker_capabilities
-from flowfabric.values.durations import Duration, duration
+from flowfabric.values.durations import Duration, counted, duration
 from flowfabric.values.ids import mint_uuid
-from flowfabric.worker import main
+from flowfabric.values.options import named_arguments
+from flowfabric.values.worker import Serves, Serving
+from flowfabric.worker import main, told
 from flowfabric.worker.claims import Claims, lane_weights
 from flowfabric.worker.durable import task_tree
-from flowfabric.worker.durable.running import StepHook
+from flowfabric.worker.durable.running import Running, StepHook
 from flowfabric.worker.handlers import LAST_CALLS, Handlers
 from flowfabric.worker.registration import Registration
 from flowfabric.worker.reports import Reports
+from flowfabric.worker.revival import keep_alive
 from flowfabric.worker.runners.process_pool import is_loading_main
 from flowfabric.worker.runners.threads import Threads
 from flowfabric.worker.schedules import declare
@@ -50,11 +54,11 @@ class Worker:
     """Runs the tasks of an app. `await worker.run()`, or `async with worker:` beside something else.
 
     `lanes` are names, or names with weights: while both have work, the worker starts three executions of a lane of
-    weight 3 for each of a lane of weight 1; a lane alone uses all slots. Without `lanes` it serves those of the app's
-    tasks. `concurrency` is how many handlers run at the same time. `ack="each"` reports every execution in its own
-    call instead of in batches. `grace` is how long running handlers may continue after `stop`. `worker_id` names the
-    pool in the history, `instance_id` this worker; two live workers cannot have the same, so by default it is made up.
-    `duties=False` leaves timers and schedules to other processes; at least one must run them.
+    weight 3 for each of a lane of weight 1; a lane alone uses all slots. Without `lanes` it serves those that the
+    app's tasks and schedules name. `concurrency` is how many handlers run at the same time. `ack="each"` reports every
+    execution in its own call instead of in batches. `grace` is how long running handlers may continue after `stop`.
+    `worker_id` names the pool in the history, `instance_id` this worker; two live workers cannot have the same, so by
+    default it is made up. `duties=False` leaves timers and schedules to other processes; at least one must run them.
     """
 
     # The test kit replaces these
@@ -71,6 +75,7 @@ class Worker:
     _claims: Claims
     _claiming: asyncio.Task[None]
 
+    @named_arguments
     def __init__(
         self,
         app: App,
@@ -94,6 +99,9 @@ class Worker:
         self.app = app
         self.codecs: Codecs = app.codecs
         self.tasks = _chosen(app, tasks)
+        self.serving = Serving(
+            {name: Serves(versions=one.versions, digest=one.code_digest) for name, one in self.tasks.items()}
+        )
         self.lanes = lane_weights(app.lanes if lanes is None else lanes)
         self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
@@ -150,13 +158,16 @@ class Worker:
             life.push_async_callback(self.handlers.close_processes)
             if self._runs_duties:
                 await declare(self.engine, self.app)
+            if (place := embedded_place(self.engine)) is not None:
+                reviving = asyncio.create_task(keep_alive(place, self.stopping), name="flowfabric revival")
+                life.push_async_callback(_cancelled, reviving)
             self._claims = self._claims_class(self)
             self._claiming = asyncio.create_task(self._claims.run(), name="flowfabric claims")
             self._life = life.pop_all()
         log.info(
-            "worker %s: %d slots, lanes %s, tasks %s, database %s",
+            "worker %s: %s, lanes %s, tasks %s, database %s",
             self.instance_id,
-            self.concurrency,
+            counted(self.concurrency, "slot"),
             ", ".join(self.lanes),
             ", ".join(sorted(self.tasks)) or "(none)",
             self.engine.target,
@@ -173,6 +184,11 @@ class Worker:
 
     async def _close_engine(self) -> None:
         await self.engine.close()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has started and was not closed."""
+        return self._life is not None
 
     def stop(self) -> None:
         """Start to stop: claim nothing more. `run` returns once running executions have ended or were given back."""
@@ -236,6 +252,10 @@ class Worker:
         """Run in this process until SIGTERM or SIGINT; a second signal exits immediately. For programs and the CLI."""
         main.run(self)
 
+    def code_changed(self, running: Running, problem: str) -> None:
+        """Tell that an execution does not fit this worker's code."""
+        told.changed(running, problem)
+
     async def _drain(self) -> None:
         """Let running handlers end within the grace period; give the rest back."""
         ends_at = self.handlers.ends_at
@@ -246,7 +266,7 @@ class Worker:
                 await asyncio.wait_for(self.slot_free.wait(), min(left, 1.0))
         left_over = list(self._running)
         if left_over:
-            log.warning("%d handlers did not end in time; giving their executions back", len(left_over))
+            log.warning("%s did not end in time; giving the executions back", counted(len(left_over), "handler"))
         tasks = [one.asyncio_task for one in left_over if one.asyncio_task is not None]
         for one in left_over:
             one.stop("the worker stops")
@@ -259,9 +279,9 @@ class Worker:
         )
         if self._running or self.threads.abandoned:
             log.warning(
-                "%d handlers and %d threads ignored the stop request and will run until the process exits",
-                len(self._running),
-                self.threads.abandoned,
+                "%s and %s ignored the stop request and will run until the process exits",
+                counted(len(self._running), "handler"),
+                counted(self.threads.abandoned, "thread"),
             )
         if not flushed:
             log.warning("the last results could not be reported; their executions will run again")
@@ -269,6 +289,11 @@ class Worker:
     async def _close_reports(self) -> None:
         self.reports.close()
         await self.reports.flushed(1.0)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _at_least_one(value: int, field: str) -> int:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from flowfabric._postgres.rows.claims import claimed
+from flowfabric._postgres.rows.claims import claimed, started
 from flowfabric._postgres.rows.events import event
-from flowfabric._postgres.rows.executions import attempt, context, execution, expired_lease, info, outcome, snapshot
+from flowfabric._postgres.rows.executions import (
+    attempt,
+    child,
+    context,
+    execution,
+    expired_lease,
+    info,
+    outcome,
+    snapshot,
+)
 from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary, found_id
 from flowfabric._postgres.rows.lanes import lane, lane_stats
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.steps import step
+from flowfabric._postgres.rows.streams import appended, frame, stream_pages, stream_summary
 from flowfabric._postgres.rows.values import Row, decode_json
 from flowfabric._postgres.rows.verdicts import FOR_ALL, by_place, refused
 from flowfabric._postgres.rows.waits import (
@@ -22,13 +32,15 @@ from flowfabric._postgres.rows.waits import (
     wait,
     wait_result,
 )
-from flowfabric._postgres.rows.workers import leader, unserved, worker, worker_event
+from flowfabric._postgres.rows.workers import leader, live_version, unserved, worker, worker_event
 
 __all__ = [
     "FOR_ALL",
     "Row",
+    "appended",
     "attempt",
     "by_place",
+    "child",
     "claimed",
     "context",
     "decode_json",
@@ -41,10 +53,12 @@ __all__ = [
     "flow_snapshot",
     "flow_summary",
     "found_id",
+    "frame",
     "info",
     "lane",
     "lane_stats",
     "leader",
+    "live_version",
     "open_wait",
     "outcome",
     "pending_waitpoint",
@@ -53,7 +67,10 @@ __all__ = [
     "refused",
     "schedule",
     "snapshot",
+    "started",
     "step",
+    "stream_pages",
+    "stream_summary",
     "suspended_execution",
     "suspension",
     "suspension_details",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from flowfabric._postgres.rows.values import DECODER
-from flowfabric.values.attempt import AttemptType, Claimed, Passed
+from flowfabric.values.attempt import AttemptType, Claimed, Passed, Started
 from flowfabric.values.lease import Handle, HandleKind
 from flowfabric.values.state import State
 
@@ -20,7 +20,7 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
     (
         partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
         lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,
-        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings,
+        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings, durability,
     ) = row  # fmt: skip
     return Claimed(
         handle=Handle(
@@ -50,6 +50,7 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
         retry_count=retries,
         reclaim_count=reclaims,
         replay_count=replays,
+        durability_mode=durability or "buffered",
         inputs=None
         if upstreams is None
         else {
@@ -59,3 +60,9 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
             )
         },
     )
+
+
+def started(row: Iterable[Any]) -> Started:
+    """Return an execution as a claim would, with its version; it has no lease."""
+    *columns, version = row
+    return Started(claimed(columns, timedelta(), ""), version)

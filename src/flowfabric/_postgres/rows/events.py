@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.ids import ExecutionId
 
 
+@readable
 def event(row: Row, epoch: int) -> Event:
     return Event(
         cursor=EventCursor(row["seq"], epoch),
@@ -14,7 +15,7 @@ def event(row: Row, epoch: int) -> Event:
         execution_id=None if row["id"] is None else ExecutionId(row["id"]),
         flow_id=row["flow_id"],
         namespace=row["namespace"],
-        tags=decode_json(row["tags"]) or {},
+        tags=json_of(row, "tags") or {},
         lease_type=row["lease_type"],
         outcome="failed" if row["outcome"] == "failure" else row["outcome"],
         operator_type=row["operator_type"],
@@ -27,5 +28,6 @@ def event(row: Row, epoch: int) -> Event:
         worker_instance_id=row["worker_instance_id"],
         reason=row["reason"],
         revoked_by=row["revoked_by"],
-        details=decode_json(row["details"]),
+        details=json_of(row, "details"),
+        parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from flowfabric._postgres.rows.values import Row, decode_json
-from flowfabric.errors import Corruption
+from flowfabric._postgres.rows.values import Row, json_of, one_of, readable
 from flowfabric.values.attempt import Attempt, AttemptType, CurrentAttempt
+from flowfabric.values.child import Child
 from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, ExecutionSnapshot, Outcome
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import CurrentLease, ExpiredLease
@@ -14,11 +14,9 @@ from flowfabric.values.state import State
 from flowfabric.values.vector import project
 
 
+@readable
 def execution(row: Row) -> Execution:
-    try:
-        state = State(row["state"])
-    except ValueError:
-        raise Corruption(f"unknown state {row['state']!r}") from None
+    state = one_of(State, row, "state")
     leased = state is State.ACTIVE
     lease = None
     if leased:
@@ -42,10 +40,12 @@ def execution(row: Row) -> Execution:
         execution_kind=row["kind"],
         creator_identity=row["creator"],
         flow_id=row["flow_id"],
+        node=row["node"],
+        parent_id=row["parent_id"],
         idempotency_key=row["idempotency_key"],
         payload_encoding=row["payload_encoding"],
-        tags=decode_json(row["tags"]) or {},
-        policy=decode_json(row["policy"]),
+        tags=json_of(row, "tags") or {},
+        policy=json_of(row, "policy"),
         required_capabilities=tuple(row["capabilities"]),
         budget_ids=tuple(row["budget_ids"] or ()),
         quota_policy_id=row["quota_policy_id"],
@@ -89,9 +89,12 @@ def execution(row: Row) -> Execution:
         completed_at=row["completed_at"],
         last_transition_at=row["transitioned_at"],
         last_mutation_at=row["mutated_at"],
+        version=row["version"],
+        stops=row["stops"],
     )
 
 
+@readable
 def snapshot(row: Row) -> ExecutionSnapshot:
     full = execution(row)
     return ExecutionSnapshot(
@@ -112,6 +115,7 @@ def snapshot(row: Row) -> ExecutionSnapshot:
     )
 
 
+@readable
 def info(row: Row) -> ExecutionInfo:
     return ExecutionInfo(
         execution_id=ExecutionId(row["id"]),
@@ -127,21 +131,37 @@ def info(row: Row) -> ExecutionInfo:
             row["lease_lost"],
             row["attempts"],
         ),
-        public_state=State(row["state"]),
+        public_state=one_of(State, row, "state"),
         created_at=row["created_at"],
         started_at=row["started_at"],
         completed_at=row["completed_at"],
         current_attempt_index=row["attempt_index"] or 0,
         flow_id=row["flow_id"],
         blocking_detail=row["blocking_detail"] or "",
+        node=row["node"] or "",
+        parent_id=row["parent_id"],
+        arguments=_beginning(row["arguments"]),
+        version=row["version"],
+        stops=row["stops"],
     )
 
 
+_SHOWN = 120  # characters of arguments in lists
+_OF_NODE = '{"given":'  # how the stored arguments of a node begin, if some are results of others
+
+
+def _beginning(payload: bytes | None) -> str:
+    """The beginning of arguments that are stored as plain JSON."""
+    text = (payload or b"").decode(errors="ignore").removeprefix(_OF_NODE)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+@readable
 def attempt(row: Row) -> Attempt:
     return Attempt(
         attempt_index=row["attempt_index"],
         attempt_id=row["attempt_id"],
-        attempt_type=AttemptType(row["attempt_type"]),
+        attempt_type=one_of(AttemptType, row, "attempt_type"),
         attempt_lifecycle=row["attempt_lifecycle"],
         started_at=row["started_at"],
         resumed_at=row["resumed_at"],
@@ -153,7 +173,7 @@ def attempt(row: Row) -> Attempt:
         worker_instance_id=row["worker_instance_id"],
         failure_reason=row["failure_reason"],
         failure_category=row["failure_category"],
-        policy_snapshot=decode_json(row["policy_snapshot"]),
+        policy_snapshot=json_of(row, "policy_snapshot"),
         retry_reason=row["retry_reason"],
         previous_attempt_index=row["previous_attempt_index"],
         replay_reason=row["replay_reason"],
@@ -165,20 +185,39 @@ def attempt(row: Row) -> Attempt:
     )
 
 
+@readable
+def child(row: Row) -> Child:
+    """What a handler submitted."""
+    return Child(
+        kind="flow" if row["is_flow"] else "execution",
+        id=row["id"],
+        parent_id=row["parent"],
+        name=row["name"],
+        node=row["node"],
+        state=row["state"],
+        created_at=row["created_at"],
+        completed_at=row["completed_at"],
+        depth=row["depth"],
+        arguments=_beginning(row["arguments"]),
+    )
+
+
+@readable
 def context(row: Row) -> ExecutionContext:
     """The input of an execution."""
     return ExecutionContext(
         input_payload=row["payload"],
         payload_encoding=row["payload_encoding"],
         execution_kind=row["kind"],
-        tags=decode_json(row["tags"]) or {},
+        tags=json_of(row, "tags") or {},
     )
 
 
+@readable
 def outcome(row: Row) -> Outcome:
     """How an execution ended; without a state if it is not stored."""
     return Outcome(
-        state=None if row["state"] is None else State(row["state"]),
+        state=None if row["state"] is None else one_of(State, row, "state"),
         result=row["result"],
         result_encoding=row["result_encoding"],
         failure_reason=row["failure_reason"],
@@ -187,6 +226,7 @@ def outcome(row: Row) -> Outcome:
     )
 
 
+@readable
 def expired_lease(row: Row) -> ExpiredLease:
     return ExpiredLease(
         execution_id=ExecutionId(row["id"]),

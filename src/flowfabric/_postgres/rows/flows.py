@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.values import Row, json_of, one_of, readable
 from flowfabric.errors import Corruption
 from flowfabric.values.flow import (
     CancellationPolicy,
@@ -20,7 +20,7 @@ from flowfabric.values.flow import (
 )
 from flowfabric.values.found import FoundId
 from flowfabric.values.ids import ExecutionId, FlowId
-from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
+from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.state import State
 
 _GROUP = (
@@ -33,14 +33,12 @@ _BUCKETS = (
 )  # fmt: skip
 
 
+@readable
 def flow_snapshot(row: Row, partition: int) -> FlowSnapshot:
     """The header of a flow with its groups."""
     groups = [] if row["downstreams"] is None else list(zip(*(row[name] for name in _GROUP), strict=True))
-    tags = decode_json(row["tags"]) or {}
-    try:
-        policy = None if row["cancellation_policy"] is None else CancellationPolicy(row["cancellation_policy"])
-    except ValueError:
-        raise Corruption(f"flow {row['flow_id']}: cancellation_policy {row['cancellation_policy']!r}") from None
+    tags = json_of(row, "tags") or {}
+    policy = None if row["cancellation_policy"] is None else one_of(CancellationPolicy, row, "cancellation_policy")
     return FlowSnapshot(
         flow_id=FlowId(row["flow_id"]),
         flow_kind=row["flow_kind"],
@@ -56,6 +54,7 @@ def flow_snapshot(row: Row, partition: int) -> FlowSnapshot:
         cancellation_policy=policy,
         tags={key: tags[key] for key in sorted(tags)},
         edge_groups=tuple(_group(*group) for group in groups),
+        parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
     )
 
 
@@ -97,28 +96,35 @@ def _policy(kind: str, k: int | None, cancel_rest: bool) -> EdgeGroupPolicy:
             return AnyOf(rest)
         case "quorum" if k is not None:
             return Quorum(k, rest)
+        case "all_settled":
+            return AllSettled()
     raise ValueError
 
 
+@readable
 def flow_info(row: Row) -> FlowInfo:
     """What lists show of a flow."""
+    status = _status(row["state"], row["summary"])
+    state = "cancelled" if status is FlowStatus.CANCELLED else row["summary"] or row["state"]
     return FlowInfo(
         flow_id=FlowId(row["flow_id"]),
         created_at=row["created_at"],
-        status=_status(row["state"], row["summary"]),
+        status=status,
+        state=None if status is FlowStatus.UNKNOWN else FlowState(state),
         flow_kind=row["flow_kind"],
         namespace=row["namespace"],
         node_count=row["node_count"],
     )
 
 
+@readable
 def found_id(row: Row) -> FoundId:
     """What a part of an id names."""
     return FoundId(
         id=row["id"],
         what="flow" if row["is_flow"] else "execution",
         kind=row["kind"],
-        state=_status(row["state"], row["summary"]) if row["is_flow"] else State(row["state"]),
+        state=_status(row["state"], row["summary"]) if row["is_flow"] else one_of(State, row, "state"),
         created_at=row["created_at"],
     )
 
@@ -137,6 +143,7 @@ def _status(state: str, summary: str | None) -> FlowStatus:
     }.get(summary or state, FlowStatus.UNKNOWN)
 
 
+@readable
 def flow_summary(row: Row) -> FlowSummary:
     """The counts of a flow's members, as last counted."""
     counts = {f"members_{name}": row[name] for name in _BUCKETS}
@@ -145,12 +152,13 @@ def flow_summary(row: Row) -> FlowSummary:
         flow_id=FlowId(row["flow_id"]),
         total_members=total,
         sampled_members=total,
-        public_flow_state=FlowState(row["state"]),
+        public_flow_state=one_of(FlowState, row, "state"),
         last_summary_update_at=row["updated_at"],
         **counts,
     )
 
 
+@readable
 def edge(row: Row, flow_id: FlowId) -> EdgeSnapshot:
     return EdgeSnapshot(
         edge_id=row["edge_id"],

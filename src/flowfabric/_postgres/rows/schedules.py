@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.schedule import DueSchedule, Schedule
 
 
+@readable
 def schedule(row: Row) -> Schedule:
     """A stored schedule."""
     return Schedule(
         name=row["name"],
         kind=row["kind"],
-        timing=decode_json(row["timing"]),
+        timing=json_of(row, "timing"),
         catch_up=row["catch_up"],
-        options=decode_json(row["options"]),
+        options=json_of(row, "options"),
         paused=row["paused"],
         next_at=row["next_at"],
         last_at=row["last_at"],
@@ -26,16 +27,17 @@ def schedule(row: Row) -> Schedule:
     )
 
 
+@readable
 def due_schedule(row: Row) -> DueSchedule:
     """A due schedule."""
     return DueSchedule(
         name=row["name"],
         kind=row["kind"],
-        timing=decode_json(row["timing"]),
+        timing=json_of(row, "timing"),
         catch_up=row["catch_up"],
         payload=row["payload"],
         payload_encoding=row["payload_encoding"],
-        options=decode_json(row["options"]),
+        options=json_of(row, "options"),
         due_at=row["next_at"],
         now=row["now"],
     )

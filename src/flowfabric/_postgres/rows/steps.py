@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.step import Step
 
 
+@readable
 def step(row: Row) -> Step:
     """A recorded step."""
     return Step(
@@ -19,11 +20,14 @@ def step(row: Row) -> Step:
         attempt_index=row["attempt_index"],
         result=row["result"],
         encoding=row["encoding"],
-        error=decode_json(row["error"]),
+        error=json_of(row, "error"),
         at=row["at"],
         child_id=None if row["child_id"] is None else ExecutionId(row["child_id"]),
         seconds=row["seconds"],
         recorded_at=row["recorded_at"],
         waitpoint_ids=tuple(row["waitpoint_ids"] or ()),
         outcome=row["outcome"],
+        is_stray=row["is_stray"],
+        is_unread=row["is_unread"],
+        flow_id=row["flow_id"],
     )

@@ -55,6 +55,10 @@ _PROBLEMS = {
     "lane_id": ("not the lane of the execution", "lane_id"),
     "used_id": ("an attempt of this execution already has it", "lease_id or attempt_id"),
     "worker_id": ("the grant belongs to another worker", "worker_id"),
+    "frame_type": ("is longer than 128 bytes", "frame_type"),
+    "mode or kind": ("an unknown word", "mode or kind"),
+    "patch": ("not a JSON object that the database can hold", "patch"),
+    "patch_depth_exceeded": ("patch_depth_exceeded", "patch"),
     "fence_required": ("fence_required", "authority"),
     "partial_fence_triple": ("partial_fence_triple", "authority"),
 }

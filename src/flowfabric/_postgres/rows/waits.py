@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowfabric._postgres.rows.values import Row, decode_json
+from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.signal import ReceivedSignal, RecordedSignal
 from flowfabric.values.wait import (
@@ -20,6 +20,7 @@ from flowfabric.values.wait import (
 )
 
 
+@readable
 def pending_waitpoint(row: Row, execution_id: ExecutionId) -> PendingWaitpoint:
     """A waitpoint that accepts signals."""
     return PendingWaitpoint(
@@ -43,6 +44,7 @@ def _bound(row: Row) -> tuple[BoundWaitpoint, ...]:
     )
 
 
+@readable
 def suspension_details(row: Row) -> SuspensionDetails:
     """The result of a call that suspended."""
     first, *others = _bound(row)
@@ -55,6 +57,7 @@ def suspension_details(row: Row) -> SuspensionDetails:
     )
 
 
+@readable
 def suspension(row: Row, execution_id: ExecutionId) -> Suspension:
     """A stored suspension."""
     return Suspension(
@@ -66,8 +69,8 @@ def suspension(row: Row, execution_id: ExecutionId) -> Suspension:
         reason_code=row["reason_code"],
         requested_by=row["requested_by"],
         continuation_metadata_pointer=row["continuation_metadata_pointer"],
-        resume_condition=decode_json(row["resume_condition"]),
-        resume_policy=decode_json(row["resume_policy"]),
+        resume_condition=json_of(row, "resume_condition"),
+        resume_policy=json_of(row, "resume_policy"),
         suspended_at=row["suspended_at"],
         timeout_at=row["timeout_at"],
         timeout_behavior=row["timeout_behavior"],
@@ -81,6 +84,7 @@ def suspension(row: Row, execution_id: ExecutionId) -> Suspension:
     )
 
 
+@readable
 def suspended_execution(row: Row) -> SuspendedExecution:
     return SuspendedExecution(
         execution_id=ExecutionId(row["id"]),
@@ -105,11 +109,13 @@ def _signal_fields(row: Row) -> dict[str, Any]:
     }
 
 
+@readable
 def received_signal(row: Row) -> ReceivedSignal:
     """A signal that ended a suspension."""
     return ReceivedSignal(**_signal_fields(row))
 
 
+@readable
 def recorded_signal(row: Row) -> RecordedSignal:
     """A signal and its effect."""
     return RecordedSignal(
@@ -120,10 +126,12 @@ def recorded_signal(row: Row) -> RecordedSignal:
         created_at=row["created_at"],
         observed_effect=row["observed_effect"],
         match_detail=row["match_detail"],
+        refused=row["refused"],
         **_signal_fields(row),
     )
 
 
+@readable
 def wait(row: Row) -> Wait:
     """A waitpoint that accepts signals, with the execution that waits there."""
     return Wait(
@@ -140,14 +148,17 @@ def wait(row: Row) -> Wait:
         timeout_behavior=row["timeout_behavior"],
         required_signal_names=tuple(row["required_signal_names"]),
         signal_count=row["signal_count"],
+        refused_signal_count=row["refused_signal_count"],
     )
 
 
+@readable
 def open_wait(row: Row, use: int) -> OpenWait:
     """The waitpoints of a handler's wait."""
     return OpenWait(use=use, waitpoints=_bound(row), deadline=row["at"])
 
 
+@readable
 def wait_result(row: Row) -> WaitResult:
     """The state of a handler's wait."""
     return WaitResult(outcome=row["outcome"], result=row["result"], seen=tuple(row["seen"]))

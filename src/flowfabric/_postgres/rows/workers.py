@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
-from flowfabric._postgres.rows.values import Row
+from flowfabric._postgres.rows.values import Row, one_of, readable
 from flowfabric.values.lane import LaneState
-from flowfabric.values.worker import Leader, Unserved, WorkerEvent, WorkerRecord
+from flowfabric.values.worker import Leader, LiveVersion, Unserved, WorkerEvent, WorkerRecord
 
 
+@readable
 def worker(row: Row) -> WorkerRecord:
     return WorkerRecord(
         worker_id=row["worker_id"],
@@ -29,14 +31,15 @@ def worker(row: Row) -> WorkerRecord:
     )
 
 
-def _with_versions(kinds: Sequence[str], versions: Sequence[str | None] | None) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(kinds, ())
+def _with_versions(kinds: Sequence[str], versions: Sequence[int | None] | None) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(kinds, ())
     for kind, version in zip(kinds, versions or (), strict=False):
         if version is not None:
             found[kind] += (version,)
     return found
 
 
+@readable
 def worker_event(row: Row) -> WorkerEvent:
     return WorkerEvent(
         seq=row["seq"],
@@ -47,21 +50,36 @@ def worker_event(row: Row) -> WorkerEvent:
     )
 
 
+@readable
 def leader(row: Row) -> Leader:
     return Leader(
         name=row["name"],
         process=row["process"],
         worker_instance_id=row["worker_instance_id"],
-        left=row["left_ms"] / 1000,
+        left=timedelta(milliseconds=row["left_ms"]),
     )
 
 
+@readable
 def unserved(row: Row) -> Unserved:
     return Unserved(
         lane_id=row["lane"],
-        lane_state=LaneState(row["lane_state"]),
+        lane_state=one_of(LaneState, row, "lane_state"),
         kind=row["kind"],
         capabilities=tuple(row["capabilities"]),
         namespace=row["namespace"],
+        live_workers=row["workers"],
+        version=row["version"],
+        is_stopped=row["is_stopped"],
+    )
+
+
+def live_version(row: Row) -> LiveVersion:
+    return LiveVersion(
+        lane_id=row["lane"],
+        kind=row["kind"],
+        capabilities=tuple(row["capabilities"]),
+        version=row["version"],
+        executions=row["executions"],
         live_workers=row["workers"],
     )

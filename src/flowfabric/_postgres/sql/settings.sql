@@ -7,11 +7,14 @@
 -- reads    Reads of a few executions by key: the same joins, but planned for the arguments at hand.
 -- pages    Reads of one page in the order of an index: without it everything that follows would be read and sorted.
 -- graph    Calls that walk a flow. Groups of a thousand edges need hash joins; bitmap scans read edges that are resolved.
+-- streams  Appends and reads of streams. Frames are joined with their streams by a hash; the newest row of a stream is the
+--          first of its index.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
 -- timers   A round joins the due executions by key, for any number of timers.
 -- audit    Wide unions over small sets: compiling or planning them takes longer than running them.
+-- log      Rules about all events: whatever the statistics say, they are joined by hash.
 -- sample   The same rules for a few rows by key: a plan for whole tables would read them all.
--- ring     Emptying a segment of the event log gives up when a reader holds it.
+-- ring     Emptying a segment of the event log, or of best-effort frames, gives up when a reader holds it.
 do $settings$
 declare
     v record;
@@ -23,19 +26,23 @@ begin
                             'enable_seqscan = off', 'jit = off'],
                 'block cancel cancel_as_operator change_priority claim_as_operator claim_granted complete complete_as_operator
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
-                 deliver_signal_as_operator fail fail_as_operator find heartbeat_worker issue_claim_grant issue_reclaim_grant
-                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution register_worker release
-                 release_as_operator renew replay revoke_lease settle_wait signal_by_key suspend unblock unwatch verify_grant
+                 deliver_signal_as_operator drop_frames fail fail_as_operator find heartbeat_worker issue_claim_grant issue_reclaim_grant
+                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution refuse_signals register_worker release
+                 release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unwatch
+                 verify_grant
                  wait_children wait_children_as_operator'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids find_unserved may_submit read_outcomes read_steps'),
+                'find_ids find_unserved list_children may_submit read_outcomes read_steps'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
                 'audit_sample repair_floors'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
-                'add_to_flow apply_edge cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow
-                 promote_blocked reconcile_edges resolve_dependency stage_edges'),
+                'add_to_flow apply_edge cancel_children cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow
+                 promote_blocked reconcile_edges resolve_dependency stage_edges submit_child_flow'),
+            ('streams', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
+                              'enable_bitmapscan = off', 'jit = off'],
+                'append_frames read_last_frames read_stream_summary read_streams'),
             ('claim', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
                 'claim'),
@@ -45,7 +52,8 @@ begin
                  trim_worker_events'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
-            ('ring', array['lock_timeout = ''200ms'''], 'trim_events')
+            ('log', array['enable_nestloop = off', 'jit = off'], 'audit_log'),
+            ('ring', array['lock_timeout = ''200ms'''], 'trim_events trim_live')
         ) as g (name, settings, functions)
         cross join lateral regexp_split_to_table(g.functions, '\s+') as f (name)
         left join pg_proc p on p.pronamespace = 'flowfabric'::regnamespace and p.proname = f.name

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._options import Dsn, Json, Wide
+from flowfabric.cli._program import Group
 from flowfabric.cli.flow import cancel, delete, export, ls, replay, show, wait
 
-app = typer.Typer(help="Draw, list, export, wait for, cancel, replay and delete flows.", invoke_without_command=True)
+app = typer.Typer(
+    cls=Group, help="Draw, list, export, wait for, cancel, replay and delete flows.", invoke_without_command=True
+)
 
 
 @app.callback()
-def _default(ctx: typer.Context, json: Json = False, dsn: Dsn = None) -> None:
+def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Draw, list, export, wait for, cancel, replay and delete flows. Without a command: ls."""
     if ctx.invoked_subcommand is None:
-        ls.ls(json=json, dsn=dsn)
+        ls.ls(wide=wide, json=json, dsn=dsn)
 
 
 for _command in (ls.ls, show.show, export.export, wait.wait, cancel.cancel, replay.replay, delete.delete):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from flowfabric.cli import _output
+from flowfabric.cli._output import Column
 from flowfabric.errors import NotFound
 from flowfabric.values.flow import FlowGraph, FlowNode, FlowState, FlowSummary
 from flowfabric.values.state import State
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from flowfabric.values.ids import FlowId
 
 MOST_FAILURES = 20  # for people: the first
+MOST_OUTPUT = 10  # active nodes whose output is shown
+LAST_FRAMES = 20  # of each; a line may be many tokens
 _ENDED = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 
@@ -26,6 +29,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     at: datetime
     graph: FlowGraph
     summary: FlowSummary | None
+    output: tuple[tuple[str, str], ...] = ()  # active nodes, and the last line each has emitted
 
     @property
     def state(self) -> str:
@@ -37,14 +41,24 @@ class Frame(Struct, frozen=True, kw_only=True):
         return self.state in _ENDED
 
 
-async def read_frame(engine: Engine, flow_id: FlowId) -> Frame:
+async def read_frame(engine: Engine, flow_id: FlowId, *, output: bool = False) -> Frame:
     # Read the nodes last: those that the summary counts as ended are then ended in the picture, too.
-    await engine.project_flow_summary(flow_id)
-    summary = await engine.read_flow_summary(flow_id)
+    summary = await engine.read_flow_summary(flow_id, now=True)
     graph = await engine.read_flow_graph(flow_id)
     if graph is None:
         raise NotFound("flow", flow_id)
-    return Frame(at=await now(engine), graph=graph, summary=summary)
+    said = await _output_of(engine, graph) if output else ()
+    return Frame(at=await now(engine), graph=graph, summary=summary, output=said)
+
+
+async def _output_of(engine: Engine, graph: FlowGraph) -> tuple[tuple[str, str], ...]:
+    active = {one.execution_id: one for one in graph.nodes if one.state is State.ACTIVE}
+    names = {key: active[key].name or active[key].execution_kind for key in list(active)[:MOST_OUTPUT]}
+    if not names:
+        return ()
+    frames = await engine.read_last_frames(list(names), count_limit=LAST_FRAMES)
+    lines = {key: "".join(one.text for one in some if one.encoding is None) for key, some in frames.items()}
+    return tuple((names[key], text.strip().rpartition("\n")[2]) for key, text in lines.items() if text.strip())
 
 
 async def now(engine: Engine) -> datetime:
@@ -55,7 +69,7 @@ def age(now: datetime, then: datetime) -> timedelta:
     return max(now - then, timedelta())
 
 
-def failures(frame: Frame) -> tuple[str, list[str], list[tuple[Any, ...]]]:
+def failures(frame: Frame) -> tuple[str, list[Column], list[tuple[Any, ...]]]:
     """A title, headers and rows for the members that failed; without cancelled ones if the whole flow was cancelled."""
     is_cancelled = frame.graph.flow.cancelled_at is not None
     found = [one for one in frame.graph.nodes if _is_failure(one) and not (is_cancelled and _is_cancelled(one))]
@@ -70,7 +84,7 @@ def failures(frame: Frame) -> tuple[str, list[str], list[tuple[Any, ...]]]:
         )
         for one in found[:MOST_FAILURES]
     ]
-    return title, ["NODE", "STATE", "ID", "FAILURE"], rows
+    return title, [Column("NODE", cut=14), Column("STATE"), Column("ID"), Column("FAILURE", folds=True)], rows
 
 
 def _is_cancelled(node: FlowNode) -> bool:

@@ -43,14 +43,15 @@ def cancel(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Close a flow and cancel its nodes. Cancelling it again changes nothing."""
+    """Close a flow and cancel its nodes. Cancelling it again cancels nodes that were replayed since."""
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
         before = await read_frame(engine, flow_id)
         header = before.graph.flow
-        if is_new := header.cancelled_at is None:
-            live = sum(not one.state.is_terminal for one in before.graph.nodes)
+        is_new = header.cancelled_at is None
+        live = sum(not one.state.is_terminal for one in before.graph.nodes)
+        if is_new or live:
             confirm(f"cancel {named_flow(before)}? {live:,} of its nodes have not ended.", yes=yes)
         try:
             done = await engine.cancel_flow(flow_id, policy=policy, reason=reason, wait=waits)

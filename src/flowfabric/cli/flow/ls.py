@@ -8,7 +8,8 @@ import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
-from flowfabric.cli._options import Dsn, Json, Namespace
+from flowfabric.cli._options import Dsn, Json, Namespace, Wide
+from flowfabric.cli._output import Column
 from flowfabric.cli._pages import PAGE, Cursor, Limit, up_to
 from flowfabric.cli.flow._frame import age, now
 
@@ -35,10 +36,11 @@ def ls(
     namespace: Namespace = None,
     limit: Limit = 50,
     cursor: Cursor = None,
+    wide: Wide = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List flows, newest first. The status may be some seconds older than that of `flow show`."""
+    """List flows, newest first. The state may be some seconds older than that of `flow show`."""
 
     async def work(engine: Engine) -> None:
         async def fetch(after: str | None, size: int) -> Page[FlowInfo, str]:
@@ -49,7 +51,7 @@ def ls(
             _output.document({"items": found, "next_cursor": rest})
             return
         if found:
-            _show_list(found, await now(engine))
+            _output.table(*table(found, await now(engine)), wide=wide)
         else:
             _output.note(await _none(engine, name))
         if rest is not None:
@@ -58,12 +60,13 @@ def ls(
     ask(dsn, work)
 
 
-def _show_list(found: Sequence[FlowInfo], at: datetime) -> None:
+def table(found: Sequence[FlowInfo], at: datetime) -> tuple[list[Column], list[list[object]]]:
+    """Flows as a table."""
     has_namespace = any(one.namespace for one in found)
     rows: list[list[object]] = [
         [
             one.flow_id,
-            one.status,
+            one.state or one.status,
             one.node_count,
             age(at, one.created_at),
             *[one.namespace] * has_namespace,
@@ -71,7 +74,8 @@ def _show_list(found: Sequence[FlowInfo], at: datetime) -> None:
         ]
         for one in found
     ]
-    _output.table(["ID", "STATUS", "NODES", "AGE", *["NAMESPACE"] * has_namespace, "NAME"], rows)
+    columns = [Column("ID"), Column("STATE"), Column("NODES"), Column("AGE")]
+    return [*columns, *[Column("NAMESPACE", cut=9, drop=1)] * has_namespace, Column("NAME", cut=20)], rows
 
 
 async def _none(engine: Engine, name: str | None) -> str:

@@ -92,7 +92,7 @@ async def _live(engine: Engine, frame: Frame, pause: float, *, expand: bool) -> 
         live.refresh()
         while not frame.is_ended:
             await asyncio.sleep(pause)
-            frame = await read_frame(engine, frame.graph.flow.flow_id)
+            frame = await read_frame(engine, frame.graph.flow.flow_id, output=True)
             live.update(_picture(frame, expand=expand), refresh=True)
     return frame
 
@@ -159,7 +159,9 @@ def _picture(frame: Frame, *, expand: bool) -> Any:
 
     parts: list[Any] = [_output.rich_line(line) for line in _head(frame)]
     parts += [Text(), *(_output.rich_line(line) for line in _drawn(frame, expand=expand))]
+    if frame.output:
+        parts += [Text("\nOutput", style="bold"), _output.fitted(["NODE", "LAST LINE"], frame.output)]
     title, headers, rows = failures(frame)
     if rows:
-        parts += [Text(f"\n{title}", style="bold"), _output.rich_table(headers, rows)]
+        parts += [Text(f"\n{title}", style="bold"), _output.fitted(headers, rows)]
     return Group(*parts)

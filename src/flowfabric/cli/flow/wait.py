@@ -11,6 +11,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration
+from flowfabric.cli._output import Column
 from flowfabric.cli._program import NO, TIMEOUT
 from flowfabric.cli.flow._frame import Frame, failures, read_frame
 from flowfabric.cli.flow._options import Id
@@ -93,7 +94,7 @@ def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *,
                     named(one): {
                         "execution_id": one.execution_id,
                         "public_state": one.state,
-                        "failure_reason": _output.failure_text(one.failure_reason, codecs, one.execution_id) or None,
+                        "failure_reason": _output.opened(one.failure_reason, codecs, one.execution_id) or None,
                         "failure_category": one.failure_category,
                         "cancellation_reason": one.cancellation_reason,
                     }
@@ -106,7 +107,7 @@ def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *,
         return
     if results:
         _output.table(
-            ["NODE", "RESULT"],
+            [Column("NODE", cut=16), Column("RESULT", folds=True)],
             [
                 (name, value if isinstance(value, str) else _json.dumps(value, ensure_ascii=False))
                 for name, value in results.items()

@@ -28,6 +28,9 @@ def show(
         bool, typer.Option("--timeline/--no-timeline", help="Include the timeline (as far back as the event log goes).")
     ] = True,
     app: AppOption = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Print whole ids, payloads and results, also on a narrow terminal.")
+    ] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
@@ -35,7 +38,9 @@ def show(
     codecs = None if app is None else load_app(app).codecs
 
     async def work(engine: Engine) -> None:
-        seen = await read(engine, execution, payloads=payloads, timeline=timeline, all_signals=json, codecs=codecs)
+        seen = await read(
+            engine, execution, payloads=payloads, timeline=timeline, all_signals=json, codecs=codecs, wide=wide
+        )
         if json:
             _output.document(as_json(seen))
         else:

@@ -6,12 +6,16 @@ import base64
 import contextlib
 import json
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from flowfabric.cli import _output
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
     from flowfabric.values.step import Step
+
+
+_RESULT_OF = "result "  # how the name of a step begins that waited for an execution
 
 
 def as_json(seen: Seen) -> dict[str, Any]:
@@ -21,6 +25,8 @@ def as_json(seen: Seen) -> dict[str, Any]:
         del fields["execution_id"], fields["result"]
         if seen.payloads and step.kind == "wait":
             fields["result"] = waited_for(seen, step)
+        elif seen.payloads and step.kind == "result":
+            fields["result"] = ended_with(seen, step)
         elif seen.payloads:
             fields["result"] = _payload(seen, step.result, step.encoding)
         remembered.append(fields)
@@ -34,11 +40,15 @@ def as_json(seen: Seen) -> dict[str, Any]:
     document: dict[str, Any] = {
         "execution": seen.execution,
         "flow": seen.membership,
+        "children": seen.children,
         "attempts": seen.attempts,
         "steps": remembered,
+        "frame_count": seen.frame_count,
         "suspension": seen.suspension,
         "waitpoints": seen.waitpoints,
         "signals": received,
+        "unserved": seen.unserved,
+        "on_failure": seen.hook,
     }
     if seen.events is not None:
         document["events"] = seen.events
@@ -61,5 +71,18 @@ def waited_for(seen: Seen, step: Step) -> list[dict[str, Any]]:
     return found
 
 
+def ended_with(seen: Seen, step: Step) -> Any:
+    """How the execution ended that a step waited for, with its result; None after a timeout."""
+    stored = _payload(seen, step.result, step.encoding)
+    if not isinstance(stored, dict) or "state" not in stored:
+        return stored  # nothing, or sealed
+    result = stored.get("result")
+    if isinstance(result, str):
+        child = UUID(step.name.removeprefix(_RESULT_OF))
+        data = base64.b64decode(result)
+        stored["result"] = _output.payload_or_problem(data, stored.get("result_encoding"), seen.codecs, child)
+    return stored
+
+
 def _payload(seen: Seen, data: bytes | None, encoding: str | None) -> Any:
-    return _output.payload(data, encoding, seen.codecs, seen.execution.execution_id)
+    return _output.payload_or_problem(data, encoding, seen.codecs, seen.execution.execution_id)

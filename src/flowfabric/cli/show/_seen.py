@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,19 +15,27 @@ from flowfabric.values.flow import GroupState
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.joins import EdgeGroupPolicy
 from flowfabric.values.state import State
+from flowfabric.values.stream import END
 
 if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.values.attempt import Attempt
+    from flowfabric.values.child import Child
     from flowfabric.values.event import Event, EventCursor
     from flowfabric.values.execution import Execution, ExecutionContext, Result
     from flowfabric.values.signal import RecordedSignal
     from flowfabric.values.step import Step
+    from flowfabric.values.stream import Frame
     from flowfabric.values.wait import PendingWaitpoint, Suspension
+    from flowfabric.values.worker import Unserved
 
+_FRAMES = 5
 _SIGNALS = 100  # how many of the newest people get to see
 _EVENT_PAGES = 20  # of 1,000 events each
+_CHILDREN = 1000
+_HOOKS = 20  # executions among which the one of a hook is looked for
+_SUBMITTED_WITHIN = timedelta(minutes=1)
 
 
 class Upstream(Struct, frozen=True):
@@ -48,26 +57,46 @@ class Membership(Struct, frozen=True, kw_only=True):
     waits_for: tuple[Upstream, ...]
 
 
+class FailureHook(Struct, frozen=True, kw_only=True):
+    """The task of `on_failure`, and its execution if that is found: it is submitted a moment later, and may be gone."""
+
+    task: str
+    execution_id: ExecutionId | None
+
+
 @dataclass(frozen=True)
 class Seen:
     """Everything that was read about the execution; parts that were not asked for are None."""
 
     execution: Execution
     membership: Membership | None
+    children: list[Child]
     attempts: list[Attempt]
     steps: list[Step]
     suspension: Suspension | None
     waitpoints: list[PendingWaitpoint]
     signals: deque[RecordedSignal]
+    frame_count: int  # of the latest attempt
+    frames: list[Frame]  # its last ones
     events: list[Event] | None
     context: ExecutionContext | None
     result: Result | None
     payloads: bool
     codecs: Codecs | None
+    unserved: Unserved | None
+    hook: FailureHook | None
+    wide: bool = False
 
 
 async def read(
-    engine: Engine, execution: str, *, payloads: bool, timeline: bool, all_signals: bool, codecs: Codecs | None
+    engine: Engine,
+    execution: str,
+    *,
+    payloads: bool,
+    timeline: bool,
+    all_signals: bool,
+    codecs: Codecs | None,
+    wide: bool = False,
 ) -> Seen:
     """Read an execution with its history; payloads and timeline only if asked for."""
     target = await resolve(engine, execution)
@@ -77,17 +106,47 @@ async def read(
     return Seen(
         execution=found,
         membership=await _membership(engine, found),
+        children=await engine.list_children(target, limit=_CHILDREN),
         attempts=await engine.list_attempts(target),
         steps=await engine.read_steps([target], all_generations=True),
         suspension=await engine.read_suspension(target),
         waitpoints=await _waiting.client_of(engine).waitpoints_of(target),
         signals=await _signals(engine, target, None if all_signals else _SIGNALS),
+        frame_count=(await engine.read_streams([(target, None, END)], count_limit=1))[0].frame_count,
+        frames=(await engine.read_last_frames([target], count_limit=_FRAMES)).get(target, []),
         events=await _events(engine, target) if timeline else None,
         context=await engine.read_execution_context(target) if payloads else None,
         result=await engine.read_result(target) if payloads else None,
         payloads=payloads,
         codecs=codecs,
+        unserved=await _unserved(engine, target),
+        hook=await _hook(engine, found),
+        wide=wide,
     )
+
+
+async def _hook(engine: Engine, found: Execution) -> FailureHook | None:
+    """The task that was submitted because it failed."""
+    if found.public_state not in (State.FAILED, State.EXPIRED) or found.completed_at is None:
+        return None
+    spec = ((found.policy or {}).get("hooks") or {}).get("failure")
+    if not isinstance(spec, dict):
+        return None
+    kind, ended = str(spec.get("kind")), found.completed_at
+    page = await engine.find_executions(
+        kinds=[kind], created_from=ended, created_before=ended + _SUBMITTED_WITHIN, limit=_HOOKS
+    )
+    for one in reversed(page.items):
+        hook = await engine.read_execution(one.execution_id)
+        if hook is not None and hook.creator_identity == f"hook of {found.execution_id}":
+            return FailureHook(task=kind, execution_id=one.execution_id)
+    return FailureHook(task=kind, execution_id=None)
+
+
+async def _unserved(engine: Engine, target: ExecutionId) -> Unserved | None:
+    """Why no worker claims it, if it waits for one in vain."""
+    found = await engine.find_unserved([target])
+    return found[0] if found else None
 
 
 async def _events(engine: Engine, target: ExecutionId) -> list[Event]:

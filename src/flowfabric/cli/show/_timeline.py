@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from flowfabric.values.signal import RecordedSignal
 
 # Reasons for which a worker gives up a lease, in words.
-_GIVEN_UP = {"suspend": ("suspended", ""), "worker_park": ("parked", "waits without a worker")}
+_GIVEN_UP = {
+    "suspend": ("suspended", ""),
+    "worker_park": ("parked", "waits without a worker"),
+    "steps_changed": ("stopped", "its code has changed: waits for code that fits"),
+}
+_INTERNAL = frozenset(("new_lease_epoch", "branch", "groups_reset"))  # details for programs
 # Reasons of a lease's end that only repeat the outcome.
-_ENDINGS = frozenset(("completed", "failed_terminal", "cancelled", "expired"))
+_ENDINGS = frozenset(("lease_expired", "completed", "failed_terminal", "cancelled", "expired", "claim_resumed"))
 
 
 def timeline(seen: Seen, events: list[Event]) -> list[tuple[Any, str, str]]:
@@ -61,7 +66,8 @@ def _signalled(event: Event, signals: dict[str, RecordedSignal]) -> str:
         words = f"from {who}" if who else ""
     else:
         words = f"{one.signal_name} at {one.waitpoint_key} from {_waiting.source(one)}"
-    return f"{words}: {event.signal_effect}" if words else str(event.signal_effect)
+    effect = _waiting.effect(str(event.signal_effect))
+    return f"{words}: {effect}" if words else effect
 
 
 def _detail(event: Event) -> str:
@@ -71,11 +77,10 @@ def _detail(event: Event) -> str:
     if event.attempt_index is not None and event.lease_type in ("acquired", "reclaimed"):
         words.append(f"attempt {event.attempt_index + 1}")
     if event.worker_instance_id and event.lease_type != "revoked":
-        words.append(f"by {event.worker_instance_id}")
+        words.append(f"{'of' if event.lease_type == 'expired' else 'by'} {event.worker_instance_id}")
     if event.reason and event.reason not in _ENDINGS:
         words.append(_output.first_line(event.reason))
     if event.revoked_by and not event.outcome:
         words.append(f"by {event.revoked_by}")
-    for key, value in (event.details or {}).items():
-        words.append(f"{key} {value}")
+    words += [f"{key} {value}" for key, value in (event.details or {}).items() if key not in _INTERNAL]
     return ", ".join(words)

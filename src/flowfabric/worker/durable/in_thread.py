@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
@@ -16,10 +17,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowfabric.client import current
 from flowfabric.errors import ExecutionNotActive, Interrupted, LeaseLost
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
+    from flowfabric.worker.runners.threads import Threads
 
 T = TypeVar("T")
 
@@ -27,10 +30,11 @@ T = TypeVar("T")
 class CallingThread:
     """The thread that waits for a coroutine, and runs functions for it meanwhile."""
 
-    __slots__ = ("_calls", "raised")
+    __slots__ = ("_calls", "handles_an_error", "raised")
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self.handles_an_error = sys.exception() is not None
         self.raised: tuple[Exception, TracebackType | None] | None = None  # exception of the last function
 
     async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -79,7 +83,8 @@ class _Call:
 
 
 # Set in coroutines that a synchronous handler waits for.
-calling_thread: ContextVar[CallingThread | None] = ContextVar("flowfabric_calling_thread", default=None)
+# Where the functions of a synchronous handler's steps run: its own thread, or those of a `ctx.map`.
+calling_thread: ContextVar[CallingThread | Threads | None] = ContextVar("flowfabric_calling_thread", default=None)
 
 
 def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
@@ -89,8 +94,11 @@ def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
         time.sleep(running.refused())
         raise Interrupted(running.stop_reason)
     thread = CallingThread()
+    running.tasks.has_threads |= not running.is_in_own_thread
+    running.in_threads += 1
     context = copy_context()  # which the coroutine's task copies
     context.run(calling_thread.set, thread)
+    context.run(current.enter, running)  # this may be a thread that the handler has started
     future = context.run(asyncio.run_coroutine_threadsafe, work, running.worker.loop)
     future.add_done_callback(thread.end)
     try:
@@ -108,4 +116,5 @@ def in_thread(running: Running, work: Coroutine[Any, Any, T]) -> T:
         future.cancel()  # the handler unwinds, so nothing awaits the coroutine
         raise
     finally:
+        running.in_threads -= 1
         thread.raised = None

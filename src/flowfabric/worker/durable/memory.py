@@ -3,63 +3,150 @@
 A step is identified by its kind, its name and the number of the use: how often the handler used the name before in this
 run (0 for the first use; `n` in the records). Successes are kept over retries and crashes. A failure is kept within its
 run, so that a handler that is woken takes the same branch, and a handler that is retried tries again.
+
+A run that has not asked for everything that earlier runs recorded (`missing`) and asks for something new was changed,
+unless an earlier run took another branch after a failure.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from flowfabric.client.failure import type_name
 from flowfabric.errors import InvalidInput, StepFailed
 from flowfabric.values.checks import check_text, escape_text
-from flowfabric.values.step import Step, StepKind
+from flowfabric.values.step import BRANCHED, Step, StepKind
 
 _MAX_TEXT = 4096
 _MAX_VALUE = 16 * 1024
 
 
+# Kinds that a changed handler must not leave out. An unused time, result or patch does no harm.
+_EFFECTS: frozenset[StepKind] = frozenset(("step", "submit", "wait"))
+
+
+class Request(NamedTuple):
+    """What a handler asks for: its kind, its recorded name, the number of the use, and the recorded step."""
+
+    kind: StepKind
+    name: str
+    use: int
+    known: Step | None
+
+    def __str__(self) -> str:
+        return describe(self.kind, self.name, self.use)
+
+
 class Memory:
     """The steps of one execution. Made once per run of the handler."""
 
-    def __init__(self, steps: Iterable[Step] = (), run: int = 0) -> None:
+    def __init__(self, steps: Sequence[Step] = (), run: int = 0, *, strict: bool = True) -> None:
         self._uses: Counter[tuple[StepKind, str]] = Counter()
         self._known: dict[tuple[StepKind, str, int], Step] = {}
-        self._failed_before = False
+        self.outcomes: dict[str, Any] = {}  # of children and flows that ended in this run, by the name of the step
         self.unanswered: set[tuple[str, int]] = set()  # waits that ended without a signal in this run, by name and use
+        self._reset: set[tuple[StepKind, str, int]] = set()  # waits that a replay made start again
         for step in steps:
-            if step.error is None or step.run == run:
+            if step.kind == "wait" and step.error is not None:
+                self._reset.add((step.kind, step.name, step.n))
+            elif step.error is None or step.run == run:
                 self._known[step.kind, step.name, step.n] = step
-            else:
-                self._failed_before = True
+        # What this run has not asked for yet, with its place in the order in which it was recorded.
+        self._unasked = {key: place for place, key in enumerate(self._known)}
+        self._places = dict(self._unasked)
+        self._own_names: set[tuple[StepKind, str]] = set()
+        self._old_names: set[tuple[StepKind, str]] = set()
+        self.has_branched = not strict or ("patch", BRANCHED, 0) in self._known
+        self._unasked.pop(("patch", BRANCHED, 0), None)
+        # Recorded effects that this run has not asked for: by kind, name and use, in the order they were recorded.
+        self.missing: dict[tuple[StepKind, str, int], None] = {}
+        if not self.has_branched and not _branched_after_failure(steps, run):
+            self.missing = {
+                key: None
+                for key, step in self._known.items()
+                if key[0] in _EFFECTS and step.outcome != "given_up" and not step.is_stray
+            }
 
-    def next(self, name: str, kind: StepKind) -> tuple[int, Step | None]:
-        """Return the number of this use of the name, and its recorded step."""
+    def next(self, name: str, kind: StepKind, was: str | None = None) -> Request:
+        """Return the next use of the name, with its recorded step; `was` is a name under which it may be recorded."""
+        self._own_names.add((kind, name))
+        if was is not None:
+            self._old_names.add((kind, was))
+        if self._old_names:
+            self._check_names(kind, name, was)
         use = self._uses[kind, name]
+        known = self._known.get((kind, name, use))
+        if known is None and was is not None:
+            earlier = self._uses[kind, was]
+            known = self._known.get((kind, was, earlier))
+            if known is not None:
+                name, use = was, earlier
         self._uses[kind, name] = use + 1
-        return use, self._known.get((kind, name, use))
+        if self._unasked:
+            self._unasked.pop((kind, name, use), None)
+            self.missing.pop((kind, name, use), None)
+        return Request(kind, name, use, known)
+
+    def _check_names(self, kind: StepKind, name: str, was: str | None) -> None:
+        """Refuse an old name that is the name of another step: which of the two recorded it could not be told."""
+        for old in (was, name):
+            if (kind, old) in self._old_names and (kind, old) in self._own_names:
+                raise InvalidInput(
+                    f"{old!r} is also the name of another step of this handler",
+                    field="was",
+                    allowed="a name that the handler no longer uses",
+                )
+
+    @property
+    def first_unasked(self) -> int | None:
+        """The place of the first recorded thing that this run has not asked for."""
+        return next(iter(self._unasked.values()), None)
+
+    def place(self, request: Request) -> int:
+        """The place of something recorded in the order of the record."""
+        return self._places[request[:3]]
+
+    def is_new(self, request: Request) -> bool:
+        """Whether no run asked for it before, as far as is recorded."""
+        return request.known is None and request[:3] not in self._reset
 
     def known(self, name: str, kind: StepKind, use: int) -> Step | None:
         """Return the recorded step of an earlier use of the name."""
         return self._known.get((kind, name, use))
 
-    def not_reached(self) -> list[tuple[str, int]]:
-        """Return the steps that an earlier run recorded and this one did not reach, by name and use.
+    def earlier(self, name: str, kind: StepKind, use: int) -> Step | None:
+        """Return the first earlier use of the name that succeeded."""
+        found = (self._known.get((kind, name, before)) for before in range(use))
+        return next((step for step in found if step is not None and step.error is None), None)
 
-        Empty if a failure in an earlier run explains the different branch. An unused time or awaited result does no
-        harm.
-        """
-        if self._failed_before:
-            return []
-        return sorted(
-            (name, use)
-            for kind, name, use in self._known
-            if kind in ("step", "submit") and use >= self._uses.get((kind, name), 0)
-        )
+    def successes(self, kind: StepKind) -> list[Step]:
+        """Return the recorded steps of a kind that succeeded."""
+        return [step for step in self._known.values() if step.kind == kind and step.error is None]
+
+
+def describe(kind: StepKind, name: str, use: int) -> str:
+    """Return a recorded or requested thing in words."""
+    what = name if kind == "submit" else f"{kind} {name!r}"
+    return what if use == 0 else f"{what} (use {use + 1})"
+
+
+def _branched_after_failure(steps: Sequence[Step], run: int) -> bool:
+    """Whether an earlier run may have taken another branch: it recorded a failure, and other things after that.
+
+    The success that later replaced such a failure is marked `retried`. What followed a wait that a replay made start
+    again is marked `is_stray`.
+    """
+    failed = False
+    for step in steps:
+        if failed or step.outcome == "retried":
+            return True
+        failed = step.error is not None and step.run != run and step.kind != "wait"
+    return False
 
 
 def check_name(name: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from flowfabric.errors import ExecutionNotActive, FlowFabricError, Interrupted, 
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.wait import AlreadySatisfied
+from flowfabric.worker import told
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.in_thread import calling_thread
 
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _FIRST_CHECK = 0.02  # seconds until parking is considered again
 _MAX_CHECK = 1.0
+_MAX_PAUSE = 5.0
 _RETRY = 0.5  # seconds until a call is made again that the database did not take
+_WAITS = "waits without a worker"
 _MOST = 1000  # executions that one parked execution can wait for
 # Turns of the loop for which a handler must not have moved. A result reaches the task that waits for it through
 # callbacks, one turn for each future in between.
-_STEADY = 10
+STEADY = 10
 
 
 class Gate:
@@ -149,7 +152,7 @@ class Parking:
         """Unwind a handler that waits from a thread."""
         if calling_thread.get() is not None:
             self._running.unwound_at = gate
-            raise Interrupted("it waits without a worker")
+            raise Interrupted(_WAITS)
 
     def _open(self, opened: asyncio.Future[None]) -> None:
         # While the execution is being parked, gates stay closed; `_park` opens them afterwards.
@@ -165,7 +168,7 @@ class Parking:
         running = self._running
         if not self.gates or self.is_under_way or running.is_cancelled or running.is_parked:
             return
-        if 0 < self._steady < _STEADY:
+        if 0 < self._steady < STEADY:
             self._steady += 1
             self._check = asyncio.get_running_loop().call_soon(self.consider)
             return
@@ -231,23 +234,36 @@ async def park(running: Running, gates: Sequence[Gate]) -> str | None:
 
     Returns why that is not possible: `ended`, `due` or `signal`; None when it is parked, or the lease is lost.
     """
+    return await leave(running, partial(_park_once, running, gates), _WAITS)
+
+
+async def leave(running: Running, call: Callable[[], Awaitable[str | None]], reason: str) -> str | None:
+    """Give the lease back with `call` and stop the handler.
+
+    Returns what `call` returns if that is a reason to keep the lease; None when it is given back, or lost.
+    """
+    pause = _RETRY
     while not running.is_cancelled:
         try:
-            because = await _park_once(running, gates)
+            await running.settled()
+            because = await call()
         except (LeaseLost, ExecutionNotActive) as error:
             running.worker.handlers.lost(running, error)
             break
         except FlowFabricError as error:
             if not error.retryable:
                 raise
-            log.warning("execution %s could not be parked: %s", running.claimed.execution_id, error)
-            await asyncio.sleep(_RETRY)
+            if not running.worker.engine.outage.covers(error):
+                told.say(logging.WARNING, running, "cannot give back its worker: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _MAX_PAUSE)
             continue
         if because is not None:
             return because
         running.is_parked = True
+        told.say(logging.DEBUG, running, reason)
         running.worker.handlers.let_go(running)
-        running.stop("it waits without a worker")
+        running.stop(reason)
         break
     return None
 

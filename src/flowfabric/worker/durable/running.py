@@ -9,18 +9,30 @@ the tasks of an async handler: their futures just stay pending until the handler
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
+import sys
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
+from flowfabric.app.context import not_begun
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost, StepsChanged
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.lease import Handle, HandleKind
-from flowfabric.values.step import NewStep
-from flowfabric.worker.durable import children, in_thread, steps, waits
-from flowfabric.worker.durable.memory import Memory
+from flowfabric.values.step import BRANCHED, NewStep, StepKind
+from flowfabric.worker import told
+from flowfabric.worker.durable import children, in_thread, mapping, steps, waits
+from flowfabric.worker.durable import emitting as frames
+from flowfabric.worker.durable.changes import Changes, is_compared
+from flowfabric.worker.durable.emitting import Emitting
+from flowfabric.worker.durable.in_thread import CallingThread, calling_thread
+from flowfabric.worker.durable.memory import Memory, Request, describe
+from flowfabric.worker.durable.order import Order
 from flowfabric.worker.durable.parking import Gate, Parking
+from flowfabric.worker.durable.task_tree import HandlerTasks
 from flowfabric.worker.runners.threads import Interruptible
 
 if TYPE_CHECKING:
@@ -34,6 +46,43 @@ _REFUSALS = 3  # calls of a stopped handler that are refused immediately
 _MAX_WAIT = 1.0
 
 
+class NotAwaited(Exception):
+    """The handler called a durable operation without `await`, so that nothing happened."""
+
+
+def _shown(call: Coroutine[Any, Any, Any]) -> str:
+    """Return a call of the context as the handler wrote it."""
+    made: Any = call
+    given = {} if made.cr_frame is None else made.cr_frame.f_locals
+    name = next((given[word] for word in ("name", "what", "key") if isinstance(given.get(word), str)), None)
+    method = "step_with(...)" if made.__name__ == "__call__" else made.__name__
+    return f"ctx.{method}({'...' if name is None else repr(name)})"
+
+
+def _handles_an_error() -> bool:
+    """Whether the handler is in an `except` or `finally` block because of an error."""
+    thread = calling_thread.get()
+    return thread.handles_an_error if isinstance(thread, CallingThread) else sys.exception() is not None
+
+
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+def noticed(method: Method) -> Method:
+    """Notice when the handler itself cancels the operation, with `asyncio.timeout` for example."""
+
+    @functools.wraps(method)
+    async def operate(running: Running, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(running, *args, **kwargs)
+        except asyncio.CancelledError as error:
+            if not running.is_cancelled and not running.is_parked and error.args != (waits.HANDLER_ENDED,):
+                running.tasks.has_cancelled = True
+            raise
+
+    return cast("Method", operate)
+
+
 class StepHook(Protocol):
     """Called before and after a step is recorded; for submissions and waits only afterwards."""
 
@@ -45,16 +94,22 @@ class Running:
     """One held execution. Lives on the worker's loop; `in_thread` is for the threads of synchronous handlers."""
 
     __slots__ = (
+        "_changes",
+        "_emitting",
         "_lag",
         "_log",
         "_memory_loading",
+        "_newly_read",
+        "_order",
         "_parking",
         "_refused",
         "asyncio_task",
         "call",
+        "calls",
         "claimed",
         "claimed_at",
         "handle",
+        "in_threads",
         "is_lost",
         "is_parked",
         "is_stopping",
@@ -75,19 +130,25 @@ class Running:
         self.claimed_at = claimed_at  # time.monotonic() when the claim was sent
         self.renewed_at = claimed_at
         self.asyncio_task: asyncio.Task[Any] | None = None
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks = HandlerTasks()
+        self.calls: list[Coroutine[Any, Any, Any]] = []
         self.call: Interruptible | None = None  # of a synchronous handler
         self.is_lost = False
         self.is_stopping = False
         self.is_parked = False
         self.stop_reason = ""
         self._parking: Parking | None = None
+        self._changes: Changes | None = None
         # The gate at which a synchronous handler waits, until it has unwound.
         self.unwound_at: Gate | None = None
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None
+        self._order: Order | None = None
+        self.in_threads = 0  # calls for which threads of a synchronous handler wait
         self._refused = 0
+        self._emitting: Emitting | None = None
+        self._newly_read: dict[tuple[str, int], NewStep] = {}  # waits whose answers were read since the last record
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
 
     @property
@@ -96,6 +157,67 @@ class Running:
         if self._parking is None:
             self._parking = Parking(self)
         return self._parking
+
+    @property
+    def emitting(self) -> Emitting:
+        """The frames that the handler emits. Created with the first: most emit none."""
+        if self._emitting is None:
+            self._emitting = Emitting(self)
+        return self._emitting
+
+    @property
+    def has_emitted(self) -> bool:
+        return self._emitting is not None
+
+    async def flushed(self) -> None:
+        """Wait until everything the handler emitted is stored; raises the error of a frame that was refused."""
+        await self.emitting.flushed()
+
+    async def settled(self) -> None:
+        """Wait until everything the handler emitted is stored or refused."""
+        if self._emitting is not None:
+            await self._emitting.settled()
+
+    @property
+    def changes(self) -> Changes:
+        """The requests that are held because something recorded is missing. Created for the first one."""
+        if self._changes is None:
+            self._changes = Changes(self)
+        return self._changes
+
+    @property
+    def was_changed(self) -> StepsChanged | None:
+        """Why the run was stopped, if its code changed."""
+        return None if self._changes is None else self._changes.found
+
+    @property
+    def order(self) -> Order:
+        """The branches that wait for what was recorded before. Of a run with a record."""
+        if self._order is None:
+            assert self.loaded_memory is not None
+            self._order = Order(self.loaded_memory)
+        return self._order
+
+    @property
+    def is_in_own_thread(self) -> bool:
+        """Whether this is the thread of the synchronous handler, and not one that it has started."""
+        return self.call is None or self.call.is_here
+
+    @property
+    def is_in_map(self) -> bool:
+        """Whether the thread of a synchronous handler waits for a call of its context."""
+        return self.call is not None and self.in_threads > 0
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Mark the current task as one that waits for the database, not for anything of the handler."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.calling.add(task)
+        try:
+            yield
+        finally:
+            self.tasks.calling.discard(task)
 
     # For the context
 
@@ -106,15 +228,7 @@ class Running:
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         if self._log is None:
-            self._log = logging.LoggerAdapter(
-                log,
-                {
-                    "execution_id": str(self.claimed.execution_id),
-                    "attempt": self.handle.attempt_index,
-                    "kind": self.claimed.execution_kind,
-                    "lane": self.handle.lane_id,
-                },
-            )
+            self._log = logging.LoggerAdapter(log, told.facts(self))
         return self._log
 
     def database_now(self) -> datetime:
@@ -144,7 +258,46 @@ class Running:
     async def _load(self) -> None:
         claimed = self.claimed
         steps = await self.worker.reports.load_steps(claimed.execution_id)
-        self.loaded_memory = Memory(steps, claimed.retry_count + claimed.replay_count)
+        self.loaded_memory = Memory(
+            steps, claimed.retry_count + claimed.replay_count, strict=self.task.steps == "strict"
+        )
+
+    async def ask(self, name: str, kind: StepKind, was: str | None = None) -> Request:
+        """Return what the handler asks for next, with its record. The request of a changed handler never returns."""
+        memory = self.loaded_memory or await self.memory()
+        request = memory.next(name, kind, was)
+        if request.known is not None:
+            await self._in_order(memory, request)
+        elif is_compared(request, memory):
+            if memory.missing:
+                await self.changes.hold(request)
+                await self.check()
+            if not memory.has_branched and (self.tasks.is_unclear or _handles_an_error()):
+                await self._branch(memory)
+        return request
+
+    async def _in_order(self, memory: Memory, request: Request) -> None:
+        """Wait until the handler has asked for everything that was recorded before this."""
+        if self._order is not None:
+            self._order.asked()
+        first = memory.first_unasked
+        if first is None or calling_thread.get() is not None or self.tasks.is_unclear:
+            return
+        place = memory.place(request)
+        if first < place:
+            await self.order.turn(place)
+            await self.check()
+
+    async def _branch(self, memory: Memory) -> None:
+        """Record, once, that later runs may take other steps than this one: they are not compared."""
+        memory.has_branched = True
+        await self._store(NewStep(name=BRANCHED, kind="patch"))
+
+    async def changed(self, problem: str) -> NoReturn:
+        """Stop a handler whose code does not fit its records."""
+        await self.changes.stop(problem)
+        await self.check()
+        raise asyncio.CancelledError(self.stop_reason)
 
     async def check(self) -> None:
         """Refuse calls of a handler that was asked to stop."""
@@ -168,17 +321,40 @@ class Running:
         hook = self.worker.step_hook
         if hook is not None:
             await hook.before(self, step.name, step.n)
-        answer = await self.worker.reports.record(self.handle, step)
-        if isinstance(answer, FlowFabricError):
-            if isinstance(answer, LeaseLost | ExecutionNotActive):
-                self.worker.handlers.lost(self, answer)
-            raise answer
+        answer = await self._store(*self._newly_read.values(), step)
         if hook is not None:
             await hook.after(self, step.name, step.n)
         return answer
 
+    def read_answer(self, name: str, use: int) -> None:
+        """Note that the handler gets the answer of a wait. It is recorded with the next thing that is."""
+        self._newly_read[name, use] = NewStep(name=name, n=use, kind="wait")
+
+    async def mark_read(self) -> None:
+        """Record which answers the handler has read, before something else that may follow from them is stored."""
+        if self._newly_read:
+            await self._store(*self._newly_read.values())
+
+    async def _store(self, *steps: NewStep) -> datetime | None:
+        """Record steps in this order, in one call if possible; returns the answer to the last."""
+        at: datetime | None = None
+        with self.calling():
+            for sent in [self.worker.reports.record(self.handle, step) for step in steps]:
+                answer = await sent
+                if isinstance(answer, FlowFabricError):
+                    if isinstance(answer, LeaseLost | ExecutionNotActive):
+                        self.worker.handlers.lost(self, answer)
+                    raise answer
+                at = answer
+        for step in steps:
+            if step.kind == "wait":
+                self._newly_read.pop((step.name, step.n), None)
+        return at
+
     async def progress(self, percent: int | None, message: str | None) -> None:
         await self.check()
+        if isinstance(message, str):
+            message = self.worker.codecs.seal_text(message, self.claimed.execution_id)
         try:
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
         except (LeaseLost, ExecutionNotActive) as error:
@@ -212,16 +388,24 @@ class Running:
 
     # Durable operations of the handler, by chapter
 
-    step = steps.step
+    step = noticed(steps.step)
+    map_steps = mapping.map_steps
+    patched = steps.patched
     now = steps.now
-    sleep = waits.sleep
+    sleep = noticed(waits.sleep)
     waitpoint = waits.waitpoint
     wait_for = waits.wait_for
+    send = children.send
     submit_durably = children.submit_durably
     flow_seed = children.flow_seed
-    outcome_of = children.outcome_of
-    end_of_flow = children.end_of_flow
+    child_flow = children.child_flow
+    outcome_of_flow = noticed(children.outcome_of_flow)
+    outcome_of = noticed(children.outcome_of)
+    end_of_flow = noticed(children.end_of_flow)
     in_thread = in_thread.in_thread
+    emit = frames.emit
+    emit_soon = frames.emit_soon
+    summarize = frames.summarize
 
     # The end
 
@@ -242,19 +426,31 @@ class Running:
         """Restart the handler: the recorded steps are read again."""
         self.unwound_at = None
         self._refused = 0
+        if self._emitting is not None:
+            self._emitting.restart()
+        self._order = None
         await self._load()
 
-    async def left_out(self) -> list[tuple[str, int]]:
-        """Return the steps that an earlier run recorded and this one has not reached, by name and use."""
-        return (await self.memory()).not_reached() if self.task.steps == "strict" else []
+    def not_awaited(self) -> NotAwaited | None:
+        """Return the error for a handler that ended without awaiting a durable operation that it called.
+
+        While the handler left other tasks behind, one of them may be about to.
+        """
+        if not self.calls or len(self.tasks) > 1:
+            return None
+        left = not_begun(self.calls)
+        shown = [_shown(one) for one in left]
+        for one in left:
+            one.close()
+        return NotAwaited(f"{', '.join(shown)}: called and never awaited") if shown else None
 
     async def steps_changed(self) -> StepsChanged | None:
         """Return the error for a handler that ended without steps it recorded before."""
-        gone = [name for name, use in await self.left_out() if use == 0]
-        if not gone:
+        gone = [key for key in (await self.memory()).missing if key[2] == 0]
+        if not gone or self.tasks.is_unclear:
             return None
         return StepsChanged(
-            f"an earlier run recorded {', '.join(map(repr, gone))} and this one ended without:"
+            f"an earlier run recorded {', '.join(describe(*key) for key in gone)} and this one ended without:"
             " the code changed while the execution was unfinished",
             execution_id=self.claimed.execution_id,
         )

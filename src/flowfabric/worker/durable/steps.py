@@ -11,25 +11,26 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flowfabric.client import current
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.value_types import ValueType
-from flowfabric.errors import InvalidInput, Reject, RetryLater, StepsChanged
+from flowfabric.errors import InvalidInput, Reject, RetryLater
 from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.policies import Exponential, RetryPolicy
 from flowfabric.values.step import NewStep, Step
 from flowfabric.worker.durable.in_thread import calling_thread
-from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
+from flowfabric.worker.durable.memory import check_name, describe, encode_error, remembered_error
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
 
-in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
+_OLD = b"old"  # recorded for a patch whose run repeats the old branch
+
+in_step = current.in_step
 
 
 async def step(
@@ -40,6 +41,7 @@ async def step(
     kwargs: Mapping[str, Any],
     retry: RetryPolicy | None,
     timeout: Duration | None,
+    was: str | None = None,
 ) -> Any:
     """Run a function once under this name, and return its result, in this run and in every later one."""
     await running.check()
@@ -50,9 +52,9 @@ async def step(
     seconds = None if timeout is None else duration(timeout, "timeout").total_seconds()
     if in_step.get():
         return await _try(running, fn, args, kwargs, retry, seconds)
-    use, known = (running.loaded_memory or await running.memory()).next(name, "step")
+    _, name, use, known = await running.ask(name, "step", None if was is None else check_name(was))
     if known is not None:
-        return _recall(running, known, returned)
+        return await _recall(running, known, returned)
     begun = time.perf_counter()
     try:
         with _inside_step():
@@ -73,10 +75,26 @@ async def now(running: Running) -> datetime:
     await running.check()
     if in_step.get():
         return running.database_now()
-    use, known = (await running.memory()).next("now", "now")
+    _, _, use, known = await running.ask("now", "now")
     at = known.at if known is not None else await running.record(NewStep(name="now", n=use, kind="now"))
     assert at is not None
     return at
+
+
+async def patched(running: Running, name: str) -> bool:
+    """Whether the handler takes the new branch: the same in every run; False if this run must repeat the old one."""
+    await running.check()
+    check_name(name)
+    if in_step.get():
+        raise InvalidInput("inside a step", field="patched", allowed="in the handler itself")
+    _, _, use, known = await running.ask(name, "patch")
+    if known is not None:
+        return known.result != _OLD
+    memory = await running.memory()
+    is_new = not memory.missing or await running.changes.hold(None)
+    await running.check()
+    await running.record(NewStep(name=name, n=use, kind="patch", result=None if is_new else _OLD))
+    return is_new
 
 
 async def _try(
@@ -169,7 +187,7 @@ def _failed(running: Running, name: str, use: int, error: Exception, begun: floa
     return NewStep(name=name, n=use, error=text, result=sealed, encoding=encoding, seconds=took)
 
 
-def _recall(running: Running, known: Step, returned: ValueType) -> Any:
+async def _recall(running: Running, known: Step, returned: ValueType) -> Any:
     """Return the stored result of a step, or raise its stored exception."""
     codecs, execution_id = running.worker.codecs, running.claimed.execution_id
     if known.error is not None:
@@ -183,10 +201,8 @@ def _recall(running: Running, known: Step, returned: ValueType) -> Any:
             None if known.result is None else codecs.open(known.result, known.encoding, execution_id)
         )
     except CannotDecode as error:
-        raise StepsChanged(
-            f"the result of step {known.name!r} (use {known.n}) no longer fits its function: {error.problem}",
-            execution_id=execution_id,
-        ) from error
+        what = describe("step", known.name, known.n)
+        return await running.changed(f"the recorded result of {what} does not fit its function: {error.problem}")
 
 
 def _may_retry(policy: RetryPolicy, tries: int, error: Exception) -> bool:

@@ -23,7 +23,32 @@ from typing import Any
 Tasks = Collection[asyncio.Task[Any]]
 Futures = Collection[asyncio.Future[Any]]
 
-owner: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("flowfabric_tasks", default=None)
+
+class HandlerTasks(set[asyncio.Task[Any]]):
+    """The unfinished tasks of one handler, those that are in a call of the database, and whether it can be judged.
+
+    It cannot after it cancelled a task or a wait, or called from a thread of its own.
+    """
+
+    has_cancelled = False
+    has_threads = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calling: set[asyncio.Task[Any]] = set()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether which steps the handler takes may differ between runs."""
+        return self.has_cancelled or self.has_threads
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        self.discard(task)
+        if task.cancelled():
+            self.has_cancelled = True
+
+
+owner: ContextVar[HandlerTasks | None] = ContextVar("flowfabric_tasks", default=None)
 
 
 def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
@@ -32,7 +57,7 @@ def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **o
     tasks = owner.get()
     if tasks is not None:
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task.add_done_callback(tasks.ended)
     return task
 
 
@@ -49,9 +74,12 @@ def install(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     return restore
 
 
-def all_wait(tasks: Tasks, parked: Futures) -> bool:
-    """Whether every task waits for a parked future or for a task that does."""
-    return all(task.done() or _waits(task, tasks, parked) for task in tasks)
+def all_wait(tasks: Tasks, parked: Futures, *, with_timeouts: bool = False) -> bool:
+    """Whether every task waits for a parked future or for a task that does.
+
+    `with_timeouts`: also those inside an `asyncio.timeout`, which could end the wait.
+    """
+    return all(task.done() or _waits(task, tasks, parked, with_timeouts) for task in tasks)
 
 
 # The internals that `all_wait` reads
@@ -73,12 +101,12 @@ _AS_COMPLETED = _codes(
 _LOCKS = (asyncio.Lock, asyncio.Semaphore, asyncio.Barrier)
 
 
-def _waits(task: asyncio.Task[Any], tasks: Tasks, parked: Futures) -> bool:
+def _waits(task: asyncio.Task[Any], tasks: Tasks, parked: Futures, with_timeouts: bool) -> bool:
     awaited = getattr(task, "_fut_waiter", None)
     if awaited is None or awaited.done():
         return False  # about to continue
     chain = list(_chain(task))
-    if any(_has_timeout(coro) for coro in chain):
+    if not with_timeouts and any(_has_timeout(coro) for coro in chain):
         return False
     if awaited in parked:
         return True

@@ -7,22 +7,26 @@ A wait for signals has three forms: the handler's request (`WaitRequest`), the w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.contracts.waits import Raise, WaitRequest
-from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal, StepsChanged
+from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal
 from flowfabric.values.durations import Duration, duration
+from flowfabric.values.signal import Signal
 from flowfabric.values.step import NewStep, Step
 from flowfabric.values.wait import OpenWait, WaitResult
+from flowfabric.worker.durable.memory import describe
 from flowfabric.worker.durable.parking import Gate, SignalGate
 from flowfabric.worker.durable.steps import in_step
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
 
+log = logging.getLogger("flowfabric.worker")
 HANDLER_ENDED = "the handler has ended"
 
 
@@ -46,7 +50,7 @@ async def sleep(running: Running, pause: Duration) -> None:
 
 async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> datetime:
     """Return the end of a duration that began in the first run."""
-    use, known = (await running.memory()).next(name, "sleep")
+    _, _, use, known = await running.ask(name, "sleep")
     if known is not None:
         until = known.at
     else:
@@ -73,41 +77,73 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
         use = opened.use
         known = (await running.memory()).known(request.name, "wait", use)
     try:
-        result = await _result(running, request, use, known, opened)
+        outcome, signals = await _outcome(running, request, use, known, opened)
     except asyncio.CancelledError as error:
         # A wait that the handler cancels has ended, also in every later run, even if signals arrive meanwhile.
         if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
-            await _settle(running, SignalGate(request, use), give_up=True)
+            running.tasks.has_cancelled = True
+            # A run that has not asked for all that was recorded may be of changed code: it ends no wait for good.
+            if known is None or not (await running.memory()).missing:
+                await _settle(running, SignalGate(request, use), give_up=True)
         raise
-    while result.outcome == "given_up":
+    while outcome == "given_up":
         await running.parking.wait(Gate())  # an earlier run cancelled it for another branch: nothing ends it
         await running.check()
     if opened is not None:
         unanswered = (await running.memory()).unanswered
         if (request.name, use) in unanswered:
             raise InvalidInput("it has already timed out", field="wait", allowed="a new waitpoint")
-        if result.outcome != "resumed":
+        if outcome != "resumed":
             unanswered.add((request.name, use))
-    return _returned(running, request, result)
-
-
-def _returned(running: Running, request: WaitRequest, result: WaitResult) -> Any:
-    """Return the handler's result of a wait that has ended."""
-    if result.outcome == "resumed":
-        signals = request.signals(result.result, running.worker.codecs, running.claimed.execution_id)
+    if outcome == "resumed":
         return signals[-1] if request.is_single else signals
     if not isinstance(request.default, Raise):
         return request.default
-    kind = "wait_timed_out" if result.outcome == "timed_out" else "wait_overridden"
+    kind = "wait_timed_out" if outcome == "timed_out" else "wait_overridden"
     raise NoSignal(kind, request.name, execution_id=running.claimed.execution_id)
 
 
-async def _result(
+async def _outcome(
     running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
-) -> WaitResult:
-    """Return how a wait ended, in this run or in an earlier one."""
+) -> tuple[str, list[Signal[Any]]]:
+    """Return how a wait ended, in this run or in an earlier one, and its signals.
+
+    Signals that do not fit the requested type are set aside, and the wait continues.
+    """
+    gate: SignalGate | None = None
+    result: WaitResult | None = None
     if known is not None and known.outcome is not None:
-        return WaitResult(outcome=known.outcome, result=known.result, seen=())
+        result = WaitResult(outcome=known.outcome, result=known.result, seen=())
+    is_first = True
+    while True:
+        if result is not None and result.outcome == "resumed":
+            codecs, execution_id = running.worker.codecs, running.claimed.execution_id
+            signals, misfits = request.signals(result.result, codecs, execution_id)
+            if not misfits:
+                if known is None or known.outcome is None or known.is_unread:
+                    running.read_answer(request.name, use)
+                return "resumed", signals
+            await _refuse(running, request, use, known, misfits)
+        elif result is not None and result.outcome != "open":
+            return result.outcome, []
+        elif gate is not None:
+            if gate.ends_execution and gate.deadline is not None and running.parking.is_due(gate.deadline):
+                await running.parking.leave(gate)
+            else:
+                await running.parking.wait(gate, again=not is_first)
+            await running.check()
+            is_first = False
+        if gate is None:
+            gate = await _gate(running, request, use, known, opened)
+            if known is None and opened is None and result is None:
+                continue  # no signal can have arrived at waitpoints that were opened just now
+        result = await _settle(running, gate)
+
+
+async def _gate(
+    running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
+) -> SignalGate:
+    """Return where the handler waits: the waitpoints of a wait, opened if they are not, and its deadline."""
     ids: Sequence[UUID]
     deadline: datetime | None = None
     if opened is not None:
@@ -119,19 +155,28 @@ async def _result(
     else:
         new = await _open(running, request, use, is_new=True)
         ids, deadline = [one.waitpoint_id for one in new.waitpoints], new.deadline
-    gate = SignalGate(request, use, ids, deadline)
-    # No signal can have arrived at waitpoints that were opened just now.
-    result = None if known is None and opened is None else await _settle(running, gate)
-    is_first = True
-    while result is None or result.outcome == "open":
-        if gate.ends_execution and gate.deadline is not None and running.parking.is_due(gate.deadline):
-            await running.parking.leave(gate)
-        else:
-            await running.parking.wait(gate, again=not is_first)
-        await running.check()
-        result = await _settle(running, gate)
-        is_first = False
-    return result
+    return SignalGate(request, use, ids, deadline)
+
+
+async def _refuse(
+    running: Running, request: WaitRequest, use: int, known: Step | None, misfits: Mapping[UUID, str]
+) -> None:
+    """Set signals aside that do not fit; their senders may answer again."""
+    execution_id = running.claimed.execution_id
+    if known is not None and known.outcome is not None and not known.is_unread:
+        # An earlier run read it and continued: asking again would not undo what followed.
+        problem = next(iter(misfits.values()))
+        await running.changed(f"the recorded answer of {describe('wait', request.name, use)} does not fit: {problem}")
+    try:
+        with running.calling():
+            await running.worker.engine.refuse_signals(running.handle, request.name, use, misfits)
+    except (LeaseLost, ExecutionNotActive) as error:
+        running.worker.handlers.lost(running, error)
+        raise
+    for signal_id, why in misfits.items():
+        log.warning(
+            "execution %s: signal %s at wait %r is set aside: it %s", execution_id, signal_id, request.name, why
+        )
 
 
 async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None]:
@@ -139,20 +184,24 @@ async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step 
     await running.check()
     if in_step.get():
         raise InvalidInput("inside a step", field="wait_for", allowed="in the handler itself")
-    use, known = (await running.memory()).next(request.name, "wait")
+    _, _, use, known = await running.ask(request.name, "wait")
     if known is not None and len(known.waitpoint_ids) != len(request.keys):
-        raise StepsChanged(
-            f"an earlier run waited for {request.name!r} at {len(known.waitpoint_ids)} waitpoints,"
-            f" this one at {len(request.keys)}",
-            execution_id=running.claimed.execution_id,
+        await running.changed(
+            f"recorded: {describe('wait', request.name, use)} at {len(known.waitpoint_ids)} waitpoints;"
+            f" asked for instead: at {len(request.keys)}"
         )
     return use, known
 
 
 async def _open(running: Running, request: WaitRequest, use: int, *, is_new: bool) -> OpenWait:
     """Return the waitpoints of a wait: new ones, or those of an earlier run."""
+    if is_new:
+        await running.mark_read()
     try:
-        opened = await running.worker.engine.open_wait(running.handle, request.name, use, request.keys, request.timeout)
+        with running.calling():
+            opened = await running.worker.engine.open_wait(
+                running.handle, request.name, use, request.keys, request.timeout, request.payload_schema
+            )
     except (LeaseLost, ExecutionNotActive) as error:
         running.worker.handlers.lost(running, error)
         raise
@@ -164,23 +213,28 @@ async def _open(running: Running, request: WaitRequest, use: int, *, is_new: boo
 async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) -> WaitResult:
     """Ask the engine whether a wait has ended; `give_up` ends it if not."""
     request = gate.request
+    if give_up:
+        await running.mark_read()
     try:
-        result = await running.worker.engine.settle_wait(
-            running.handle,
-            request.name,
-            gate.use,
-            request.condition,
-            reason_code=request.reason,
-            deadline=None if gate.ends_execution else gate.until,
-            give_up=give_up,
-        )
+        with running.calling():
+            result = await running.worker.engine.settle_wait(
+                running.handle,
+                request.name,
+                gate.use,
+                request.condition,
+                reason_code=request.reason,
+                deadline=None if gate.ends_execution else gate.until,
+                give_up=give_up,
+                payload_schema=request.payload_schema,
+            )
     except (LeaseLost, ExecutionNotActive) as error:
         running.worker.handlers.lost(running, error)
         raise
     except InvalidInput as error:
-        raise StepsChanged(
-            f"an earlier run waited for {request.name!r} at other waitpoints than {', '.join(request.keys)}",
-            execution_id=running.claimed.execution_id,
-        ) from error
+        log.debug("execution %s: %s", running.claimed.execution_id, error)
+        await running.changed(
+            f"recorded: {describe('wait', request.name, gate.use)} at other waitpoints;"
+            f" asked for instead: at {', '.join(request.keys)}"
+        )
     gate.seen = result.seen
     return result

@@ -22,8 +22,9 @@ class Threads:
     A function whose caller was cancelled does not count: it cannot be stopped, and must not block others.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, idle: float = _IDLE) -> None:
         self._limit = limit
+        self._patience = idle
         self._mutex = threading.Lock()
         self._work: deque[_Job] = deque()
         self._ready = threading.Condition(self._mutex)
@@ -69,7 +70,7 @@ class Threads:
             with self._mutex:
                 self._idle += 1
                 if not self._work:
-                    self._ready.wait(_IDLE)
+                    self._ready.wait(self._patience)
                 self._idle -= 1
                 if not self._work:
                     self._count -= 1
@@ -136,6 +137,11 @@ class Interruptible:
             return fn(**kwargs)
         finally:
             self._leave()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the call runs in the current thread."""
+        return self._thread == threading.get_ident()
 
     def _leave(self) -> None:
         """Take back an exception that has not arrived: it must not reach the next function of this thread."""

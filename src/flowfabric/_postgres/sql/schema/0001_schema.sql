@@ -1,5 +1,5 @@
--- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, waits,
--- flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
+-- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, streams,
+-- waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
 --   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
@@ -7,6 +7,7 @@
 --   timer       "check these executions at this time"; one row per call
 --   attempt     attempts that a later one replaced; the latest attempt lives in the execution
 --   event       append-only; a ring of eight segments, emptied by age
+--   frame       append-only; the newest row of a stream has everything that the next append needs
 --
 -- `partition` is the partition of the execution or flow, which its id says (partition_of); `id` without a prefix is the
 -- id of an execution.
@@ -21,7 +22,7 @@ create table flowfabric.deployment (
         constraint deployment_partitions_in_range check (flow_partitions between 1 and 65535),
     auto_reclaim      boolean not null default true,        -- claims take over executions whose lease was lost
     reclaim_grace     interval not null default '0',        -- how long after the loss of a lease they may
-    retention         interval not null default '24 hours', -- how long successful executions are kept
+    retention         interval not null default '7 days',   -- how long successful executions are kept
     event_retention   interval not null default '48 hours'  -- how long events are kept
         constraint deployment_event_retention_long_enough check (event_retention >= interval '24 hours'),
     failure_retention interval not null default '14 days',  -- how long failed and expired executions are kept
@@ -61,13 +62,17 @@ create table flowfabric.lane (
     registered_by text not null
 );
 
--- A lane, a kind and a required capability set, as one small number.
+-- A lane, a kind and a required capability set, as one small number. Executions have such a route for life. Their ready
+-- rows have another one while not every worker of the kind may run them (see lanes/derive_route.sql): the same with the
+-- version they began with, or with the code that stopped them.
 create table flowfabric.route (
     id           integer generated always as identity primary key,
     lane         text collate "C" not null references flowfabric.lane (name),
     kind         text collate "C" not null,
     capabilities text[] not null default '{}',
-    digest       text not null           -- of the capabilities, for the unique index
+    version      integer,                -- null: executions without a version
+    not_for      text[],                 -- digests of the code that stopped its executions, sorted; null: for all code
+    digest       text not null           -- of capabilities, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
 
@@ -97,6 +102,8 @@ create table flowfabric.execution (
     payload_encoding text,
     flow_id          uuid,
     node             text,            -- its name in the flow, if it was submitted with one
+    parent_id        uuid,            -- the execution whose handler submitted it, in the same partition
+    keeps_children   boolean,         -- it was cancelled without its children
     idempotency_key  text,
     policy           json,            -- shorter than jsonb
     budget_ids       uuid[],
@@ -119,6 +126,7 @@ create table flowfabric.execution (
     lease_id             uuid,
     attempt_type         text,        -- retry, reclaim, replay; null: initial
     attempt_policy       jsonb,
+    pinned               integer,     -- the route of the version that the first attempt of its generation fixed; null: none
     lease_renewed_at     timestamptz, -- null: not since it was acquired
     attempt_resumed_at   timestamptz,
     attempt_suspended_at timestamptz,
@@ -152,6 +160,11 @@ create table flowfabric.execution (
     held_back        text,            -- while it waits for dependencies: the blocking reason it had before
     lease_lost       text,            -- while active: expired, revoked
     lease_revoke_reason  text,
+    -- of executions that changed code stopped (leases/stop_changed.sql)
+    stop_route           integer,     -- while only other code may claim it: the route of its ready row
+    stops                integer,     -- how often in a row
+    stop_epoch           bigint,      -- the lease that was stopped last
+    stop_digests         text[],      -- of the code that stopped it, the latest last
     disposition          text,        -- how the attempt ended: completed, terminal_failed, retry_scheduled, expired,
                                       -- cancelled, skipped; null: it has not
     attempt_failure_reason   text,
@@ -172,6 +185,21 @@ create table flowfabric.execution (
 create index execution_by_route on flowfabric.execution (route, created_at, id);
 create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
 create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
+create index execution_by_parent on flowfabric.execution (parent_id, created_at, id) where parent_id is not null;
+
+-- Cancelled and expired executions whose children still have to be cancelled.
+create table flowfabric.child_cancel (
+    partition   integer not null,
+    id          uuid not null,         -- the parent
+    enqueued_at timestamptz not null,
+    due_at      timestamptz not null,  -- its position in the queue
+    at_flows    boolean not null default false,   -- its executions are done, its flows are next
+    after_at    timestamptz,           -- children up to this one were read: its time and id
+    after_id    uuid,
+    has_missed  boolean not null default false,   -- some were locked: read them all again
+    primary key (partition, id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index child_cancel_order on flowfabric.child_cancel (due_at);
 
 -- The workers that claimed, as small numbers: executions and events have the number instead of two long names. A worker
 -- gets a new one every day, so that old numbers fall out of use; see leases/number_worker.sql.
@@ -212,6 +240,8 @@ create table flowfabric.attempt (
     reclaim_reason       text,
     disposition          text,
     retry_at             timestamptz,
+    lost_at              timestamptz,   -- its lease was lost then, which closed its stream
+    lost                 text,          -- expired, revoked
     primary key (partition, id, attempt_index)
 );
 
@@ -250,6 +280,15 @@ create table flowfabric.blocked (
     partition       integer not null
 );
 create unique index blocked_by_reason on flowfabric.blocked (blocking_reason, created_at, id, partition);
+
+-- Tasks to submit because an execution failed, expired or was escalated: as its policy describes them, and the facts.
+create table flowfabric.hook (
+    seq    bigint generated always as identity primary key,
+    spec   json not null,
+    facts  jsonb not null,
+    due_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index hook_order on flowfabric.hook (due_at, seq);
 
 -- The queue -----------------------------------------------------------------------------------------------------------
 
@@ -319,21 +358,103 @@ create table flowfabric.step (
     name            text collate "C" not null,
     n               integer not null,   -- how often the name was used before in this run
     kind            text not null
-        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait')),
+        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait', 'patch')),
     run             integer not null,
     attempt_index   integer not null,
     result          bytea,
     encoding        text,               -- the codec of the result
     outcome         text,               -- of wait: resumed, timed_out, operator_resumed, given_up (null: open), redacted;
-                                        -- of submit: known, if the execution existed before
+                                        -- of submit: known, if the execution existed before; of step and result:
+                                        -- retried, if it failed before and the handler went on after that
     error           jsonb,              -- set when the step or the awaited execution failed
     at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
     child_partition integer,            -- of submit: the created execution
     child_id        uuid,
+    flow_id         uuid,               -- of submit: the created flow
     waitpoint_ids   uuid[],             -- of wait: the waitpoints of the wait
+    is_stray        boolean not null default false,   -- recorded by a run that ended because its code had changed, or after
+                                        -- something that a replay made start again: code that does not ask for it is
+                                        -- not changed code
+    is_unread       boolean not null default false,   -- of wait: ended by signals that the handler has not read, or
+                                        -- after which it has recorded nothing
     seconds         double precision,   -- how long the step took
     recorded_at     timestamptz not null,
     primary key (partition, id, generation, kind, name, n)
+);
+
+-- Streams -------------------------------------------------------------------------------------------------------------
+
+-- The frames of attempts, durable ones and summary deltas. A row is a run of frames that one call stored: of one attempt,
+-- mode, kind, type and encoding, with consecutive ids. No row is ever updated: each has the state of its stream after its
+-- last frame, so that an append reads the newest row only. Closing writes nothing: the attempt says when and how it ended.
+create table flowfabric.frame (
+    ms              bigint not null,    -- the id of its last frame: milliseconds, and a number within them
+    partition       integer not null,
+    attempt_index   integer not null,
+    n               integer not null,
+    size            integer not null,   -- how many frames; 0: says that the stream has frames in the ring
+    frames          integer not null,   -- of the stream so far: appends,
+    durable         integer not null,   -- durable frames,
+    version         integer not null,   -- summary deltas
+    marks           integer not null,   -- the last mark of its worker: a frame with this or a lower one is not stored again
+    type_marks      integer,            -- how many frames of this mode and type a re-run of the handler leaves out
+    id              uuid not null,
+    has_live        boolean not null,   -- the stream has, or had, frames in the ring
+    mode            text not null,      -- durable, summary
+    kind            text not null,      -- stdout, stderr, event, blob
+    frame_type      text not null,      -- empty: the kind
+    encoding        text,               -- the codecs of the payloads
+    payloads        bytea[] not null,
+    correlation_ids text[],
+    seqs            bigint[],
+    trimmed         integer,            -- durable frames up to this number were removed
+    folded          integer,            -- the version of the stored document,
+    bound           integer,            -- and what the document with all deltas has at most, in bytes
+    ema             double precision,   -- best effort: frames per second,
+    live_ms         bigint,             -- the last one,
+    live_cap        integer,            -- and how many were kept then
+    primary key (partition, id, attempt_index, ms, n)
+);
+create index frame_deltas on flowfabric.frame (partition, id, attempt_index, version) where mode = 'summary';
+
+-- Best-effort frames, in the form of the others: a ring of four segments, emptied by age. A crash of the server empties it.
+create table flowfabric.live_frame (
+    ms              bigint not null,
+    partition       integer not null,
+    attempt_index   integer not null,
+    n               integer not null,
+    size            integer not null,
+    frames          integer not null,
+    live            integer not null,   -- best-effort frames of the stream so far
+    live_floor      integer not null,   -- those up to this number are beyond the cap
+    live_cap        integer not null,
+    live_ms         bigint not null,
+    ema             double precision not null,
+    ttl_ms          bigint not null,    -- invisible after twice this time; 0: never
+    slot            smallint not null,  -- the segment
+    id              uuid not null,
+    kind            text not null,
+    frame_type      text not null,
+    encoding        text,
+    payloads        bytea[] not null,
+    correlation_ids text[],
+    seqs            bigint[]
+) partition by list (slot);
+create unlogged table flowfabric.live_frame_0 partition of flowfabric.live_frame for values in (0);
+create unlogged table flowfabric.live_frame_1 partition of flowfabric.live_frame for values in (1);
+create unlogged table flowfabric.live_frame_2 partition of flowfabric.live_frame for values in (2);
+create unlogged table flowfabric.live_frame_3 partition of flowfabric.live_frame for values in (3);
+create index live_frame_order on flowfabric.live_frame (partition, id, attempt_index, ms, n);
+
+-- The summary documents of attempts, without the newest deltas: see streams/merge_deltas.sql.
+create table flowfabric.summary (
+    partition     integer not null,
+    id            uuid not null,
+    attempt_index integer not null,
+    version       integer not null,   -- how many deltas are merged into it
+    first_ms      bigint not null,    -- the first of them
+    document      jsonb not null,
+    primary key (partition, id, attempt_index)
 );
 
 -- Waits ---------------------------------------------------------------------------------------------------------------
@@ -360,19 +481,22 @@ create table flowfabric.waitpoint (
     state                 text not null,        -- pending, active, closed, expired
     outlives_attempt      boolean not null,     -- moves to the next attempt instead of closing with its own
     required_signal_names text[] not null default '{}',
+    payload_schema        text,                 -- the JSON schema of payloads; null: every payload is accepted
     created_at            timestamptz not null,
     activated_at          timestamptz,
     expires_at            timestamptz,          -- while pending: its own; while active: when its suspension ends
     signal_count          integer not null default 0,
     matched_signal_count  integer not null default 0,
     dropped_signal_count  integer not null default 0,
+    refused_signal_count  integer not null default 0,       -- signals that a worker set aside
     dropped_upto          integer not null default 0,       -- no signal up to this ordinal is left to drop
     counted_by            integer[] not null default '{}',  -- while active: which leaves of the condition have counted it
+    is_escalated          boolean not null default false,   -- people were told that its wait takes too long
     last_signal_at        timestamptz,
     satisfied_at          timestamptz,
     closed_at             timestamptz,
     close_reason          text,
-    primary key (partition, waitpoint_id)
+    primary key (waitpoint_id)                  -- once and for all, not per partition
 ) with (fillfactor = 70);
 create index waitpoint_by_execution on flowfabric.waitpoint (partition, id, waitpoint_id);
 create index waitpoint_open on flowfabric.waitpoint (created_at, waitpoint_id) where state in ('pending', 'active');
@@ -436,6 +560,7 @@ create table flowfabric.signal (
     observed_effect  text not null,             -- what it did to the suspension
     match_detail     text not null,             -- what it did for the condition
     source_hash      bigint,                    -- set if a leaf of the condition counted its source; see source_hash()
+    refused          text,                      -- why a worker set it aside; it counts for nothing then
     is_dropped       boolean not null default false,   -- only its identity is kept, so that a repetition is recognised
     primary key (partition, id, ordinal)
 );
@@ -464,9 +589,12 @@ create table flowfabric.flow (
     cancel_reason       text,
     cancellation_policy text,
     tags                jsonb not null default '{}',
+    parent_id           uuid,                           -- the execution whose handler submitted it; a flow with an
+                                                        -- idempotency key may be in another partition
     primary key (partition, flow_id)
 ) with (fillfactor = 70);
 create index flow_by_time on flowfabric.flow (created_at, flow_id);
+create index flow_by_parent on flowfabric.flow (parent_id, created_at, flow_id) where parent_id is not null;
 create index flow_empty on flowfabric.flow (last_mutation_at) where node_count = 0;
 
 create table flowfabric.edge (
@@ -482,7 +610,8 @@ create table flowfabric.edge (
     from_run         integer not null default 0,   -- ends of the upstream's runs (its replays) before this one do not count
     outcome          text,                  -- how the upstream ended, once counted
     is_in_time       boolean not null default false,   -- counted before or with the decision of the group
-    is_kept          boolean not null default false,   -- the upstream was replayed since; its old result is kept here
+    is_kept          boolean not null default false,   -- the upstream was replayed since; its old result, or
+                                                       -- for all_settled its old reason and category, is kept here
     kept_result      bytea,
     kept_encoding    text,
     resolved_at      timestamptz,
@@ -496,7 +625,7 @@ create table flowfabric.edge_group (
     partition    integer not null,
     flow_id      uuid not null,
     downstream   uuid not null,
-    policy       text not null default 'all_of',    -- all_of, any_of, quorum
+    policy       text not null default 'all_of',    -- all_of, any_of, quorum, all_settled
     k            integer,                           -- required successes; null: all
     cancel_rest  boolean not null default false,    -- once decided, cancel the upstreams that are still running
     n            integer not null default 0,        -- applied edges
@@ -631,6 +760,7 @@ create table flowfabric.event (
     attempt_id         uuid,
     lease_id           uuid,
     flow_id            uuid,
+    parent_id          uuid,                   -- completion family: the execution that submitted it
     namespace          text,
     tags               jsonb,
     lease_type         text,                   -- lease family: acquired, renewed, expired, reclaimed, revoked
@@ -650,6 +780,7 @@ create table flowfabric.event_5 partition of flowfabric.event for values in (5);
 create table flowfabric.event_6 partition of flowfabric.event for values in (6);
 create table flowfabric.event_7 partition of flowfabric.event for values in (7);
 create index event_order on flowfabric.event (seq);
+create index event_of_signal on flowfabric.event (id, seq) where signal_effect is not null;
 
 -- The epochs of the log, each with the server that wrote it and the last number that the next server found. A restore
 -- or a failover may lose the end of the log, and the next server then gives the lost numbers out again.
@@ -665,20 +796,24 @@ create table flowfabric.log_epoch (
 create unique index log_epoch_one_current on flowfabric.log_epoch ((true)) where last_position is null;
 insert into flowfabric.log_epoch (epoch) values (0);
 
--- Which processes want a notification when an execution ends. A hint: they also poll.
+-- Which processes want a notification when an execution ends (topic ended) or has new frames (frames). A hint: they also
+-- poll. A notification removes the row.
 create unlogged table flowfabric.watch (
     partition integer not null,
     id        uuid not null,
+    topic     text collate "C" not null,
     instance  uuid not null,
     until     timestamptz not null,     -- real time, not the movable clock
-    primary key (partition, id, instance)
+    primary key (partition, id, topic, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- What a worker serves in its lanes, stored once for all workers that serve the same.
 create table flowfabric.service (
     id           integer generated always as identity primary key,
-    kinds        text[],                -- null: every kind
-    versions     text[],                -- one for each of the kinds, null: any; a kind with several is there several times
+    kinds        text[],                -- null: every kind, in every version
+    versions     integer[],             -- one for each of the kinds, null: none; a kind with several is there several times,
+                                        -- first with the version in which its executions begin
+    digests      text[],                -- of the handler of each of the kinds; null: not told
     capabilities text[] not null,
     digest       text not null unique
 );
@@ -750,6 +885,11 @@ create type flowfabric.verdict as (
     at                 timestamptz
 );
 
+-- The fence of whoever holds an execution, for an operator's call: or the refusal.
+create type flowfabric.held as (
+    lease_id uuid, epoch bigint, attempt_id uuid, attempt_index integer, refusal flowfabric.verdict
+);
+
 -- The rows a claim took from a route.
 create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
 
@@ -763,7 +903,7 @@ create type flowfabric.claimed as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
 
 -- The same with a code, ok or the refusal: the result of claims with a grant.
 create type flowfabric.granted as (
@@ -772,7 +912,7 @@ create type flowfabric.granted as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[]);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
 
 -- The results that upstreams pass to an execution: one instead of its input, and others beside it.
 create type flowfabric.inputs as (
@@ -803,6 +943,13 @@ create type flowfabric.weighed as (
     closer integer, counts integer[], details text[], by_source boolean[], keys text[], key_leaves integer[]
 );
 
+-- The state of an attempt's stream, as the next append needs it. See the table frame.
+create type flowfabric.stream_head as (
+    holder integer, partition integer, id uuid, attempt_index integer, ms bigint, n integer, frames integer, durable integer,
+    version integer, marks integer, cap integer, trimmed integer, has_live boolean, folded integer, bound integer,
+    live integer, live_floor integer, ema double precision, live_ms bigint, live_cap integer
+);
+
 -- A violation that the audit found.
 create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
 
@@ -825,7 +972,10 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
        greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
-       r.lane, r.kind, r.capabilities, e.generation,
+       r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id,
+       case when e.payload_encoding is null then substring(e.payload for 200) end as arguments,
+       (select q.version from flowfabric.route q where q.id = e.pinned) as version,
+       case when e.blocking_reason = 'waiting_for_capable_worker' and e.stop_epoch = e.epoch then e.stops end as stops,
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id

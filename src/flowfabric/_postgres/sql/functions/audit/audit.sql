@@ -25,7 +25,9 @@ begin
     union all select * from flowfabric.audit_completed_at(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_pending_agrees_with_attempts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_times_ordered(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_times_finite(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_lane_registered(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_derived_route(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_worker_known(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_row(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_orphan(v_low, v_high, v_from, v_to)
@@ -47,6 +49,12 @@ begin
     union all select * from flowfabric.audit_waits_for_nothing(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_waiter_missed(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_step_orphan(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_child_partition(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_child_row(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_child_forgotten(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_frame_orphan(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_frame_counts(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_summary_version(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_suspension_open(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_suspension_facts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_suspension_waitpoints(v_low, v_high, v_from, v_to)
@@ -90,21 +98,30 @@ begin
     union all select * from flowfabric.audit_flow_summary(v_low, v_high, v_from, v_to);
 
     if p_events then
-        return query
-        select * from flowfabric.audit_completion_events(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_log_epochs(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_worker_history(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_last_outcome(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_replayed_events(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_lease_epochs(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_lease_history(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_leased_last_event(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_signal_events(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_event_namespace(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_event_worker(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_edge_event(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_cascade_event(v_low, v_high, v_from, v_to)
-        union all select * from flowfabric.audit_cancel_requested_event(v_low, v_high, v_from, v_to);
+        return query select * from flowfabric.audit_log(v_low, v_high, v_from, v_to);
     end if;
+end;
+$$;
+
+-- audit_log: the rules about the event log. They join all events with all executions, and are planned for that.
+create or replace function flowfabric.audit_log(p_low integer, p_high integer, p_from uuid, p_to uuid)
+returns setof flowfabric.violation
+language plpgsql stable as $$
+begin
+    return query
+    select * from flowfabric.audit_completion_events(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_log_epochs(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_worker_history(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_last_outcome(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_replayed_events(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_lease_epochs(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_lease_history(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_leased_last_event(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_signal_events(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_event_namespace(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_event_worker(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_edge_event(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_cascade_event(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_cancel_requested_event(p_low, p_high, p_from, p_to);
 end;
 $$;

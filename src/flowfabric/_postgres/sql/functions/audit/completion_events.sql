@@ -4,7 +4,8 @@ create or replace function flowfabric.audit_completion_events(
 language sql stable as $$
     with v as materialized (
         select x.partition, x.id, count(*) as n, string_agg(x.outcome, ',' order by x.seq) as outcomes
-        from flowfabric.event x where x.partition between p_low and p_high and x.outcome is not null group by x.partition, x.id
+        from flowfabric.present_events(p_low, p_high) x where x.outcome is not null
+        group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )

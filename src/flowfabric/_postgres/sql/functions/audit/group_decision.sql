@@ -7,7 +7,7 @@ language sql stable as $$
     )
     select 'group_decision', g.partition, g.downstream, g.state from g
     where not coalesce(case
-        when g.policy = 'all_of' or g.state = 'pending' then
+        when g.policy in ('all_of', 'all_settled') or g.state = 'pending' then
             g.state = flowfabric.decide(g.policy, g.k, g.n, g.succeeded, g.failed + g.skipped, 'pending')
         when g.state = 'satisfied' then g.succeeded >= g.k
         when g.state = 'impossible' then g.failed + g.skipped > 0 and g.n >= g.k end, false)

@@ -6,6 +6,6 @@ language sql stable as $$
         select x.* from flowfabric.edge_group x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'group_policy', g.partition, g.downstream, concat_ws(' ', g.policy, g.k, g.cancel_rest) from g
-    where not coalesce(case g.policy when 'all_of' then g.k is null and not g.cancel_rest
-                                     when 'any_of' then g.k = 1 when 'quorum' then g.k >= 1 end, false)
+    where not coalesce(case when g.policy in ('all_of', 'all_settled') then g.k is null and not g.cancel_rest
+                                     when g.policy = 'any_of' then g.k = 1 when g.policy = 'quorum' then g.k >= 1 end, false)
 $$;

@@ -3,9 +3,10 @@ create or replace function flowfabric.audit_lease_epochs(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.partition, x.id, array_agg(x.lease_epoch + (x.lease_type = 'revoked')::integer order by x.seq) as epochs
-        from flowfabric.event x where x.partition between p_low and p_high
-          and (x.lease_type in ('acquired', 'reclaimed') or (x.lease_type = 'revoked' and x.reason = 'suspend')) group by x.partition, x.id
+        select x.partition, x.id, array_agg(x.lease_epoch + (x.lease_type <> 'acquired')::integer order by x.seq) as epochs
+        from flowfabric.present_events(p_low, p_high) x
+        where x.lease_type in ('acquired', 'reclaimed') or (x.lease_type = 'revoked' and x.reason = 'suspend')
+        group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )

@@ -5,7 +5,7 @@ language sql stable as $$
     with v as materialized (
         select x.* from flowfabric.event x where x.partition between p_low and p_high
     ), lease as (
-        select v.*, lag(v.lease_type) over w as before, lag(v.lease_epoch) over w as epoch_before, row_number() over w as n
+        select v.*, lag(v.lease_type) over w as before, lag(v.lease_epoch + (v.lease_type = 'reclaimed')::integer) over w as epoch_before, row_number() over w as n
         from v where v.lease_type is not null
         window w as (partition by v.partition, v.id order by v.seq)
     )

@@ -7,7 +7,7 @@ language sql stable as $$
     )
     select 'ready_row', e.partition, e.id, e.state || ' has ' || (select count(*) from flowfabric.ready r where r.id = e.id)
     from e where (select count(*) from flowfabric.ready r
-                  where r.partition = e.partition and r.id = e.id and r.route = e.route
+                  where r.partition = e.partition and r.id = e.id and r.route = flowfabric.ready_route(e)
                     and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at
                     and r.deadline_at is not distinct from e.deadline_at
                     and (r.available_at is not null) = (e.state = 'active'))

@@ -1,7 +1,8 @@
--- repair_floors: give routes whose first ready row no floor covers a floor there
+-- repair_floors: give routes whose first ready row no floor covers a floor there, and take the floor from routes without one
 --
 -- Called by the audit duty. No other call leaves a ready row without a floor; one that did would hide work from every
--- claim. The cost depends on p_limit and on dead rows, not on what is stored.
+-- claim. Floors without ready rows are removed by the claims that visit the route; nobody else removes one of a version
+-- that no worker serves any more. The cost depends on p_limit and on dead rows, not on what is stored.
 -- Takes    p_limit: how many routes to look at, chosen at random.
 -- Returns  the first ready row of each route that was repaired.
 -- Roles    work, operate
@@ -10,7 +11,19 @@ language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
     v_from integer := 1 + floor(random() * greatest(0, (select max(r.id) from flowfabric.route r) - p_limit + 1))::integer;
+    v record;
 begin
+    for v in
+        select q.lane, array_agg(q.id) as routes
+        from (select r.* from flowfabric.route r where r.id >= v_from order by r.id limit p_limit) q
+        cross join lateral (select from flowfabric.ready_floor o where o.lane = q.lane and o.route = q.id limit 1) f
+        where num_nonnulls(q.version, q.not_for) > 0
+          and (select r.id from flowfabric.ready r where r.route = q.id
+               order by r.rank, r.created_at, r.id limit 1) is null
+        group by q.lane
+    loop
+        perform flowfabric.raise_floors(v.lane, v.routes);
+    end loop;
     return query
     with uncovered as (
         select q.lane, f.*

@@ -4,7 +4,8 @@ create or replace function flowfabric.audit_replayed_events(
 language sql stable as $$
     with v as materialized (
         select x.partition, x.id, count(*) as n
-        from flowfabric.event x where x.partition between p_low and p_high and x.operator_type = 'replayed' group by x.partition, x.id
+        from flowfabric.present_events(p_low, p_high) x where x.operator_type = 'replayed'
+        group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )

@@ -1,10 +1,11 @@
--- audit_signal_events: There is one event per signal.
+-- audit_signal_events: There is one event per signal, beside those of repetitions and refusals.
 create or replace function flowfabric.audit_signal_events(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
         select x.partition, x.id, count(*) as n
-        from flowfabric.event x where x.partition between p_low and p_high and x.signal_effect <> 'deduped' group by x.partition, x.id
+        from flowfabric.present_events(p_low, p_high) x where x.signal_effect not in ('deduped', 'refused')
+        group by x.partition, x.id
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )

@@ -7,7 +7,8 @@ language sql stable as $$
     )
     select 'state_facts', e.partition, e.id, concat_ws(' ', e.state, e.blocking_reason, e.pending,
                                                                e.resume_pending, e.lease_lost) as detail
-    from e where not coalesce((not e.is_parked or e.pending = 'interrupted' and e.state in ('delayed', 'waiting_children')) and case
+    from e where not coalesce((not e.is_parked or e.pending = 'interrupted' and e.state in ('delayed', 'waiting_children'))
+        and (e.stop_route is null or flowfabric.is_stopped(e) and e.pending = 'interrupted') and case
         when e.state in ('completed', 'failed', 'cancelled', 'expired', 'skipped') then
             num_nonnulls(e.blocking_reason, e.blocking_detail, e.pending, e.lease_lost, e.delay_until,
                          e.attempt_timeout_at, e.attempt_timeout_left) = 0 and not e.resume_pending
@@ -21,7 +22,7 @@ language sql stable as $$
             e.blocking_reason = 'waiting_for_worker' and e.blocking_detail <> '' and e.pending = 'interrupted'
             and not e.resume_pending and e.lease_lost_at is not null and e.lease_id is not null
         when e.state in ('waiting', 'resumable') then
-            e.lease_lost is null and e.pending is not null and e.delay_until is null
+            e.lease_lost is null and e.pending is not null and (e.delay_until is null) = (e.stop_route is null)
             and (e.state = 'resumable') = (e.resume_pending and e.blocking_reason = 'waiting_for_worker')
             and ((e.blocking_reason = 'waiting_for_worker' and e.blocking_detail is null)
                  or (e.blocking_reason in ('waiting_for_capable_worker', 'waiting_for_locality_match',

@@ -4,6 +4,8 @@ language sql volatile as $$
     select clock_timestamp() + shift from flowfabric.clock
 $$;
 
--- ms: milliseconds as an interval.
+-- ms: milliseconds as an interval, of 317 years at most: the time after it can be read, whatever a caller asked for.
 create or replace function flowfabric.ms(p_ms double precision) returns interval
-language sql immutable as $$ select p_ms * interval '1 millisecond' $$;
+language sql immutable as $$
+    select case when p_ms is not null then least(greatest(p_ms, -1e13), 1e13) end * interval '1 millisecond'
+$$;

@@ -32,6 +32,8 @@ language sql volatile as $$
                 join flowfabric.sleeper x on x.lane = r.lane and x.until > (select clock_timestamp())
                 join flowfabric.service v on v.id = x.service and (v.kinds is null or r.kind = any (v.kinds))
                      and r.capabilities <@ v.capabilities
+                     and ((r.version is null and r.not_for is null) or (v.kinds is null and r.not_for is null)
+                          or flowfabric.serves(v.id, r.kind, r.version, r.not_for))
                 where r.id = p_route and current_setting('flowfabric.wake', true) is distinct from 'off'
                 order by x.until desc limit 64) s
           order by s.slots desc, random() limit least(p_items, 64)) c
@@ -40,7 +42,7 @@ $$;
 -- wake_for: the same for executions that are ready, and that a claim may have skipped because they were locked.
 create or replace function flowfabric.wake_for(p_partition integer[], p_id uuid[]) returns void
 language sql volatile as $$
-    select flowfabric.wake_workers(array_agg(e.route))
+    select flowfabric.wake_workers(array_agg(flowfabric.ready_route(e)))
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     where e.state in ('waiting', 'resumable')

@@ -1,6 +1,6 @@
 -- list_leads: which process leads each group of duties, and until when; its worker, if that is registered
 --
--- Operators alone see the process: whoever knows it can act in its name.
+-- Only operators see the process, because with it a caller can lead in its place.
 -- Roles    read, work, operate
 create or replace function flowfabric.list_leads()
 returns table (name text, process uuid, left_ms double precision, worker_instance_id text)

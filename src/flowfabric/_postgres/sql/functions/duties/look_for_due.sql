@@ -30,8 +30,14 @@ begin
     if exists (select from flowfabric.sibling_cancel) then
         due := array_append(due, 'sibling_cancel');
     end if;
+    if exists (select from flowfabric.child_cancel) then
+        due := array_append(due, 'child_cancel');
+    end if;
     if exists (select from flowfabric.cancel_backlog) then
         due := array_append(due, 'flow_cancel');
+    end if;
+    if exists (select from flowfabric.hook h where h.due_at <= v_now) then
+        due := array_append(due, 'hook_submission');
     end if;
     pause_ms := least(p_at_most_ms, extract(epoch from v_next - v_now) * 1000 + 1);
     perform flowfabric.get_up(p_instance, array[''], p_before);

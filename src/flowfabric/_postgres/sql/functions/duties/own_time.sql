@@ -9,7 +9,7 @@ language sql immutable as $$
         when 'lease' then case when e.state = 'active' and e.lease_lost is null then e.lease_expires_at end
         when 'attempt' then case when e.state = 'active' then e.attempt_timeout_at end
         when 'deadline' then case when e.completed_at is null then e.deadline_at end
-        when 'delay' then case when e.state = 'delayed' or e.is_parked then e.delay_until end
+        when 'delay' then case when e.state = 'delayed' or e.is_parked or e.stop_route is not null then e.delay_until end
         when 'parked' then case when e.is_parked and e.state = 'waiting_children' then timestamptz '-infinity' end
         when 'suspension' then case when e.state = 'suspended' then e.suspension_timeout_at end
         when 'waitpoint' then case when e.has_waitpoints and e.completed_at is null then timestamptz '-infinity' end

@@ -16,7 +16,7 @@ begin
     v_now := flowfabric.now();
     select flowfabric.own_time(p_kind, e, d) into v_own from flowfabric.deployment d;
     code := case when e.id is null then 'not_found'
-                 when v_own is null then 'not_applicable'
+                 when v_own is null or (p_kind = 'delay' and e.stop_route is not null) then 'not_applicable'   -- not a delay
                  when v_own > v_now then 'not_yet_due' else 'done' end;
     state := e.state; lease_lost := e.lease_lost;
     if code = 'done' then

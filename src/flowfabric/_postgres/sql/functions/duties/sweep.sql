@@ -1,5 +1,5 @@
--- sweep: remove expired idempotency records, grants and watches, empty flows, event segments past their retention, and
--- workers that nothing refers to.
+-- sweep: remove expired idempotency records, grants and watches, empty flows, segments of the event log and of best-effort
+-- frames past their retention, and workers that nothing refers to.
 --
 -- Roles    work, operate
 create or replace function flowfabric.sweep(p_limit integer) returns integer
@@ -38,6 +38,6 @@ begin
     where f.ctid = old.tid;
     get diagnostics v_n = row_count;
     return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now)
-        + flowfabric.forget_workers(v_now, p_limit);
+        + flowfabric.trim_live(v_now) + flowfabric.forget_workers(v_now, p_limit);
 end;
 $$;

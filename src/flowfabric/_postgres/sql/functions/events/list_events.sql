@@ -2,6 +2,7 @@
 
 -- list_events: the events of one execution in the order of its history, as far back as the log goes
 --
+-- Not those of an execution with the same id that was deleted before.
 -- One call looks at p_most numbers at most. A cursor beyond what its log shares with this one is refused (check_epoch).
 -- For people: it shows events at once, and an event whose transaction is open while a later page is read may be missing.
 -- Returns  the events, then one row with the current epoch, and the number to continue after, unless all were read.
@@ -11,7 +12,7 @@ create or replace function flowfabric.list_events(
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
                lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
-               revoked_by text, details jsonb, log_epoch bigint)
+               revoked_by text, details jsonb, parent_id uuid, log_epoch bigint)
 language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
@@ -35,15 +36,23 @@ begin
     v_from := coalesce(p_after, flowfabric.seek_event(v_created_at - v_margin));
     v_last := flowfabric.last_position();
     if v_completed_at is not null then
-        v_last := least(v_last, flowfabric.seek_event(v_completed_at + v_margin) + 1000);
+        -- Only a signal that is repeated has events later.
+        v_last := least(v_last, greatest(
+            flowfabric.seek_event(v_completed_at + v_margin) + 1000,
+            (select max(x.seq) from flowfabric.event x where x.id = p_id and x.signal_effect is not null)));
     end if;
     v_upto := least(v_last, v_from + p_most);
     return query
+    with mine as materialized (
+        select x.* from flowfabric.event x
+        where x.seq > v_from and x.seq <= v_upto and x.partition = p_partition and x.id = p_id
+    )
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
            e.operator_type, e.signal_effect, case when v_sees then e.lease_id end, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
-           w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
-    from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
-    where e.seq > v_from and e.seq <= v_upto and e.partition = p_partition and e.id = p_id
+           w.worker_instance_id, e.reason, e.revoked_by, e.details, e.parent_id, null::bigint
+    from mine e left join flowfabric.worker w on w.id = e.worker
+    -- An end before it was created is that of another.
+    where e.seq > coalesce((select max(m.seq) from mine m where m.outcome is not null and m.occurred_at < v_created_at), 0)
     order by e.seq limit p_limit;
     get diagnostics v_found = row_count;
     if v_found < p_limit and v_upto < v_last then

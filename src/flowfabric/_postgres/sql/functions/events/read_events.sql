@@ -11,7 +11,7 @@ create or replace function flowfabric.read_events(
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
                lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
-               revoked_by text, details jsonb, log_epoch bigint)
+               revoked_by text, details jsonb, parent_id uuid, log_epoch bigint)
 language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
@@ -30,7 +30,7 @@ begin
         return query
         select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
                e.operator_type, e.signal_effect, case when v_sees then e.lease_id end, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
-               w.worker_instance_id, e.reason, e.revoked_by, e.details, null::bigint
+               w.worker_instance_id, e.reason, e.revoked_by, e.details, e.parent_id, null::bigint
         from flowfabric.event e left join flowfabric.worker w on w.id = e.worker
         where e.seq >= v_next and e.seq <= v_upto
           and case p_family when 'lease' then e.lease_type is not null when 'completion' then e.outcome is not null

@@ -3,11 +3,13 @@
 -- Called by cancel, for the lease holder (source lease_holder: only with its fence), and by cancel_as_operator, with the
 -- source operator_override, flow_cascade, system_timeout or a name of the caller's choice. Callers rely on which source
 -- needs a fence; see the branches.
+-- Takes    p_keep_children: what they submitted is not cancelled with them. p_by: the execution whose handler calls, or null.
 -- Locks    the executions, by partition and id.
--- Returns  one verdict per item: ok (also when it was cancelled before), replayed, or the reason it was refused.
+-- Returns  one verdict per item: ok (detail children: some are to be cancelled too; detail already: it was cancelled
+--          before), replayed, or the reason it was refused.
 create or replace function flowfabric.cancel_executions(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_holder boolean, p_source text, p_reason text)
+    p_holder boolean, p_source text, p_reason text, p_keep_children boolean, p_by uuid)
 returns setof flowfabric.verdict
 language plpgsql as $$
 declare
@@ -22,7 +24,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select l.at, l.ok into v_now, v_holding
-    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) l;
     for v_ord in 1 .. cardinality(p_id) loop
         select x.* into e from flowfabric.execution x where x.partition = p_partition[v_ord] and x.id = p_id[v_ord];
         v := row(v_ord, null, null, e.state, e.epoch,
@@ -69,22 +71,31 @@ begin
         end if;
         if v.code = 'ok' then
             v.state := 'cancelled';
+            if v.detail is null and not p_keep_children and flowfabric.has_children(e.id) then
+                v.detail := 'children';
+            end if;
         end if;
         return next v;
     end loop;
 
     if cardinality(v_check) > 0 then
         return query select * from flowfabric.refuse_holders(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false,
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index,
             'cancelled',
             (select coalesce(array_agg(o), '{}') from generate_subscripts(p_id, 1) o where o <> all (v_check)), v_now);
     end if;
     if cardinality(v_end) > 0 then
+        if p_keep_children then
+            update flowfabric.execution x set keeps_children = true from unnest(v_end) o
+            where x.partition = p_partition[o] and x.id = p_id[o];
+        end if;
         perform flowfabric.end_executions(
             array_agg(d.partition), array_agg(d.id), null, 'cancelled', 'cancelled', null, null,
-            null, null, p_reason, p_source, 'cancelled',
+            null, null, p_reason, d.source, 'cancelled',
             case when p_source = 'operator_override' then 'operator' else 'backend' end, false, v_now)
-        from (select distinct p_partition[o] as partition, p_id[o] as id from unnest(v_end) o) d;
+        from (select distinct x.partition, x.id, case when x.parent_id = p_by then 'handler' else p_source end as source
+              from unnest(v_end) o join flowfabric.execution x on x.partition = p_partition[o] and x.id = p_id[o]) d
+        group by d.source;
     end if;
 end;
 $$;

@@ -26,9 +26,9 @@ begin
         v_now := flowfabric.now();
         v_slot := flowfabric.open_log(v_now);
         update flowfabric.ready r set rank = flowfabric.rank_of(v_new)
-        where r.route = e.route and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
+        where r.route = flowfabric.ready_route(e) and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
           and r.partition = e.partition;
-        perform flowfabric.cover_ready(array[e.route], array[flowfabric.rank_of(v_new)], array[e.created_at], array[e.id]);
+        perform flowfabric.cover_ready(array[flowfabric.ready_route(e)], array[flowfabric.rank_of(v_new)], array[e.created_at], array[e.id]);
         update flowfabric.execution x set priority = v_new, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id;
         insert into flowfabric.event

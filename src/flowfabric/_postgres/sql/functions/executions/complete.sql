@@ -17,7 +17,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
-    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) l;
     if cardinality(v_ok) = cardinality(p_id) then
         perform flowfabric.end_executions(
             p_partition, p_id, v_tids, 'completed', 'completed', p_result, p_result_encoding,
@@ -29,7 +29,7 @@ begin
             null, null, null, null, 'completed', 'backend', true, v_now)
         from unnest(v_ok) o having count(*) > 0;
         return query select * from flowfabric.refuse_holders(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, 'completed', v_ok, v_now);
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, 'completed', v_ok, v_now);
     end if;
     return query select 0, 'ok', null::text, 'completed', null::bigint, null::uuid, v_now;
 end;

@@ -9,20 +9,16 @@ create or replace function flowfabric.complete_as_operator(
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
-    v_held flowfabric.verdict;
+    h flowfabric.held;
 begin
-    perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, null, null, null, null, true);
-    if v_held.code is not null then
-        return next v_held;
+    h := flowfabric.hold_as_operator(p_partition, p_id);
+    if (h.refusal).code is not null then
+        return next h.refusal;
         return;
     end if;
     perform flowfabric.tell_holders(array[p_partition], array[p_id]);
-    return query
-    select c.* from flowfabric.execution e
-    cross join lateral flowfabric.complete(
-        array[e.partition], array[e.id], array[e.lease_id], array[e.epoch], array[e.attempt_id], array[e.attempt_index],
-        array[p_result], array[p_result_encoding]) c
-    where e.partition = p_partition and e.id = p_id;
+    return query select * from flowfabric.complete(
+        array[p_partition], array[p_id], array[h.lease_id], array[h.epoch], array[h.attempt_id], array[h.attempt_index],
+        array[p_result], array[p_result_encoding]);
 end;
 $$;

@@ -83,7 +83,7 @@ begin
             v_made := flowfabric.insert_executions(
                 v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
                 p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
-                p_deadline_ms, v_now, null, null);
+                p_deadline_ms, v_now, null, null, null);
         end if;
         perform flowfabric.settle_new(
             v_routes, v_code, p_route_no, p_partition, p_id, p_priority, p_tags,

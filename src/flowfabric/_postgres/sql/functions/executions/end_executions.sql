@@ -16,7 +16,7 @@ declare
     v_leased boolean[];
     v_tids tid[] := p_tids;
     v_slot smallint := flowfabric.open_log(p_now);
-    v_had_waitpoints boolean;
+    v_had_waitpoints boolean; v_had_hooks boolean;
     v_partitions integer[]; v_ids uuid[]; v_flows uuid[]; v_runs integer[]; v_events bigint[];   -- members of flows
 begin
     if p_tids is null then
@@ -43,23 +43,24 @@ begin
             attempt_failure_category = case when e.state = 'active' or e.pending = 'interrupted' then u.failure_category else e.attempt_failure_category end,
             blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false, lease_lost = null,
             delay_until = null, attempt_timeout_at = null, attempt_timeout_left = null, suspension_timeout_at = null,
-            held_back = null, is_parked = false,
+            held_back = null, is_parked = false, stop_route = null,
             result = u.result, result_encoding = u.result_encoding,
-            failure_reason = coalesce(u.failure_reason, e.failure_reason),
-            failure_category = coalesce(u.failure_category, e.failure_category),
+            -- An earlier attempt may have failed.
+            failure_reason = case p_state when 'completed' then null else coalesce(u.failure_reason, e.failure_reason) end,
+            failure_category = case p_state when 'completed' then null else coalesce(u.failure_category, e.failure_category) end,
             cancellation_reason = p_cancel_reason, cancelled_by = p_cancelled_by,
             completed_at = p_now, transitioned_at = p_now, mutated_at = null
         from unnest(v_tids, p_result, p_result_encoding, p_failure_reason, p_failure_category, v_leased)
              as u (tid, result, result_encoding, failure_reason, failure_category, leased)
         where e.ctid = u.tid
-        returning e.partition, e.id, e.flow_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
+        returning e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
                   e.worker, e.created_at, e.policy, coalesce(u.leased, true) as leased,
                   e.has_waitpoints, e.replays
     ), logged as (
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
+            (slot, occurred_at, partition, id, flow_id, parent_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
              attempt_id, attempt_index, worker, reason, revoked_by)
-        select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
+        select v_slot, p_now, e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags,
                case when p_state = 'completed' then 'success' else p_state end,
                case when e.leased then 'revoked' end, case when e.leased then e.lease_id end,
                case when e.leased then e.epoch end, e.attempt_id, e.attempt_index,
@@ -78,17 +79,24 @@ begin
               from ended e, flowfabric.deployment d) r
         group by r.due
     )
-    select bool_or(e.has_waitpoints), array_agg(e.partition) filter (where e.flow_id is not null),
+    select bool_or(e.has_waitpoints), bool_or(p_state in ('failed', 'expired') and e.policy -> 'hooks' is not null),
+           array_agg(e.partition) filter (where e.flow_id is not null),
            array_agg(e.id) filter (where e.flow_id is not null), array_agg(e.flow_id) filter (where e.flow_id is not null),
            array_agg(e.replays) filter (where e.flow_id is not null),
            (select array_agg(l.seq) from logged l where l.flow_id is not null)   -- in the same order
-    into v_had_waitpoints, v_partitions, v_ids, v_flows, v_runs, v_events
+    into v_had_waitpoints, v_had_hooks, v_partitions, v_ids, v_flows, v_runs, v_events
     from ended e;
     if v_had_waitpoints then
         perform flowfabric.end_waits(
             array_agg(u.partition), array_agg(u.id),
             array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
         from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
+    end if;
+    if v_had_hooks then
+        perform flowfabric.leave_hooks(p_partition, p_id, 'failure', '{}', p_now);
+    end if;
+    if p_state in ('cancelled', 'expired') then
+        perform flowfabric.enqueue_children(p_partition, p_id, p_now);
     end if;
     if v_flows is not null then
         perform flowfabric.cascade_ended(v_partitions, v_ids, v_flows, v_runs, v_events, p_state, p_now);
@@ -103,7 +111,7 @@ begin
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
                cross join lateral (select from flowfabric.watch w
                                    where w.partition = u.partition and w.id = u.id offset 0) w) then
-        perform flowfabric.tell_watchers(p_partition, p_id);
+        perform flowfabric.tell_watchers(p_partition, p_id, null);
     end if;
 end;
 $$;

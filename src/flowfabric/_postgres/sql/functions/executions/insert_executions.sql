@@ -1,12 +1,12 @@
 -- insert_executions: the rows of new executions and their ready rows; returns how many are claimable immediately.
 --
 -- Unnests only arrays that every item uses: each further array would cost every row. p_deps: how many edges lead to
--- each.
+-- each. p_parent: the execution whose handler submits them, null for others.
 create or replace function flowfabric.insert_executions(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_flow uuid[], p_key text[],
     p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[], p_delay_until timestamptz[], p_delay_ms bigint[],
-    p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz, p_node text[], p_deps integer[])
+    p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz, p_node text[], p_deps integer[], p_parent uuid)
 returns integer
 language plpgsql as $$
 declare
@@ -24,7 +24,7 @@ begin
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
              policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail, pending, priority, tags,
-             delay_until, deadline_at, transitioned_at, node)
+             delay_until, deadline_at, transitioned_at, node, parent_id)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
                coalesce(v_policy, p_policy[u.ord]::json), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
@@ -35,7 +35,8 @@ begin
                     when d.until is not null
                     then 'delayed until ' || flowfabric.time_text(d.until) end,
                'first', flowfabric.priority_of(p_priority[u.ord]), p_tags[u.ord]::jsonb, d.until,
-               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_node[u.ord]
+               coalesce(p_deadline_at[u.ord], p_now + flowfabric.ms(p_deadline_ms[u.ord])), p_now, p_node[u.ord],
+               p_parent
         from unnest(p_partition, p_id, p_payload) with ordinality as u (partition, id, payload, ord)
         cross join lateral (
             select case when w.at > p_now then w.at end as until

@@ -18,7 +18,7 @@ begin
             made := flowfabric.insert_executions(
                 p_routes, code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
                 p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
-                p_deadline_ms, p_now, null, null);
+                p_deadline_ms, p_now, null, null, null);
         exception when unique_violation then
             select array_agg(coalesce(code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)
             into v_found

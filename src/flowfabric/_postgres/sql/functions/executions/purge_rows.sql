@@ -8,6 +8,7 @@ begin
     where a.partition = u.partition and a.id = u.id;
     delete from flowfabric.step s using unnest(p_partition, p_id) as u (partition, id)
     where s.partition = u.partition and s.id = u.id;
+    perform flowfabric.drop_frames(p_partition, p_id);
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
                join flowfabric.execution e on e.partition = u.partition and e.id = u.id where e.has_waitpoints) then
         delete from flowfabric.signal s using unnest(p_partition, p_id) as u (partition, id)
@@ -17,13 +18,7 @@ begin
         delete from flowfabric.waitpoint w using unnest(p_partition, p_id) as u (partition, id)
         where w.partition = u.partition and w.id = u.id;
     end if;
-    delete from flowfabric.tag t where t.ctid = any (array(
-        select f.tid from unnest(p_partition, p_id) as u (partition, id)
-        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-        cross join lateral jsonb_each_text(e.tags) as k (key, value)
-        cross join lateral (select x.ctid as tid from flowfabric.tag x
-                            where x.digest = flowfabric.tag_digest(k.key, k.value) and x.created_at = e.created_at
-                              and x.id = e.id and x.partition = e.partition offset 0) f));
+    perform flowfabric.drop_tags(p_partition, p_id);
     delete from flowfabric.unsuccessful w where w.ctid = any (array(
         select f.tid from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id

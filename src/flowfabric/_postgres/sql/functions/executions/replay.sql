@@ -1,9 +1,9 @@
 -- replay: terminal -> waiting for a new attempt, or for dependencies again, for many in one call
 --
 -- Called by operators.
--- Locks    the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
+-- Locks    what is left of cancelling their children, then the groups of members of flows, then the executions and the upstreams of those groups, by partition and id;
 --          the backlogs of their flows, if one is marked to be cancelled.
--- Returns  one verdict per item: ok, not_found, execution_not_terminal or max_replays_exhausted.
+-- Returns  one verdict per item: ok, not_found, execution_not_terminal, execution_redacted or max_replays_exhausted.
 -- Roles    operate
 create or replace function flowfabric.replay(
     p_partition integer[], p_id uuid[], p_reason text, p_requested_by text)
@@ -14,10 +14,13 @@ declare
     v_slot smallint;
     v_code text[];
     v_partitions integer[]; v_ids uuid[];
-    v_gated_partitions integer[]; v_gated_ids uuid[];    -- have a group that is not satisfied
+    v_gated_partitions integer[]; v_gated_ids uuid[];    -- have a group that is not satisfied, or is all_settled
     v_before integer;
 begin
     perform flowfabric.require_read_committed();
+    perform 1 from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.child_cancel c on c.partition = u.partition and c.id = u.id
+    order by c.partition, c.id for update of c;
     with held as materialized (
         select g.downstream from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
@@ -50,6 +53,7 @@ begin
     select array_agg(case
                when e.id is null then 'not_found'
                when e.completed_at is null or u.nth > 1 then 'execution_not_terminal'
+               when e.payload_encoding = 'redacted' and e.payload = '' then 'execution_redacted'
                when e.replays >= coalesce((e.policy ->> 'max_replay_count')::bigint, 10) then 'max_replays_exhausted'
                else 'ok' end order by u.ord)
     into v_code
@@ -64,6 +68,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         where w.state = e.state and w.created_at = e.created_at and w.id = e.id and w.partition = e.partition;
         perform flowfabric.forget_signals(v_partitions, v_ids);
+        perform flowfabric.renew_children(v_partitions, v_ids);
         -- An execution that ended while marked to be cancelled loses the mark; its next run was not cancelled.
         perform flowfabric.ack_cancel_member(c.partition, c.flow_id, c.id)
         from (select m.* from unnest(v_partitions, v_ids) as u (partition, id)
@@ -74,7 +79,7 @@ begin
             from unnest(v_partitions, v_ids) as u (partition, id)
             join flowfabric.execution e on e.partition = u.partition and e.id = u.id
             join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
-            where g.n > 0 and g.state <> 'satisfied';
+            where g.n > 0 and (g.state <> 'satisfied' or g.policy = 'all_settled');
         end if;
         -- A new run receives the newest results.
         update flowfabric.edge d set is_kept = false, kept_result = null, kept_encoding = null
@@ -87,13 +92,22 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state = 'completed'
              and e.flow_id is not null
         where d.partition = e.partition and d.upstream = e.id and d.passes and d.outcome = 'success';
+        -- So do those that received its failure.
+        update flowfabric.edge d set is_kept = true, kept_encoding = e.failure_category,
+               kept_result = flowfabric.reason_bytes(e.failure_reason, e.cancellation_reason)
+        from unnest(v_partitions, v_ids) as u (partition, id)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.state <> 'completed'
+             and e.flow_id is not null, flowfabric.edge_group g
+        where d.partition = e.partition and d.upstream = e.id and d.passes and d.outcome <> 'success' and not d.is_kept
+          and g.partition = d.partition and g.flow_id = d.flow_id and g.downstream = d.downstream and g.policy = 'all_settled';
         with replayed as (
             update flowfabric.execution e
             set state = 'waiting', blocking_reason = 'waiting_for_worker', blocking_detail = null, pending = 'replay',
                 replays = e.replays + 1, completed_at = null, attempt_ended_at = coalesce(e.attempt_ended_at, e.completed_at),
-                generation = e.generation + case when e.state = 'completed' then 1 else 0 end, result = null, result_encoding = null,
+                generation = e.generation + case when e.state = 'completed' then 1 else 0 end,
+                pinned = case when e.state <> 'completed' then e.pinned end, stop_epoch = null, result = null, result_encoding = null,
                 failure_reason = null, failure_category = null, cancellation_reason = null, cancelled_by = null,
-                progress_pct = null, progress_message = null, progress_updated_at = null, deadline_at = null,
+                progress_pct = null, progress_message = null, progress_updated_at = null, deadline_at = null, keeps_children = null,
                 pending_replay_reason = p_reason, pending_replay_requested_by = p_requested_by,
                 transitioned_at = v_now, mutated_at = null
             from unnest(v_partitions, v_ids) as u (partition, id)
@@ -115,7 +129,7 @@ begin
         perform flowfabric.make_ready(v_partitions, v_ids, null);
         if v_gated_ids is not null then
             update flowfabric.execution e
-            set blocking_detail = g.n - g.succeeded || ' dep(s) unsatisfied after replay'
+            set blocking_detail = g.n - g.succeeded - g.failed - g.skipped || ' dep(s) unsatisfied after replay'
             from unnest(v_gated_partitions, v_gated_ids) as u (partition, id), flowfabric.edge_group g
             where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children'
               and g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id;

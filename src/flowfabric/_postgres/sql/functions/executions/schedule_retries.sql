@@ -47,5 +47,6 @@ begin
     perform flowfabric.set_timers('delay', p_partition, p_id,
         (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
     perform flowfabric.gate(p_partition, p_id);
+    perform flowfabric.wake_tails(p_partition, p_id);
 end;
 $$;

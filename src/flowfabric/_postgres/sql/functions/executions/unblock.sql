@@ -34,7 +34,9 @@ begin
         set state = case when x.resume_pending then 'resumable' else 'waiting' end,
             blocking_reason = 'waiting_for_worker', blocking_detail = null, transitioned_at = v_now, mutated_at = null
         where x.partition = p_partition and x.id = p_id;
-        if e.blocking_reason <> 'waiting_for_capable_worker' then
+        if e.stop_route is not null then
+            perform flowfabric.open_stopped(array[p_partition], array[p_id], v_now);
+        elsif e.blocking_reason <> 'waiting_for_capable_worker' then
             perform flowfabric.make_ready(array[p_partition], array[p_id], null);
         end if;
     end if;

@@ -41,7 +41,7 @@ begin
     -- The ends of earlier runs do not count.
     update flowfabric.edge d set applied_at = v_now, from_run = u.run
     from unnest(v_tids, v_runs) as u (tid, run) where d.ctid = u.tid;
-    -- A new edge reopens a satisfied all_of, and may be the one that makes a quorum impossible; other decisions are
+    -- A new edge reopens a satisfied all_of or all_settled, and may be the one that makes a quorum impossible; other decisions are
     -- final. An execution with an open edge is blocked before anything is resolved, so that it can be released.
     with counted as (
         select c.id, u.tid, u.pending, c.n, c.live, c.last
@@ -53,7 +53,7 @@ begin
         update flowfabric.edge_group g
         set n = g.n + c.n,
             state = flowfabric.decide(g.policy, g.k, g.n + c.n, g.succeeded, g.failed + g.skipped, g.state),
-            satisfied_at = case when g.policy = 'all_of' then null else g.satisfied_at end
+            satisfied_at = case when g.policy in ('all_of', 'all_settled') then null else g.satisfied_at end
         from counted c where g.ctid = c.tid
         returning g.downstream, g.state, c.pending, c.last,
                   g.n - g.succeeded - g.failed - g.skipped - c.n + c.live as unsatisfied

@@ -13,8 +13,8 @@ begin
         set state = 'waiting_children', blocking_reason = 'waiting_for_children', blocking_detail = u.detail,
             held_back = case when e.blocking_reason in ('paused_by_operator', 'paused_by_policy', 'waiting_for_budget',
                                                         'waiting_for_quota') then e.blocking_reason else e.held_back end,
-            is_parked = false,
-            delay_until = case when e.is_parked and exists (
+            is_parked = false, stop_route = null,
+            delay_until = case when e.stop_route is not null or e.is_parked and exists (
                 select from flowfabric.waiter w where w.partition = e.partition and w.id = e.id) then null
                 else e.delay_until end,
             transitioned_at = p_now, mutated_at = null

@@ -15,6 +15,7 @@ declare
     v_now timestamptz;
     b flowfabric.cancel_backlog;
     v_owed uuid[]; v_held uuid[];
+    v_by text;
 begin
     perform flowfabric.require_read_committed();
     handled := 0; failed := '{}'; busy := false;
@@ -36,16 +37,19 @@ begin
         cross join lateral (select x.id from flowfabric.execution x where x.partition = p_partition and x.id = u.id
                             offset 0 for no key update skip locked) e)
     select array_agg(h.id) into v_held from held h;
+    -- Its own parent may have asked for it.
+    v_by := case when exists (select from flowfabric.flow f where f.partition = p_partition and f.flow_id = p_flow
+                              and f.parent_id::text = b.requester) then 'handler' else 'operator_override' end;
     v_now := flowfabric.now();
     begin
-        perform flowfabric.end_members(p_partition, v_held, b.reason, v_now);
+        perform flowfabric.end_members(p_partition, v_held, b.reason, v_by, v_now);
     exception
     when serialization_failure or deadlock_detected then
         raise;
     when others then
         for i in 1 .. cardinality(v_held) loop
             begin
-                perform flowfabric.end_members(p_partition, v_held[i:i], b.reason, v_now);
+                perform flowfabric.end_members(p_partition, v_held[i:i], b.reason, v_by, v_now);
             exception when others then
                 failed := failed || v_held[i];
                 message := sqlerrm;

@@ -59,14 +59,14 @@ begin
         select array_agg(h.id), array_agg(h.id) filter (where not h.ended) into v_held, v_live from held h;
         v_now := flowfabric.now();
         begin
-            perform flowfabric.end_members(s.partition, v_live, g.cancel_siblings_reason, v_now);
+            perform flowfabric.end_members(s.partition, v_live, g.cancel_siblings_reason, 'operator_override', v_now);
         exception
         when serialization_failure or deadlock_detected then
             raise;
         when others then
             for i in 1 .. cardinality(v_live) loop
                 begin
-                    perform flowfabric.end_members(s.partition, v_live[i:i], g.cancel_siblings_reason, v_now);
+                    perform flowfabric.end_members(s.partition, v_live[i:i], g.cancel_siblings_reason, 'operator_override', v_now);
                 exception when others then
                     v_failed := v_failed || v_live[i];
                     message := sqlerrm;

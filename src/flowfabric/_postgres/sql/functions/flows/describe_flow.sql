@@ -8,10 +8,10 @@ returns table (flow_id uuid, flow_kind text, namespace text, state text, node_co
                created_at timestamptz, last_mutation_at timestamptz, cancelled_at timestamptz, cancel_reason text,
                cancellation_policy text, tags jsonb, downstreams uuid[], policies text[], ks integer[],
                cancel_rests boolean[], ns integer[], succeededs integer[], faileds integer[], skippeds integer[],
-               states text[], satisfied_ats timestamptz[])
+               states text[], satisfied_ats timestamptz[], parent_id uuid)
 language sql stable security definer as $$
     select f.flow_id, f.flow_kind, f.namespace, f.state, f.node_count, f.edge_count, f.created_at, f.last_mutation_at,
-           f.cancelled_at, f.cancel_reason, f.cancellation_policy, f.tags, g.*
+           f.cancelled_at, f.cancel_reason, f.cancellation_policy, f.tags, g.*, f.parent_id
     from flowfabric.flow f
     cross join lateral (
         select array_agg(d.downstream order by d.downstream), array_agg(coalesce(g.policy, 'all_of') order by d.downstream),

@@ -1,6 +1,7 @@
 -- drain_siblings: drop the sibling cancels of a group
 --
--- Returns  drained, already_drained, or drained_sans_group if the group itself is deleted.
+-- Returns  drained, already_drained, or drained_sans_group if the group itself is deleted; siblings_alive, and nothing
+--          changes, while one of them has not ended: it would be forgotten.
 -- Roles    operate
 create or replace function flowfabric.drain_siblings(p_partition integer, p_flow uuid, p_downstream uuid) returns text
 language plpgsql security definer as $$
@@ -12,6 +13,11 @@ begin
     -- The group first, as adding to the entry does.
     select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
     where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
+    if exists (select from flowfabric.sibling_cancel x cross join lateral unnest(x.siblings) u (id)
+               join flowfabric.execution e on e.partition = x.partition and e.id = u.id and e.completed_at is null
+               where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream) then
+        return 'siblings_alive';
+    end if;
     delete from flowfabric.sibling_cancel x
     where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream;
     v_entry := found;

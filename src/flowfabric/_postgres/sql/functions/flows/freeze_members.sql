@@ -5,7 +5,7 @@ begin
     perform flowfabric.drop_blocked(p_partition, p_id);
     update flowfabric.execution e
     set state = 'waiting', blocking_reason = 'paused_by_flow_cancel', blocking_detail = 'flow cancelled', delay_until = null,
-        held_back = null, is_parked = false,
+        held_back = null, is_parked = false, stop_route = null,
         transitioned_at = p_now, mutated_at = null
     from unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id

@@ -86,7 +86,8 @@ begin
                     p_payload_encoding[v_low:v_high], p_priority[v_low:v_high], v_flows[v_low:v_high], null,
                     p_tags[v_low:v_high], case when cardinality(p_policy) = 1 then p_policy else p_policy[v_low:v_high] end,
                     p_budgets[v_low:v_high], p_quota[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
-                    p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high]);
+                    p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high],
+                    null);
             end loop;
             if cardinality(p_edge) > 0 then
                 insert into flowfabric.edge

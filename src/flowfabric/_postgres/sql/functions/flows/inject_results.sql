@@ -1,6 +1,6 @@
 -- inject_results: results of upstreams become the input of their downstreams, if an edge asks for it.
 --
--- Called under the locks of the groups, after these edges were resolved. all_of: the last success that counts; any_of
+-- Called under the locks of the groups, after these edges were resolved. all_of and all_settled: the last success that counts; any_of
 -- and quorum: the one that decided the group.
 create or replace function flowfabric.inject_results(
     p_partition integer[], p_flow uuid[], p_edge uuid[], p_now timestamptz) returns void
@@ -19,7 +19,7 @@ language sql volatile as $$
     join flowfabric.execution up on up.partition = c.partition and up.id = c.upstream and up.result is not null
     join flowfabric.execution x on x.partition = c.partition and x.id = c.downstream and x.completed_at is null
     where c.outcome = 'success' and c.data_passing_ref is not null
-      and (c.policy = 'all_of' or (c.nth = c.k and c.satisfied_at = p_now))
+      and (c.policy in ('all_of', 'all_settled') or (c.nth = c.k and c.satisfied_at = p_now))
     order by c.partition, c.downstream, c.ord desc
     on conflict (partition, id) do update
         set upstream = excluded.upstream, payload = excluded.payload, encoding = excluded.encoding,

@@ -1,17 +1,17 @@
 -- project_flows: count the members of flows again; returns how many summaries were written.
 --
--- One at a time: of two counts the older must not be written last.
--- Roles    read, submit, work, operate
+-- Locks    the flows, by partition and id: of two counts the older is not written last, and no flow is deleted meanwhile,
+--          which would leave its summary behind.
+-- Roles    work, operate
 create or replace function flowfabric.project_flows(p_partition integer[], p_flow uuid[]) returns integer
 language plpgsql security definer as $$
 declare
     v_n integer;
 begin
     perform flowfabric.require_read_committed();
-    -- The lock keeps the flow from being deleted meanwhile, which would leave the summary behind.
     perform 1 from (select distinct u.partition, u.flow from unnest(p_partition, p_flow) as u (partition, flow)) w
     join flowfabric.flow f on f.partition = w.partition and f.flow_id = w.flow
-    order by f.partition, f.flow_id for key share of f;
+    order by f.partition, f.flow_id for no key update of f;
     insert into flowfabric.flow_summary as s
         (partition, flow_id, state, completed, failed, cancelled, expired, skipped, active, suspended, waiting, delayed,
          rate_limited, waiting_children, updated_at)

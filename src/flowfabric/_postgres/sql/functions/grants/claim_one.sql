@@ -17,6 +17,7 @@ declare
     g flowfabric.claim_grant;
 begin
     perform flowfabric.require_read_committed();
+    perform flowfabric.check_time(p_deadline_at);
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
     v_now := flowfabric.now();
     select x.* into g from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
@@ -33,7 +34,8 @@ begin
                coalesce(e.attempt_type, 'initial'), e.lease_id, e.epoch, e.lease_expires_at, r.lane, r.kind, e.namespace, e.flow_id,
                e.priority, e.created_at, coalesce(i.payload, e.payload),
                case when i.payload is null then e.payload_encoding else i.encoding end, e.tags, e.deadline_at,
-               e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings
+               e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings,
+               flowfabric.durability_of(e.policy)
         from flowfabric.route r
         cross join lateral flowfabric.inputs_of(e.partition, e.id) i
         where r.id = e.route;
@@ -65,7 +67,7 @@ begin
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
             (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
             array[p_lease], array[p_attempt], flowfabric.number_worker(p_worker, p_instance, v_now), p_ttl_ms,
-            p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.pending <> 'first', v_now) s;
+            p_timeout_ms, p_deadline_at, p_policy::jsonb, null, e.pending <> 'first', null, null, v_now) s;
     else
         v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;
         v_refused.attempt_id := e.attempt_id; v_refused.lease_epoch := e.epoch;

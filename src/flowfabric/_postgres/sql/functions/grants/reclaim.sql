@@ -58,7 +58,7 @@ begin
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
             (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
             array[p_lease], array[p_attempt], flowfabric.number_worker(p_worker, p_instance, v_now), p_ttl_ms,
-            null, null, p_policy::jsonb, null, true, v_now) s;
+            null, null, p_policy::jsonb, null, true, null, null, v_now) s;
     else
         v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;
         v_refused.lease_epoch := v_count;

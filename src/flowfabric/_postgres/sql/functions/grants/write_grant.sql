@@ -35,7 +35,7 @@ begin
         route_snapshot = excluded.route_snapshot, admission_summary = excluded.admission_summary,
         ttl_ms = excluded.ttl_ms, issued_at = excluded.issued_at, expires_at = excluded.expires_at;
     update flowfabric.ready r set granted_until = v_expires
-    where r.route = e.route and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
+    where r.route = flowfabric.ready_route(e) and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id
       and r.partition = e.partition;
     return query select v_key, v_expires;
 end;

@@ -1,3 +1,9 @@
--- hold_keystore: one change of the keys at a time.
+-- hold_keystore: one change of the keys at a time. Signing and verifying only read, and do not wait.
+--
+-- A lock of the table, not an advisory lock: everybody who can connect can take those.
 create or replace function flowfabric.hold_keystore() returns void
-language sql volatile as $$ select pg_advisory_xact_lock(7083, 2) $$;
+language plpgsql as $$
+begin
+    lock table flowfabric.keystore in share row exclusive mode;
+end;
+$$;

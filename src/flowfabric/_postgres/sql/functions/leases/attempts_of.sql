@@ -20,7 +20,15 @@ language sql immutable as $$
                e.lease_id, e.epoch, w.worker_id, w.worker_instance_id, e.attempt_failure_reason,
                e.attempt_failure_category, e.attempt_policy, e.retry_reason, e.previous_attempt_index,
                e.replay_reason, e.replay_requested_by, e.replayed_from_attempt_index, e.reclaim_reason,
-               e.disposition, e.retry_at)::flowfabric.attempt
+               e.disposition, e.retry_at, e.lease_lost_at,
+               flowfabric.lost_as(e.lease_lost_at, e.lease_revoke_reason))::flowfabric.attempt
+$$;
+
+-- lost_as: how the lease of the latest attempt was lost; null: it was not. What happens to the execution later does not
+-- change it.
+create or replace function flowfabric.lost_as(p_lost_at timestamptz, p_revoke_reason text) returns text
+language sql immutable as $$
+    select case when p_lost_at is null then null when p_revoke_reason is null then 'expired' else 'revoked' end
 $$;
 
 -- lifecycle_of: how far the latest attempt of an execution is, from how it ended.

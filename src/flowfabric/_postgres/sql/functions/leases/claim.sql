@@ -1,7 +1,10 @@
 -- claim: take up to p_limit executions of a lane, best rank first
 --
--- Called by workers. Serves the routes of the lane whose kind and capabilities the worker has.
--- Takes    p_kinds: an array as text, which is read only if the lane has work; null: every kind.
+-- Called by workers. Serves the routes of the lane whose kind, version and capabilities the worker has, and whose executions
+-- its code did not stop.
+-- Takes    p_kinds: an array as text, which is read only if the lane has work; null: every kind, in every version.
+--          p_service: what the worker serves, with versions and digests (register_service); null: kinds without either.
+--          p_versioned: it has kinds with versions, in which executions begin.
 --          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 -- Locks    ready rows and their executions, skipping locked rows; it never waits.
 -- Returns  one row per lease, best first; no row without work.
@@ -9,7 +12,7 @@
 -- Roles    work, operate
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text, p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
-    p_sleeper uuid, p_asleep timestamptz)
+    p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -28,6 +31,7 @@ declare
     v_ids uuid[] := '{}';
     v_tids tid[] := '{}';
     v_again boolean := false;
+    v_from integer[]; v_to integer[];   -- routes, and those of the versions in which their executions begin
 begin
     perform flowfabric.require_read_committed();
     select flowfabric.now(), d.auto_reclaim into v_now, v_auto_reclaim
@@ -46,6 +50,8 @@ begin
     from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
           from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
           where f.lane = p_lane and (v_kinds is null or r.kind = any (v_kinds)) and r.capabilities <@ p_capabilities
+            and ((r.version is null and r.not_for is null) or (v_kinds is null and r.not_for is null)
+                 or flowfabric.serves(p_service, r.kind, r.version, r.not_for))
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
         return;
@@ -91,15 +97,24 @@ begin
         if v_worker is null then
             v_worker := flowfabric.number_worker(p_worker, p_instance, v_now);
         end if;
+        if p_versioned then
+            select array_agg(q.id), array_agg(flowfabric.derive_route(q.id, q.version, null)) into v_from, v_to
+            from (select r.id, s.versions[array_position(s.kinds, r.kind)] as version
+                  from flowfabric.service s cross join unnest(v_routes) as u (route)
+                  join flowfabric.route r on r.id = u.route
+                  where s.id = p_service and r.version is null and r.not_for is null
+                  order by r.id offset 0) q   -- two claims that create the same ones do not wait for each other
+            where q.version is not null;
+        end if;
         if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, v_worker, p_ttl_ms, null, null, null, null,
-                v_again, v_now);
+                v_again, v_from, v_to, v_now);
         else
             -- Returned in claim order, however they were taken.
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, v_worker, p_ttl_ms, null, null, null, null,
-                v_again, v_now) s order by s.priority desc, s.created_at, s.id;
+                v_again, v_from, v_to, v_now) s order by s.priority desc, s.created_at, s.id;
         end if;
     end if;
     if cardinality(v_ids) > 0 and p_asleep is not null then

@@ -5,7 +5,7 @@
 -- Roles    work, operate
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text, p_capabilities text[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz)
+    p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 declare
@@ -21,7 +21,8 @@ begin
             v_given := least(v_left, case when v_pass = 0 then p_shares[i] else v_left end);
             continue when v_given <= 0;
             return query select * from flowfabric.claim(
-                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, p_sleeper, p_asleep);
+                p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, p_sleeper, p_asleep, p_service,
+                p_versioned);
             get diagnostics v_took = row_count;
             v_dry[i] := v_took < v_given;
             v_left := v_left - v_took;

@@ -15,12 +15,13 @@ declare
     v_until timestamptz;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return next v_held;
         return;
     end if;
     v_until := coalesce(p_until, v_held.at + flowfabric.ms(p_ms));
+    perform flowfabric.check_time(v_until);
     return next flowfabric.give_back(
         p_partition, p_id, 'delayed', false, v_until, 'delayed until ' || flowfabric.time_text(v_until), 'worker_delay',
         v_held.at);

@@ -4,7 +4,7 @@
 -- Locks    the execution.
 -- Returns  the refusal; or, if the lease is held, a verdict without a code, whose `at` is the time under the lock.
 create or replace function flowfabric.hold_one(
-    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_operator boolean)
+    p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer)
 returns flowfabric.verdict
 language plpgsql as $$
 declare
@@ -14,11 +14,11 @@ declare
 begin
     select l.at, l.ok into v_now, v_ok
     from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt],
-                                 array[p_index], p_operator) l;
+                                 array[p_index]) l;
     if cardinality(v_ok) = 0 then
         select r.* into v from flowfabric.refuse_holders(
             array[p_partition], array[p_id], array[p_lease], array[p_epoch], array[p_attempt], array[p_index],
-            p_operator, null, v_ok, v_now) r;
+            null, v_ok, v_now) r;
     else
         v.at := v_now;
     end if;

@@ -4,6 +4,6 @@ create or replace function flowfabric.holds_lease(
 returns table (holds boolean)
 language sql volatile as $$
     select true from flowfabric.lock_holders(array[p_partition], array[p_id], array[p_lease], array[p_epoch],
-                                             array[p_attempt], array[p_index], false) l
+                                             array[p_attempt], array[p_index]) l
     where cardinality(l.ok) = 1
 $$;

@@ -2,14 +2,13 @@
 
 -- lock_holders: lock the executions of a call and return which items hold a live lease.
 --
--- Takes    per item the fence (lease, epoch, attempt) and optionally the attempt index; a null lease is an operator's
---          call, which skips only the comparison of the fence.
+-- Takes    per item the fence (lease, epoch, attempt) and optionally the attempt index.
 -- Locks    the executions, by partition and id.
 -- Returns  the time, read once all locks are held, and the ordinals that pass with the tids of their rows, in the
 --          order of the ordinals. refuse_holders handles the others.
 create or replace function flowfabric.lock_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_operator boolean, out at timestamptz, out ok integer[], out tids tid[])
+    out at timestamptz, out ok integer[], out tids tid[])
 language plpgsql as $$
 declare
     v_first timestamptz;
@@ -18,8 +17,7 @@ begin
     with q as materialized (
         select u.ord::integer as ord, e.ctid as tid, e.lease_expires_at,
                e.state = 'active' and e.lease_lost is null
-               and ((e.lease_id = u.lease and e.epoch = u.epoch and e.attempt_id = u.attempt)
-                    or (p_operator and u.lease is null and u.epoch is null and u.attempt is null))
+               and e.lease_id = u.lease and e.epoch = u.epoch and e.attempt_id = u.attempt
                and (u.idx is null or u.idx = e.attempt_index) as holds
         from unnest(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) with ordinality
              as u (partition, id, lease, epoch, attempt, idx, ord)

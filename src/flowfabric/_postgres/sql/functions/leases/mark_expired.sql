@@ -23,5 +23,6 @@ begin
            l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker, 'lease_expired'
     from lost l;
     perform flowfabric.offer_lost(p_partition, p_id);
+    perform flowfabric.wake_tails(p_partition, p_id);
 end;
 $$;

@@ -13,7 +13,7 @@ declare
     v_held flowfabric.verdict;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return next v_held;
         return;

@@ -4,7 +4,7 @@
 -- Returns  one verdict per refused item; a repeated terminal call gets 'replayed' (p_replays names the call).
 create or replace function flowfabric.refuse_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_operator boolean, p_replays text, p_ok integer[], p_now timestamptz)
+    p_replays text, p_ok integer[], p_now timestamptz)
 returns setof flowfabric.verdict
 language plpgsql as $$
 declare
@@ -22,10 +22,10 @@ begin
             v.code := 'invalid_input'; v.detail := 'partial_fence_triple';
         elsif e.id is null then
             v.code := 'not_found';
-        elsif p_lease[v_ord] is null and not p_operator then
+        elsif p_lease[v_ord] is null then
             v.code := 'invalid_input'; v.detail := 'fence_required';
         else
-            if p_replays is not null and p_lease[v_ord] is not null then
+            if p_replays is not null then
                 select h.disposition, h.retry_at into a
                 from flowfabric.attempts_of(e.partition, e.id) h
                 where h.attempt_id = p_attempt[v_ord] and h.lease_id = p_lease[v_ord] and h.lease_epoch = p_epoch[v_ord]

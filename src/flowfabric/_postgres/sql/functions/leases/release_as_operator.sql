@@ -8,17 +8,13 @@ create or replace function flowfabric.release_as_operator(p_partition integer, p
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
-    v_held flowfabric.verdict;
+    h flowfabric.held;
 begin
-    perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, null, null, null, null, true);
-    if v_held.code is not null then
-        return next v_held;
+    h := flowfabric.hold_as_operator(p_partition, p_id);
+    if (h.refusal).code is not null then
+        return next h.refusal;
         return;
     end if;
-    return query
-    select r.* from flowfabric.execution e
-    cross join lateral flowfabric.release(e.partition, e.id, e.lease_id, e.epoch, e.attempt_id, e.attempt_index) r
-    where e.partition = p_partition and e.id = p_id;
+    return query select * from flowfabric.release(p_partition, p_id, h.lease_id, h.epoch, h.attempt_id, h.attempt_index);
 end;
 $$;

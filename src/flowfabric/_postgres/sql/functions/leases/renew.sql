@@ -1,12 +1,14 @@
 -- renew: extend leases, many in one call
 --
 -- Called by the worker that holds the leases; operators cannot.
+-- Takes    p_waits: whether to wait for executions that another transaction has locked.
 -- Locks    the executions, by partition and id.
--- Returns  one verdict per item: ok with the new expiry, or the reason it was refused.
+-- Returns  one verdict per item: ok with the new expiry, or the reason it was refused; execution_locked if the call does
+--          not wait.
 -- Roles    work, operate
 create or replace function flowfabric.renew(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    p_ttl_ms bigint[])
+    p_ttl_ms bigint[], p_waits boolean)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
@@ -15,10 +17,18 @@ declare
     v_logged boolean;
     v_ok integer[];
     v_tids tid[];
+    v_locked integer[] := '{}';
+    v_ord integer;
 begin
     perform flowfabric.require_read_committed();
+    if not p_waits then
+        v_locked := flowfabric.lock_free(p_partition, p_id);
+        foreach v_ord in array v_locked loop
+            p_id[v_ord] := null;   -- the rest of the call does not touch it
+        end loop;
+    end if;
     select l.at, l.ok, l.tids into v_now, v_ok, v_tids
-    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false) l;
+    from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) l;
     select d.event_heartbeats into v_logged from flowfabric.deployment d;
     if v_logged then
         v_slot := flowfabric.open_log(v_now);
@@ -49,10 +59,40 @@ begin
     select v.o, 'ok', null::text, 'active', e.epoch, e.attempt_id, e.lease_expires_at
     from unnest(v_ok) as v (o)
     join flowfabric.execution e on e.partition = p_partition[v.o] and e.id = p_id[v.o];
-    if cardinality(v_ok) < cardinality(p_id) then
+    return query
+    select u.o, 'execution_locked', null::text, null::text, null::bigint, null::uuid, null::timestamptz
+    from unnest(v_locked) as u (o);
+    if cardinality(v_ok) + cardinality(v_locked) < cardinality(p_id) then
         return query select * from flowfabric.refuse_holders(
-            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false, null, v_ok, v_now);
+            p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, null, v_ok || v_locked, v_now);
     end if;
+end;
+$$;
+
+-- lock_free: lock the executions that no other transaction has locked, by partition and id, without waiting; returns the
+-- ordinals of the others.
+create or replace function flowfabric.lock_free(p_partition integer[], p_id uuid[]) returns integer[]
+language plpgsql as $$
+declare
+    v_free integer[];
+    v_others integer[];
+begin
+    with free as materialized (
+        select u.ord::integer as ord
+        from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
+        join flowfabric.execution e on e.partition = u.partition and e.id = u.id
+        order by e.partition, e.id
+        for no key update of e skip locked
+    )
+    select array_agg(f.ord) into v_free from free f;
+    if cardinality(v_free) = cardinality(p_id) then
+        return '{}';
+    end if;
+    -- Those that do not exist are not locked.
+    select array_agg(o.ord) into v_others
+    from (select generate_subscripts(p_id, 1) as ord except select unnest(v_free)) o
+    join flowfabric.execution e on e.partition = p_partition[o.ord] and e.id = p_id[o.ord];
+    return coalesce(v_others, '{}');
 end;
 $$;
 

@@ -45,6 +45,7 @@ begin
             e.lease_id, e.epoch, e.attempt_id, e.attempt_index, e.worker, p_reason, 'operator');
     perform flowfabric.offer_lost(array[p_partition], array[p_id]);
     perform flowfabric.tell_holders(array[p_partition], array[p_id]);
+    perform flowfabric.wake_tails(array[p_partition], array[p_id]);
     return query select 1, 'ok', e.lease_id::text, 'active', e.epoch, e.attempt_id, v_now;
 end;
 $$;

@@ -4,20 +4,22 @@
 -- interrupted one continues, a lost lease is replaced by a new attempt.
 -- Takes    p_tids: the positions of the locked rows. p_worker: its number. p_lease, p_attempt: ids that the caller minted; a
 --          null array lets the database mint them. p_again: some of the executions are not at their first attempt.
+--          p_from, p_to: routes, and the route of the version in which their executions begin; null: without versions.
 -- Returns  one row per lease, in the order of p_tids.
 create or replace function flowfabric.start_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_ttl_ms bigint, p_timeout_ms bigint,
-    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_now timestamptz)
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_from integer[], p_to integer[],
+    p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
 declare
     v_slot smallint := flowfabric.open_log(p_now);
-    v_expires timestamptz := p_now + flowfabric.ms(least(p_ttl_ms, 10000000000000));
-    -- The ids of the call are the first 23 digits of a seed and a number. (gen_random_uuid opens a device.) The id of a lease
-    -- is the right to report, and must not follow from the id of its attempt, which refusals tell.
-    v_lease_seed text := substr(md5(clock_timestamp() || ' ' || random() || ' ' || random()), 1, 23);
-    v_seed text := substr(md5(v_lease_seed), 1, 23);
+    v_expires timestamptz := p_now + flowfabric.ms(p_ttl_ms);
+    -- The ids of the call are the first 23 digits of a seed, marked as of version 4, and a number. (gen_random_uuid opens a
+    -- device.) The id of a lease is the right to report, and must not follow from the id of its attempt, which refusals tell.
+    v_lease_seed text := flowfabric.uuid_seed(clock_timestamp() || ' ' || random() || ' ' || random());
+    v_seed text := flowfabric.uuid_seed(v_lease_seed);
 begin
     if not p_again and p_deadline_at is null then
         -- The common case has its own statement: the general one makes a claim 5 % slower.
@@ -30,7 +32,7 @@ begin
                 attempts = 1, attempt_index = 0,
                 attempt_id = coalesce(p_attempt[u.ord], (v_seed || (100000000 + u.ord))::uuid),
                 attempt_started_at = p_now,
-                attempt_policy = p_policy,
+                attempt_policy = p_policy, pinned = p_to[array_position(p_from, e.route)],
                 attempt_timeout_at = p_now + flowfabric.ms(coalesce(
                     p_timeout_ms, nullif((e.policy -> 'timeout_policy' ->> 'attempt_timeout_ms')::bigint, 0))),
                 transitioned_at = p_now, mutated_at = null
@@ -38,7 +40,7 @@ begin
             where e.ctid = u.tid
             returning e.partition, e.id, e.route, e.attempt_id, e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority,
                       e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-                      e.retries, e.reclaims, e.replays, e.has_inputs
+                      e.retries, e.reclaims, e.replays, e.has_inputs, flowfabric.durability_of(e.policy) as durability
         ), logged as (
             insert into flowfabric.event
                 (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
@@ -61,14 +63,14 @@ begin
                s.namespace, s.flow_id, s.priority, s.created_at, coalesce((s.i).payload, s.payload),
                case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end, s.tags, s.deadline_at,
                s.attempt_timeout_at, s.retries, s.reclaims, s.replays, (s.i).upstreams, (s.i).states, (s.i).results,
-               (s.i).encodings
+               (s.i).encodings, s.durability
         from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
               from started x offset 0) s
         join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
     else
         return query select * from flowfabric.start_later_attempts(
             p_tids, p_lease, p_attempt, p_worker, p_timeout_ms, p_deadline_at, p_policy, p_reason,
-            p_again, v_slot, v_seed, v_lease_seed, v_expires, p_now);
+            p_again, p_from, p_to, v_slot, v_seed, v_lease_seed, v_expires, p_now);
     end if;
 end;
 $$;
@@ -76,8 +78,8 @@ $$;
 -- start_later_attempts: start_attempts for executions at any attempt, or with a new deadline.
 create or replace function flowfabric.start_later_attempts(
     p_tids tid[], p_lease uuid[], p_attempt uuid[], p_worker integer, p_timeout_ms bigint,
-    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_slot smallint, p_seed text, p_lease_seed text,
-    p_expires timestamptz, p_now timestamptz)
+    p_deadline_at timestamptz, p_policy jsonb, p_reason text, p_again boolean, p_from integer[], p_to integer[],
+    p_slot smallint, p_seed text, p_lease_seed text, p_expires timestamptz, p_now timestamptz)
 returns setof flowfabric.claimed
 language plpgsql as $$
 #variable_conflict use_column
@@ -96,7 +98,10 @@ begin
     with started as (
         update flowfabric.execution e
         set state = 'active', blocking_reason = null, blocking_detail = null, pending = null, resume_pending = false,
-            lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null,
+            lease_lost = null, lease_lost_at = null, lease_revoke_reason = null, delay_until = null, stop_route = null,
+            -- Fixed by the first attempt, and by the first after a replay of a success.
+            pinned = case when e.attempts = 0 or (e.pending = 'replay' and e.disposition = 'completed')
+                          then p_to[array_position(p_from, e.route)] else e.pinned end,
             epoch = e.epoch + 1, lease_id = coalesce(p_lease[u.ord], (p_lease_seed || (100000000 + u.ord))::uuid),
             worker = p_worker, lease_renewed_at = null, lease_expires_at = p_expires,
             started_at = coalesce(e.started_at, e.attempt_started_at),
@@ -136,6 +141,7 @@ begin
         returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
                   e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority, e.created_at, e.payload, e.payload_encoding,
                   e.tags, e.deadline_at, e.attempt_timeout_at, e.retries, e.reclaims, e.replays, e.has_inputs,
+                  flowfabric.durability_of(e.policy) as durability,
                   case when e.attempt_resumed_at is not null then 'resumed'
                        when e.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end as handle_kind
     ), logged as (
@@ -144,9 +150,10 @@ begin
              attempt_index, worker, reason, details)
         select p_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
                case s.handle_kind when 'reclaimed' then 'reclaimed' else 'acquired' end,
-               s.lease_id, s.epoch, s.attempt_id, s.attempt_index, p_worker,
+               s.lease_id, case s.handle_kind when 'reclaimed' then s.epoch - 1 else s.epoch end, s.attempt_id,
+               s.attempt_index, p_worker,
                case s.handle_kind when 'resumed' then 'claim_resumed' else p_reason end,
-               case s.handle_kind when 'reclaimed' then jsonb_build_object('previous_lease_epoch', s.epoch - 1) end
+               case s.handle_kind when 'reclaimed' then jsonb_build_object('new_lease_epoch', s.epoch) end
         from started s
     ), watched as (
         insert into flowfabric.timer (kind, due_at, partitions, ids)
@@ -164,7 +171,7 @@ begin
            coalesce((s.i).payload, s.payload),
            case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end,
            s.tags, s.deadline_at, s.attempt_timeout_at, s.retries, s.reclaims, s.replays,
-           (s.i).upstreams, (s.i).states, (s.i).results, (s.i).encodings
+           (s.i).upstreams, (s.i).states, (s.i).results, (s.i).encodings, s.durability
     from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
           from started x offset 0) s
     join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
@@ -196,3 +203,13 @@ begin
     where e.lease_lost is not null;
 end;
 $$;
+
+-- uuid_seed: the first 23 digits of a random UUID (version 4), which nine more complete.
+create or replace function flowfabric.uuid_seed(p_text text) returns text
+language sql immutable as $$
+    select overlay(overlay(substr(md5(p_text), 1, 23) placing '4' from 13) placing 'a' from 17)
+$$;
+
+-- durability_of: whether frames wait for their commit by default: durable; null: buffered.
+create or replace function flowfabric.durability_of(p_policy json) returns text
+language sql immutable as $$ select p_policy -> 'stream_policy' ->> 'durability_mode' $$;

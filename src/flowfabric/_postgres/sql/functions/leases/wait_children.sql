@@ -16,7 +16,7 @@ begin
     select g.state <> 'satisfied' into v_is_open from flowfabric.execution e
     join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
     where e.partition = p_partition and e.id = p_id and g.n > 0 for update of g;
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return next v_held;
         return;

@@ -9,21 +9,19 @@ create or replace function flowfabric.wait_children_as_operator(p_partition inte
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
-    v_held flowfabric.verdict;
+    h flowfabric.held;
 begin
     perform flowfabric.require_read_committed();
     -- In the order of wait_children, which takes both locks again.
     perform 1 from flowfabric.execution e
     join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
     where e.partition = p_partition and e.id = p_id and g.n > 0 for update of g;
-    v_held := flowfabric.hold_one(p_partition, p_id, null, null, null, null, true);
-    if v_held.code is not null then
-        return next v_held;
+    h := flowfabric.hold_as_operator(p_partition, p_id);
+    if (h.refusal).code is not null then
+        return next h.refusal;
         return;
     end if;
-    return query
-    select w.* from flowfabric.execution e
-    cross join lateral flowfabric.wait_children(e.partition, e.id, e.lease_id, e.epoch, e.attempt_id, e.attempt_index) w
-    where e.partition = p_partition and e.id = p_id;
+    return query select * from flowfabric.wait_children(
+        p_partition, p_id, h.lease_id, h.epoch, h.attempt_id, h.attempt_index);
 end;
 $$;

@@ -8,7 +8,7 @@ begin
         select f.tid from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         cross join lateral (select x.ctid as tid from flowfabric.ready x
-                            where x.route = e.route and x.rank = flowfabric.rank_of(e.priority)
+                            where x.route = flowfabric.ready_route(e) and x.rank = flowfabric.rank_of(e.priority)
                               and x.created_at = e.created_at and x.id = e.id and x.partition = e.partition offset 0) f));
     delete from flowfabric.claim_grant g where g.ctid = any (array(
         select f.tid from unnest(p_partition, p_id) as u (partition, id)

@@ -8,7 +8,7 @@ declare
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_ids uuid[];
 begin
     select g.partitions, g.ids into p_partition, p_id from flowfabric.gate(p_partition, p_id) g;
-    select array_agg(e.route), array_agg(flowfabric.rank_of(e.priority)), array_agg(e.created_at), array_agg(e.id)
+    select array_agg(flowfabric.ready_route(e)), array_agg(flowfabric.rank_of(e.priority)), array_agg(e.created_at), array_agg(e.id)
     into v_routes, v_ranks, v_created, v_ids
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
@@ -16,7 +16,7 @@ begin
         return;
     end if;
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, available_at)
-    select e.route, flowfabric.rank_of(e.priority), e.created_at, e.id, e.partition, e.deadline_at, p_available_at
+    select flowfabric.ready_route(e), flowfabric.rank_of(e.priority), e.created_at, e.id, e.partition, e.deadline_at, p_available_at
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     perform flowfabric.cover_ready(v_routes, v_ranks, v_created, v_ids);

@@ -2,13 +2,14 @@
 --
 -- Every filter that could be rare has a narrow source in that order; the others are tested on the rows found. A call
 -- reads at most p_budget rows and then returns where it stopped, so its cost is bounded.
+-- Takes    p_stopped: only those that changed code stopped.
 -- Returns  the matches, then one row without state that has the position to continue from, if there is more or the
 --          budget ran out.
 -- Roles    read, operate
 create or replace function flowfabric.find(
     p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,
     p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
-    p_limit integer, p_budget integer)
+    p_limit integer, p_budget integer, p_parent uuid, p_stopped boolean)
 returns setof flowfabric.execution_view
 language plpgsql stable security definer as $$
 declare
@@ -33,6 +34,8 @@ begin
     select coalesce(array_agg(r.id), '{}') into v_routes from flowfabric.route r
     where (p_lanes is null or r.lane = any (p_lanes)) and (p_kinds is null or r.kind = any (p_kinds));
     v_source := case
+        when p_stopped then 'stopped'
+        when p_parent is not null then 'parent'
         when p_flow is not null then 'flow'
         when p_tag_key is not null then 'tag'
         when p_states <@ array['waiting', 'resumable', 'delayed', 'active', 'rate_limited', 'failed', 'cancelled',
@@ -51,6 +54,18 @@ begin
     end if;
     loop
         case v_source
+        when 'stopped' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select b.created_at, b.id, b.partition from flowfabric.blocked b
+                  where b.blocking_reason = 'waiting_for_capable_worker'
+                    and (b.created_at, b.id, b.partition) < (v_at, v_id, v_partition) and b.created_at >= v_from
+                  order by b.created_at desc, b.id desc, b.partition desc limit v_chunk) q;
+        when 'parent' then
+            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select e.created_at, e.id, e.partition from flowfabric.execution e
+                  where e.parent_id = p_parent and (e.created_at, e.id, e.partition) < (v_at, v_id, v_partition)
+                    and e.created_at >= v_from
+                  order by e.created_at desc, e.id desc, e.partition desc limit v_chunk) q;
         when 'flow' then
             select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
             from (select e.created_at, e.id, e.partition from flowfabric.execution e
@@ -90,7 +105,8 @@ begin
                and (p_lanes is null or v_row.lane = any (p_lanes)) and (p_kinds is null or v_row.kind = any (p_kinds))
                and (p_states is null or v_row.state = any (p_states))
                and (p_tag_key is null or coalesce(v_row.tags ->> p_tag_key = p_tag_value, false))
-               and (p_flow is null or v_row.flow_id = p_flow) then
+               and (p_flow is null or v_row.flow_id = p_flow)
+               and (p_parent is null or v_row.parent_id = p_parent) and (p_stopped is not true or v_row.stops is not null) then
                 v_found := v_found + 1;
                 if v_found > p_limit then
                     return next v_last;

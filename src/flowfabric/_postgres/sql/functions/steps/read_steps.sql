@@ -1,15 +1,19 @@
 -- read_steps: the recorded steps of executions; of the current generation, or of all.
 --
+-- In the order in which they were recorded. Of those recorded in one call the place of the row decides.
+--
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.read_steps(p_partition integer[], p_id uuid[], p_all boolean)
 returns table (partition integer, id uuid, generation integer, name text, n integer, kind text, run integer,
                attempt_index integer, result bytea, encoding text, error jsonb, at timestamptz, child_partition integer,
-               child_id uuid, seconds double precision, recorded_at timestamptz, waitpoint_ids uuid[], outcome text)
+               child_id uuid, seconds double precision, recorded_at timestamptz, waitpoint_ids uuid[], outcome text, flow_id uuid,
+               is_stray boolean, is_unread boolean)
 language sql stable security definer as $$
     select s.partition, s.id, s.generation, s.name, s.n, s.kind, s.run, s.attempt_index, s.result, s.encoding, s.error,
-           s.at, s.child_partition, s.child_id, s.seconds, s.recorded_at, s.waitpoint_ids, s.outcome
+           s.at, s.child_partition, s.child_id, s.seconds, s.recorded_at, s.waitpoint_ids, s.outcome, s.flow_id, s.is_stray,
+           s.is_unread
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     join flowfabric.step s on s.partition = e.partition and s.id = e.id and (p_all or s.generation = e.generation)
-    order by s.partition, s.id, s.generation, s.recorded_at, s.name, s.n
+    order by s.partition, s.id, s.generation, s.recorded_at, s.ctid
 $$;

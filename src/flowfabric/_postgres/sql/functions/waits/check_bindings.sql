@@ -18,8 +18,7 @@ begin
                where x.partition = e.partition and x.id = e.id and x.closed_at is null) then
         code := 'already_suspended';
     elsif exists (select from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key)
-               cross join lateral (select from flowfabric.waitpoint x where x.partition = e.partition
-                                   and x.waitpoint_id = u.waitpoint_id offset 0) x
+               cross join lateral (select from flowfabric.waitpoint x where x.waitpoint_id = u.waitpoint_id offset 0) x
                where u.key is not null) then
         code := 'waitpoint_already_exists';
     end if;
@@ -27,8 +26,7 @@ begin
         exit when code is not null;
         continue when p_keys[i] is not null;
         pending := pending || p_waitpoints[i];
-        select x.* into w from flowfabric.waitpoint x
-        where x.partition = e.partition and x.waitpoint_id = p_waitpoints[i];
+        select x.* into w from flowfabric.waitpoint x where x.waitpoint_id = p_waitpoints[i];
         code := case when w.waitpoint_id is null then 'waitpoint_not_found'
                      when w.id <> e.id or w.attempt_index <> e.attempt_index then 'invalid_waitpoint_for_execution'
                      when w.state = 'expired' then 'pending_waitpoint_expired'

@@ -15,13 +15,13 @@ declare
     w flowfabric.waitpoint;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return next v_held;
         return;
     end if;
     v_now := v_held.at;
-    select x.* into w from flowfabric.waitpoint x where x.partition = p_partition and x.waitpoint_id = p_waitpoint;
+    select x.* into w from flowfabric.waitpoint x where x.waitpoint_id = p_waitpoint;
     v_code := case when w.waitpoint_id is null then 'waitpoint_not_found'
                    when w.id <> p_id then 'invalid_waitpoint_for_execution'
                    when w.state = 'active' then 'waitpoint_not_pending' else 'ok' end;

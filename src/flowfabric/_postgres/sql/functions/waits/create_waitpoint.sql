@@ -23,7 +23,7 @@ declare
     v_expires timestamptz;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return query select v_held.*, null::text;
         return;

@@ -1,6 +1,7 @@
 -- deliver_signal: record a signal on a waitpoint, and resume the execution if that satisfies its condition
 --
 -- Called with the token, which is the right to do it.
+-- Takes    p_checked: see record_signal.
 -- Locks    nothing before the token is verified, then the execution.
 -- Returns  one row: as record_signal; invalid_token or not_found.
 -- Roles    submit, work, operate
@@ -8,7 +9,7 @@ create or replace function flowfabric.deliver_signal(
     p_partition integer, p_id uuid, p_waitpoint uuid, p_token text, p_signal uuid, p_name text,
     p_category text, p_source_type text, p_source_identity text, p_payload bytea, p_encoding text, p_correlation text,
     p_idempotency_key text, p_scope text, p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint,
-    p_max_signals bigint, p_maxlen bigint)
+    p_max_signals bigint, p_maxlen bigint, p_checked bytea default null)
 returns table (code text, detail text, signal_id uuid, effect text, match_detail text)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -33,7 +34,7 @@ begin
         select r.code, r.detail, r.signal_id, r.effect, r.match_detail
         from flowfabric.record_signal(
             e, p_waitpoint, p_signal, p_name, p_category, p_source_type, p_source_identity, p_payload, p_encoding,
-            p_correlation, p_idempotency_key, p_scope, p_created_at, p_dedup_ms, p_delay_ms, p_max_signals, p_maxlen) r;
+            p_correlation, p_idempotency_key, p_scope, p_created_at, p_dedup_ms, p_delay_ms, p_max_signals, p_maxlen, p_checked) r;
     end if;
 end;
 $$;

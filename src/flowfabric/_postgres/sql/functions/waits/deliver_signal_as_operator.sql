@@ -32,7 +32,7 @@ begin
         select r.code, r.detail, r.signal_id, r.effect, r.match_detail
         from flowfabric.record_signal(
             e, p_waitpoint, p_signal, p_name, p_category, p_source_type, p_source_identity, p_payload, p_encoding,
-            p_correlation, p_idempotency_key, p_scope, p_created_at, p_dedup_ms, p_delay_ms, p_max_signals, p_maxlen) r;
+            p_correlation, p_idempotency_key, p_scope, p_created_at, p_dedup_ms, p_delay_ms, p_max_signals, p_maxlen, null) r;
     end if;
 end;
 $$;

@@ -34,6 +34,18 @@ begin
             select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'suspension_escalated', e.attempt_id,
                    e.attempt_index, jsonb_build_object('reason_code', s.reason_code)
             from flowfabric.execution e where e.partition = s.partition and e.id = s.id;
+            -- Once for each wait: a signal that is set aside suspends it again, past its time.
+            update flowfabric.waitpoint w set is_escalated = true
+            from unnest(flowfabric.late_waitpoints(s, p_now)) as u (waitpoint_id)
+            cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
+                                where x.partition = s.partition and x.waitpoint_id = u.waitpoint_id and not x.is_escalated
+                                offset 0) f
+            where w.ctid = f.tid;
+            if found then
+                perform flowfabric.leave_hooks(array[s.partition], array[s.id], 'escalation', jsonb_build_object(
+                    'reason', s.reason_code, 'waitpoints', s.waitpoint_keys, 'waiting_since', s.suspended_at,
+                    'timeout_at', s.timeout_at), p_now);
+            end if;
         elsif v_behavior = 'auto_resume_with_timeout_signal' and s.keeps_waitpoints then
             -- Of several waits: the handler finds out which timed out.
             perform flowfabric.close_suspension(
@@ -71,6 +83,21 @@ begin
         end if;
     end loop;
 end;
+$$;
+
+-- late_waitpoints: the waitpoints of a suspension that timed out; of several waits, those of the waits whose time is over
+create or replace function flowfabric.late_waitpoints(s flowfabric.suspension, p_now timestamptz) returns uuid[]
+language sql stable as $$
+    select coalesce(array_agg(l.waitpoint_id) filter (where l.is_late), s.waitpoint_ids)
+    from (select u.waitpoint_id,
+                 coalesce(x.at, (select t.at from flowfabric.step t
+                                 where t.partition = x.partition and t.id = x.id and t.generation = x.generation
+                                   and t.kind = 'sleep' and t.name = 'timeout of wait ' || x.name || ' ' || x.n and t.n = 0)) <= p_now
+                 as is_late
+          from flowfabric.execution e
+          join flowfabric.step x on x.partition = e.partition and x.id = e.id and x.generation = e.generation and x.kind = 'wait'
+          cross join lateral unnest(x.waitpoint_ids) as u (waitpoint_id)
+          where s.keeps_waitpoints and e.partition = s.partition and e.id = s.id and u.waitpoint_id = any (s.waitpoint_ids)) l
 $$;
 
 -- known_behavior: the timeout behaviour for a stored word; also maps an alias and unknown words.

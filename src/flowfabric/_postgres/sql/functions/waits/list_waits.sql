@@ -5,11 +5,11 @@ create or replace function flowfabric.list_waits(
     p_after_at timestamptz, p_after_id uuid, p_limit integer, p_lane text, p_namespace text, p_key text)
 returns table (partition integer, id uuid, kind text, lane text, namespace text, waitpoint_id uuid, waitpoint_key text,
                state text, reason_code text, created_at timestamptz, timeout_at timestamptz, timeout_behavior text,
-               required_signal_names text[], signal_count integer)
+               required_signal_names text[], signal_count integer, refused_signal_count integer)
 language sql stable security definer as $$
     select w.partition, w.id, r.kind, r.lane, e.namespace, w.waitpoint_id, w.waitpoint_key, w.state, s.reason_code,
            w.created_at, case when w.state = 'active' then s.timeout_at else nullif(w.expires_at, flowfabric.far_date()) end,
-           s.timeout_behavior, w.required_signal_names, w.signal_count
+           s.timeout_behavior, w.required_signal_names, w.signal_count, w.refused_signal_count
     from flowfabric.waitpoint w
     join flowfabric.execution e on e.partition = w.partition and e.id = w.id
     join flowfabric.route r on r.id = e.route

@@ -5,7 +5,7 @@ declare
     e flowfabric.signalled;
     v_is_ready boolean;
 begin
-    select x.partition, x.id, x.route, x.state, x.completed_at, x.flow_id, x.namespace, x.tags, x.is_parked,
+    select x.partition, x.id, flowfabric.ready_route(x), x.state, x.completed_at, x.flow_id, x.namespace, x.tags, x.is_parked,
            (x.policy ->> 'max_signals_per_execution')::bigint,
            x.state in ('waiting', 'resumable') or x.lease_lost is not null
     into e.partition, e.id, e.route, e.state, e.completed_at, e.flow_id, e.namespace, e.tags, e.is_parked, e.max_signals,

@@ -29,6 +29,7 @@ declare
     v_until timestamptz := least(p_until, case when p_behavior <> 'escalate' then p_deadline end);
 begin
     perform flowfabric.require_read_committed();
+    perform flowfabric.check_time(v_until);
     perform 1 from unnest(p_child_partition || p_partition, p_child_id || p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     order by e.partition, e.id for no key update of e;
@@ -44,7 +45,7 @@ begin
         -- A suspension that timed out may end the execution.
         when v_until <= flowfabric.now() and (v_state <> 'suspended' or p_behavior = 'auto_resume_with_timeout_signal')
             then 'due' end;
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return next v_held;
         return;

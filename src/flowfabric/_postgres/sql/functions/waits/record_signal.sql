@@ -2,12 +2,16 @@
 --
 -- Called by deliver_signal and signal_by_key with the execution e as lock_signalled returned it, under its lock: signal,
 -- suspend, resume and timeout run one after another.
--- Returns  one row: accepted with the effect, duplicate with the signal that exists, or the reason it was refused.
+-- Takes    p_checked: the digest of the schema that the sender checked the payload with, empty for none; null if the sender
+--          checks nothing.
+-- Returns  one row: accepted with the effect, duplicate with the signal that exists (`detail`: why it was set aside, if it was),
+--          or the reason it was refused.
+--          unchecked: nothing is recorded yet, `detail` is the schema that the payload has to fit.
 create or replace function flowfabric.record_signal(
     e flowfabric.signalled, p_waitpoint uuid, p_signal uuid, p_name text, p_category text, p_source_type text,
     p_source_identity text, p_payload bytea, p_encoding text, p_correlation text, p_idempotency_key text, p_scope text,
     p_created_at timestamptz, p_dedup_ms bigint, p_delay_ms bigint, p_max_signals bigint, p_maxlen bigint,
-    out code text, out detail text, out signal_id uuid, out effect text, out match_detail text)
+    p_checked bytea, out code text, out detail text, out signal_id uuid, out effect text, out match_detail text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -17,6 +21,7 @@ declare
     v_most bigint := coalesce(p_max_signals, e.max_signals, 10000);
     v_delay bigint;
     v_existing uuid;
+    v_is_redacted boolean;
     v_holds boolean := false;
     v_weight record;        -- what the signal does for the condition
     v_is_first boolean := false;
@@ -25,16 +30,19 @@ declare
     v_idle bigint;          -- signals of the waitpoint that contribute to nothing
 begin
     signal_id := p_signal;
+    if p_created_at is not null then
+        perform flowfabric.check_time(p_created_at);
+    end if;
     -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock.
     select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
-           x.outlives_attempt, x.counted_by,
+           x.outlives_attempt, x.counted_by, x.payload_schema,
            (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
             where g.partition = e.partition and g.id = e.id) as ordinal,
-           (select g.signal_id from flowfabric.signal g
-            where g.partition = e.partition and g.id = e.id and g.signal_id = p_signal) as existing
+           s.signal_id as existing, s.refused
     into w
     from (select) one
-    left join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id;
+    left join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id
+    left join flowfabric.signal s on s.partition = e.partition and s.id = e.id and s.signal_id = p_signal;
     v_now := w.at; v_existing := w.existing;
     if w.waitpoint_id is null then
         code := 'waitpoint_not_found';
@@ -44,13 +52,18 @@ begin
     if v_existing is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
         select g.signal_id into v_existing from flowfabric.signal g
         where g.partition = e.partition and g.waitpoint_id = p_waitpoint and g.idempotency_key = p_idempotency_key
-          and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms)
+          and g.accepted_at > v_now - flowfabric.ms(p_dedup_ms) and g.refused is null
         order by g.ordinal + 0 desc limit 1;   -- not in the order of an index: that would read all signals
     end if;
     if v_existing is not null then
-        code := 'duplicate'; signal_id := v_existing; effect := 'deduped';
+        code := 'duplicate'; signal_id := v_existing; effect := 'deduped'; detail := w.refused;
+        if e.completed_at is not null then
+            -- The events of one that was redacted name no sender any more.
+            select x.payload_encoding = 'redacted' and x.payload = '' into v_is_redacted
+            from flowfabric.execution x where x.partition = e.partition and x.id = e.id;
+        end if;
         perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, effect, signal_id, p_waitpoint,
-                                      p_source_identity, v_now);
+                                      case when v_is_redacted then '' else p_source_identity end, v_now);
         return;
     end if;
 
@@ -77,6 +90,9 @@ begin
         code := 'payload_too_large'; detail := length(p_payload) || ' bytes, 65536 are allowed';
     elsif v_most > 0 and w.ordinal > v_most then
         code := 'signal_limit_exceeded'; detail := v_most || ' signals';
+    elsif p_checked is not null and w.payload_schema is not null
+          and sha256(convert_to(w.payload_schema, 'UTF8')) <> p_checked then
+        code := 'unchecked'; detail := w.payload_schema;
     end if;
     if code is not null then
         return;

@@ -1,6 +1,7 @@
 -- recorded_on: the signals recorded on some waitpoints, in the order of acceptance, as columns.
 --
--- Takes    p_advanced: only those that contributed. The others never affect whether a condition holds.
+-- Takes    p_advanced: only those that contributed. The others never affect whether a condition holds. Signals that were set
+--          aside and those of timeouts are never among them.
 create or replace function flowfabric.recorded_on(p_partition integer, p_waitpoints uuid[], p_advanced boolean)
 returns flowfabric.recorded
 language sql stable as $$
@@ -10,6 +11,6 @@ language sql stable as $$
                max(g.accepted_at))::flowfabric.recorded
     from unnest(p_waitpoints) as u (waitpoint_id)
     cross join lateral (select x.ctid as tid, x.* from flowfabric.signal x where x.partition = p_partition
-                        and x.waitpoint_id = u.waitpoint_id and not x.is_dropped
+                        and x.waitpoint_id = u.waitpoint_id and not x.is_dropped and x.refused is null and x.source_type <> 'system'
                         and (not p_advanced or x.match_detail = 'advanced') offset 0) g
 $$;

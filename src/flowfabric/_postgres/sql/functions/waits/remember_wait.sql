@@ -21,7 +21,8 @@ begin
         cross join lateral (select x.* from flowfabric.signal x
                             where x.partition = p_partition and x.id = p_id and x.signal_id = u.signal_id offset 0) g;
     end if;
-    update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now()
+    update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now(),
+                                 is_unread = v_outcome = 'resumed'
     from flowfabric.execution e
     where v_outcome is not null and e.partition = p_partition and e.id = p_id and s.partition = e.partition and s.id = e.id
       and s.generation = e.generation and s.kind = 'wait' and s.waitpoint_ids <@ p_waitpoints and s.outcome is null;

@@ -13,7 +13,7 @@ begin
         blocking_detail = 'resumes at ' || flowfabric.time_text(v_until),
         transitioned_at = p_now, mutated_at = null
     where e.partition = p_partition and e.id = p_id
-    returning e.route, flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id
+    returning flowfabric.ready_route(e), flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id
     into v_route, v_rank, v_created, v_deadline, v_flow;
     if v_until is not null then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);

@@ -1,13 +1,14 @@
 -- settle_wait: the outcome of a wait so far, recorded once it is final
 --
 -- Called by the lease holder, before it continues to wait; or, with p_give_up, when it does not: that ends an open wait.
+-- Takes    p_schema: the JSON schema of payloads, or null. An open wait stores it, if its type changed or was not known before.
 -- Locks    the execution.
 -- Returns  one verdict; with ok the outcome: open, resumed, timed_out, operator_resumed or given_up, its record, and
 --          the number of signals that each waitpoint has received.
 -- Roles    work, operate
 create or replace function flowfabric.settle_wait(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_name text,
-    p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean)
+    p_n integer, p_suspension uuid, p_condition text, p_reason text, p_deadline timestamptz, p_give_up boolean, p_schema text)
 returns table (ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
                outcome text, result bytea, seen integer[])
 language plpgsql security definer as $$
@@ -21,9 +22,11 @@ declare
     b record;   -- the checked bindings
     v record;   -- the evaluation of the signals so far
     v_detail text;
+    v_schema text;
+    v_is_open boolean := false;
 begin
     perform flowfabric.require_read_committed();
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     if v_held.code is not null then
         return query select v_held.*, null::text, null::bytea, null::integer[];
         return;
@@ -38,9 +41,18 @@ begin
                             null::bytea, null::integer[];
         return;
     end if;
-    if t.outcome is null and exists (
-            select from flowfabric.waitpoint w where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1]
-            and w.state = 'pending') then
+    if t.outcome is null then
+        select w.state = 'pending', w.payload_schema into v_is_open, v_schema from flowfabric.waitpoint w
+        where w.partition = p_partition and w.waitpoint_id = t.waitpoint_ids[1];
+    end if;
+    if v_is_open then
+        if v_schema is distinct from p_schema then
+            update flowfabric.waitpoint w set payload_schema = p_schema
+            from unnest(t.waitpoint_ids) as u (waitpoint_id)
+            cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
+                                where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
+            where w.ctid = f.tid;
+        end if;
         select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
         select c.* into b from flowfabric.check_bindings(
             e, t.waitpoint_ids, array_fill(null::text, array[cardinality(t.waitpoint_ids)]), v_condition, v_now) c;

@@ -1,6 +1,7 @@
 -- suspend: active -> suspended, until signals satisfy a condition, an operator resumes it, or its timeout expires
 --
 -- Called by the lease holder. A binding is a fresh waitpoint (id and key given) or a pending one (no key).
+-- Takes    p_timeout_at, or p_timeout_ms from now on: when it times out.
 -- Locks    the execution; waitpoints, suspensions and signals change under that lock only.
 -- Returns  one row: ok with variant suspended or already_satisfied (the lease is kept), or the reason it was
 --          refused. A repeated call with the same key and fence gets the result of the first.
@@ -8,7 +9,7 @@
 create or replace function flowfabric.suspend(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_by_triple boolean,
     p_suspension uuid, p_waitpoints uuid[], p_keys text[], p_condition text, p_policy text, p_reason text,
-    p_requested_by text, p_timeout_at timestamptz, p_behavior text, p_pointer text, p_idempotency_key text)
+    p_requested_by text, p_timeout_at timestamptz, p_timeout_ms bigint, p_behavior text, p_pointer text, p_idempotency_key text)
 returns setof flowfabric.suspended
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -30,11 +31,11 @@ begin
                         'paused_by_budget') then
         raise exception 'the reason is not known' using errcode = 'invalid_parameter_value';
     end if;
-    if p_timeout_at + interval '10 minutes' < v_now then
+    if coalesce(p_timeout_at, v_now + flowfabric.ms(p_timeout_ms)) + interval '10 minutes' < v_now then
         return query select * from flowfabric.not_suspended('invalid_input', 'timeout_at_in_past', e);
         return;
     end if;
-    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index, false);
+    v_held := flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
     v_now := coalesce(v_held.at, flowfabric.now());
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
     if p_idempotency_key <> '' then
@@ -62,6 +63,7 @@ begin
         return;
     end if;
     select c.* into v from flowfabric.evaluate(p_partition, b.pending, v_condition) c;
+    v_timeout := coalesce(v_timeout, v_now + flowfabric.ms(p_timeout_ms));
     if v_timeout is null and (v.weighed).closer is null and (e.policy -> 'suspension_policy' ->> 'default_timeout_ms') is not null then
         v_timeout := v_now + flowfabric.ms((e.policy -> 'suspension_policy' ->> 'default_timeout_ms')::bigint);
         v_behavior := coalesce(e.policy -> 'suspension_policy' ->> 'timeout_behavior', 'fail');
@@ -70,7 +72,7 @@ begin
         e, p_suspension, p_waitpoints, b.keys, b.kid, b.pending, v_condition, p_policy::jsonb, p_reason, p_requested_by,
         v_timeout, v_behavior, p_pointer, p_idempotency_key, v.signals, v.weighed, v_now);
     if s.id is null then
-        -- Another execution of this partition was quicker with an id of the caller's making.
+        -- Another execution was quicker with an id of the caller's making.
         return query select * from flowfabric.not_suspended('waitpoint_already_exists', null, e);
         return;
     end if;

@@ -6,7 +6,7 @@
 -- Returns  what each registered with, and the groups of duties that its process leads.
 create or replace function flowfabric.list_workers(
     p_namespace text, p_after_namespace text, p_after text, p_limit integer)
-returns table (namespace text, worker_instance_id text, worker_id text, lanes text[], kinds text[], versions text[],
+returns table (namespace text, worker_instance_id text, worker_id text, lanes text[], kinds text[], versions integer[],
                capabilities text[], liveness_ttl interval, registered_at timestamptz, heartbeat_at timestamptz,
                expires_at timestamptz, slots integer, package_version text, host text, pid integer, leads text[],
                at timestamptz)

@@ -6,12 +6,12 @@
 --          this instance and is alive.
 -- Locks    the registration, and waits for it.
 -- Returns  registered, refreshed (it was alive; since when it is registered is kept), or the refusal: reassigned (another
---          worker_id has the instance), instance_in_use; and until when it counts as alive.
+--          worker_id has the instance), instance_in_use; until when it counts as alive; and where the other one runs.
 create or replace function flowfabric.register_worker(
-    p_namespace text, p_instance text, p_worker text, p_lanes text[], p_kinds text[], p_versions text[],
-    p_capabilities text[], p_ttl_ms bigint, p_slots integer, p_package text, p_host text, p_pid integer, p_process uuid,
+    p_namespace text, p_instance text, p_worker text, p_lanes text[], p_kinds text[], p_versions integer[],
+    p_digests text[], p_capabilities text[], p_ttl_ms bigint, p_slots integer, p_package text, p_host text, p_pid integer, p_process uuid,
     p_exclusive boolean)
-returns table (code text, expires_at timestamptz)
+returns table (code text, expires_at timestamptz, host text, pid integer)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
@@ -25,7 +25,7 @@ begin
        or greatest(octet_length(p_worker), octet_length(p_instance), octet_length(p_namespace), octet_length(p_host)) > 256 then
         raise exception 'the time to live, a list or a name is out of bounds' using errcode = 'invalid_parameter_value';
     end if;
-    v_service := flowfabric.register_service(p_kinds, p_versions, p_capabilities);
+    v_service := flowfabric.register_service(p_kinds, p_versions, p_digests, p_capabilities);
     loop
         select x.* into r from flowfabric.registration x
         where x.namespace = p_namespace and x.worker_instance_id = p_instance for no key update;
@@ -36,6 +36,7 @@ begin
                      else 'refreshed' end;
         expires_at := case when code in ('reassigned', 'instance_in_use') then r.heartbeat_at + r.liveness_ttl end;
         if expires_at is not null then
+            host := r.host; pid := r.pid;
             return next;
             return;
         end if;

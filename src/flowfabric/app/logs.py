@@ -1,0 +1,29 @@
+"""A logging handler that writes what a task logs to its output stream."""
+
+from __future__ import annotations
+
+import logging
+
+from flowfabric.client import current
+
+_OWN = "flowfabric."
+_OF_TASKS = "flowfabric.task"
+
+
+class EmitHandler(logging.Handler):
+    """Emits the records that a running task logs as frames of the type `log`; others are ignored.
+
+    It never waits: lines are dropped while the buffer of the execution is full. A handler that runs again after a wait
+    logs again.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Emit one record, if a task logs it."""
+        scope = current.running.get()
+        # What the worker logs about sending frames must not become frames.
+        if scope is None or (record.name.startswith(_OWN) and record.name != _OF_TASKS):
+            return
+        try:
+            scope.emit_soon(self.format(record) + "\n", "log", "stderr")
+        except Exception:
+            self.handleError(record)

@@ -1,0 +1,243 @@
+"""What a handler emits: frames are buffered, and go to the database with the worker's next call.
+
+They keep their order and are stored before the result, a failure or a pause of their handler. A handler that is faster
+than the database waits. A handler that runs again after a wait emits the same frames again: those of each type are
+counted, and as many as its attempt has already are left out. What is emitted inside a step is stored every time the
+step runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from flowfabric.engine.streams import check_frame
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
+from flowfabric.values.durations import Duration, duration
+from flowfabric.values.lease import HandleKind
+from flowfabric.values.stream import (
+    Appended,
+    BestEffortLive,
+    DurabilityMode,
+    Durable,
+    DurableSummary,
+    FrameKind,
+    FrameMode,
+    NewFrame,
+)
+from flowfabric.worker.durable.steps import in_step
+
+if TYPE_CHECKING:
+    from flowfabric.worker.durable.running import Running
+
+MAX_FRAMES = 1000
+MAX_BYTES = 1 << 20
+_ENCODER = msgspec.json.Encoder()
+
+
+class Emission:
+    """A frame on its way to the database. `stored` is set if the handler waits for the commit."""
+
+    __slots__ = ("frame", "running", "stored")
+
+    def __init__(self, running: Running, frame: NewFrame, stored: asyncio.Future[None] | None = None) -> None:
+        self.running = running
+        self.frame = frame
+        self.stored = stored
+
+
+class Emitting:
+    """The frames of one execution that are not stored yet, and the numbers of those that are."""
+
+    __slots__ = ("_bytes", "_changed", "_error", "_known", "_mark", "_pending", "_running", "_used")
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._pending = 0
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._error: FlowFabricError | None = None
+        self._mark = 0
+        self._used: Counter[tuple[str, str]] = Counter()
+        self._known: dict[tuple[str, str], int] | None = None  # what the attempt has by mode and type; None: not read
+
+    async def emit(self, frame: NewFrame, *, waits: bool) -> None:
+        """Send a frame with the next call, unless an earlier run of the handler has."""
+        running = self._running
+        if self._known is None:
+            await self._read_known()
+        assert self._known is not None
+        type_mark: int | None = None
+        mark: int | None = None
+        if not isinstance(frame.mode, BestEffortLive):
+            if not in_step.get():
+                key = ("summary" if isinstance(frame.mode, DurableSummary) else "durable", frame.frame_type)
+                self._used[key] += 1
+                type_mark = self._used[key]
+                if type_mark <= self._known.get(key, 0):
+                    return
+            self._mark += 1
+            mark = self._mark
+        numbered = msgspec.structs.replace(frame, mark=mark, type_mark=type_mark)
+        stored = running.loop.create_future() if waits else None
+        self.put(Emission(running, numbered, stored))
+        if stored is not None:
+            await stored
+        while self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES:
+            self._changed.clear()
+            await self._changed.wait()
+            await running.check()
+        self._raise()
+
+    def put(self, emission: Emission) -> None:
+        """Send a frame with the next call, whatever waits before it."""
+        self._pending += 1
+        self._bytes += len(emission.frame.payload)
+        self._running.worker.reports.emit(emission)
+
+    def put_if_room(self, emission: Emission) -> None:
+        """The same, if the buffer has room and the lease is held."""
+        if self._pending < MAX_FRAMES and self._bytes < MAX_BYTES and not self._running.is_cancelled:
+            self.put(emission)
+
+    async def _read_known(self) -> None:
+        running = self._running
+        if running.handle.kind is not HandleKind.RESUMED:
+            self._known = {}
+            return
+        handle = running.handle
+        mark, known = await running.worker.engine.count_emitted(handle.execution_id, handle.attempt_index)
+        if self._known is None:  # by a concurrent task of the handler
+            self._mark, self._known = mark, known
+
+    def answered(self, emission: Emission, verdict: Appended | FlowFabricError | None) -> None:
+        """A frame was stored, or refused."""
+        self._pending -= 1
+        self._bytes -= len(emission.frame.payload)
+        if isinstance(verdict, FlowFabricError):
+            if isinstance(verdict, LeaseLost | ExecutionNotActive | NotFound) or verdict.kind == "stream_closed":
+                self._running.worker.handlers.lost(self._running, verdict)
+            self._error = self._error or verdict
+        stored = emission.stored
+        if stored is not None and not stored.done():
+            stored.set_result(None)
+        self._changed.set()
+
+    async def flushed(self) -> None:
+        """Wait until every frame is stored; raises the error of the first that was refused."""
+        await self.settled()
+        self._raise()
+
+    async def settled(self) -> None:
+        """Wait until every frame is stored or refused."""
+        while self._pending:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def restart(self) -> None:
+        """The handler runs again from the top."""
+        if self._known is not None:
+            known = self._known
+            self._known = {key: max(known.get(key, 0), self._used[key]) for key in {*known, *self._used}}
+        self._used.clear()
+
+    def _raise(self) -> None:
+        if self._error is not None and not self._running.is_cancelled:
+            error, self._error = self._error, None
+            raise error
+
+
+async def emit(
+    running: Running,
+    data: Any,
+    *,
+    type: str,  # noqa: A002 - the word of the context
+    kind: FrameKind | None,
+    live: bool,
+    ttl: Duration,
+    correlation_id: str | None,
+    durability_mode: DurabilityMode | None,
+) -> None:
+    """Emit text, bytes or a JSON value."""
+    await running.check()
+    waits = _waits(running, durability_mode)
+    mode: FrameMode = BestEffortLive(ttl=duration(ttl, "ttl")) if live else Durable()
+    frame = new_frame(running, data, type=type, kind=kind, correlation_id=correlation_id, mode=mode)
+    await running.emitting.emit(frame, waits=waits)
+
+
+async def summarize(running: Running, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None:
+    """Merge a JSON object into the attempt's summary document."""
+    await running.check()
+    if not running.worker.codecs.is_plain and plain is not True:
+        raise InvalidInput(
+            "the database merges summaries and cannot read what the app's codecs write",
+            field="plain",
+            allowed="True, to store this summary as plain JSON",
+        )
+    waits = _waits(running, durability_mode)
+    frame = NewFrame(payload=_json(patch, "patch"), mode=DurableSummary())
+    await running.emitting.emit(check_frame(frame), waits=waits)
+
+
+def _waits(running: Running, durability_mode: DurabilityMode | None) -> bool:
+    """Whether to wait for the commit: as the call says, otherwise the execution's policy."""
+    if durability_mode not in (None, "buffered", "durable"):
+        raise InvalidInput(f"got {durability_mode!r}", field="durability_mode", allowed="buffered, durable")
+    return (durability_mode or running.claimed.durability_mode) == "durable"
+
+
+def emit_soon(running: Running, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    """Emit text from any thread without waiting; it is dropped while the buffer is full. For log lines."""
+    frame = new_frame(running, text, type=type, kind=kind, correlation_id=None, mode=Durable())
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        running.loop.call_soon_threadsafe(running.emitting.put_if_room, Emission(running, frame))
+
+
+def new_frame(
+    running: Running,
+    data: Any,
+    *,
+    type: str,  # noqa: A002 - the word of the context
+    kind: FrameKind | None,
+    correlation_id: str | None,
+    mode: FrameMode,
+) -> NewFrame:
+    """Return the frame for what a handler emits, as it is stored."""
+    if isinstance(data, str):
+        payload, own_kind = _text(data), "stdout"
+    elif isinstance(data, bytes | bytearray | memoryview):
+        payload, own_kind = bytes(data), "blob"
+    else:
+        payload, own_kind = _json(data, "data"), "event"
+    codecs, encoding = running.worker.codecs, None
+    if not codecs.is_plain:
+        payload, encoding = codecs.seal(payload, running.claimed.execution_id)
+    return check_frame(
+        NewFrame(
+            payload=payload,
+            kind=kind or own_kind,  # type: ignore[arg-type]  # one of the words
+            frame_type=type,
+            correlation_id=correlation_id,
+            mode=mode,
+            encoding=encoding,
+        )
+    )
+
+
+def _text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("contains a lone surrogate", field="data", allowed="valid Unicode text") from None
+
+
+def _json(value: Any, field: str) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"cannot be written as JSON: {error}", field=field, allowed="text, bytes or JSON") from None

@@ -1,0 +1,37 @@
+"""The guide "Change code", followed word by word: versions saved, commands typed into one shell, output compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, fences
+from tests.docs.test_tutorial import _expression, _plain, _save, shell
+
+PAGE = ROOT / "docs" / "guides" / "change-code.md"
+
+
+@pytest.mark.timeout(300)
+def test_the_guide_can_be_followed(on_one_server: dict[str, str], tmp_path: Path) -> None:
+    found = fences(PAGE)
+    followed = 0
+    # The guide "Test your tasks" has pytest-asyncio installed, and nothing configured.
+    plugins = "_flowfabric_pytest,pytest_asyncio.plugin"
+    on_one_server.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_PLUGINS=plugins, PYTEST_ADDOPTS="")
+    on_one_server["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
+    with shell(tmp_path, on_one_server) as typing:
+        for block, following in zip(found, [*found[1:], None], strict=True):
+            where = f"{PAGE.name}:{block.line}"
+            if block.language == "python" and block.file is not None:
+                _save(tmp_path, block, block.file)
+            elif block.language == "sh":
+                printed, status = typing.type(block.code)
+                followed += 1
+                if following is not None and following.language == "text":
+                    says = _expression(_plain(following.code))
+                    assert re.fullmatch(says, _plain(printed)), f"{where}\n{printed}\n--- the page:\n{following.code}"
+                else:
+                    assert status == 0, f"{where}\n{printed}"
+    assert followed == 6

@@ -1,0 +1,649 @@
+"""What a task says while it works reaches every reader: handlers that emit, readers that follow, tails that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.bridges import sse
+from flowfabric.errors import ResourceExhausted, Unavailable, ValidationFailed
+from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
+from flowfabric.values.stream import BestEffortLive, Frame, KeepAlive, NewAttempt, NewFrame
+from flowfabric.worker.durable.emitting import MAX_FRAMES
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
+from tests.support import started, submit
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PATIENCE = 30.0
+LIVE = BestEffortLive(ttl=timedelta(seconds=30))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def app(database: str) -> AsyncIterator[ff.App]:
+    made = ff.App(database, name="streams")
+    yield made
+    await made.close()
+
+
+@contextlib.asynccontextmanager
+async def working(app: ff.App, **options: Any) -> AsyncIterator[ff.Worker]:
+    async with ff.Worker(app, poll=0.05, **options) as worker:
+        yield worker
+
+
+async def read(run: ff.Run[Any], **options: Any) -> list[Any]:
+    """Everything of a run: texts of frames, and where attempts change."""
+    async with asyncio.timeout(PATIENCE):
+        return [item.text if isinstance(item, Frame) else item async for item in run.stream(**options)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def announced(sql: asyncpg.Connection[Any], count: int) -> None:
+    """Wait until readers wait for the frames of so many executions, and the database knows it."""
+    async with asyncio.timeout(PATIENCE):
+        while await sql.fetchval("select count(*) from flowfabric.watch where topic = 'frames'") != count:
+            await asyncio.sleep(0.005)
+
+
+# ---- handlers
+
+
+async def test_a_reader_gets_what_a_handler_emits_in_order(app: ff.App) -> None:
+    @app.task
+    async def answer(ctx: ff.Context, n: int) -> int:
+        for token in range(n):
+            await ctx.emit(f"{token} ", type="delta")
+        await ctx.emit({"tokens": n}, type="usage")
+        await ctx.emit(b"\xff\0")
+        return n
+
+    async with working(app):
+        run = await answer.submit(500)
+        items = [item async for item in run.stream()]
+        assert await run.result() == 500
+    assert "".join(item.text for item in items[:500]) == "".join(f"{n} " for n in range(500))
+    assert [(item.type, item.kind) for item in items[499:]] == [
+        ("delta", "stdout"),
+        ("usage", "event"),
+        ("blob", "blob"),
+    ]
+    assert items[500].json() == {"tokens": 500}
+    assert items[501].payload == b"\xff\0"
+    # Resumed anywhere, nothing is missing and nothing comes twice.
+    for place in (0, 250, 501):
+        rest = [item async for item in run.stream(after=items[place].cursor)]
+        assert rest == items[place + 1 :]
+
+
+async def test_everything_is_stored_before_the_result(app: ff.App) -> None:
+    @app.task
+    async def quick(ctx: ff.Context) -> None:
+        for n in range(20):
+            await ctx.emit(str(n))
+
+    async with working(app) as worker:
+        runs = await quick.submit_many([()] * 50)
+        for run in runs:
+            await run.result()
+            page = await worker.engine.read_stream(run.execution_id)
+            assert [frame.text for frame in page.frames] == [str(n) for n in range(20)]
+            assert page.closed_reason == "attempt_success"
+
+
+async def test_handlers_share_round_trips(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    append = ff.Engine.append_frames
+
+    async def counted(engine: ff.Engine, items: Any) -> Any:
+        calls.append(len(items))
+        return await append(engine, items)
+
+    monkeypatch.setattr(ff.Engine, "append_frames", counted)
+
+    @app.task
+    async def talk(ctx: ff.Context) -> None:
+        for n in range(50):
+            await ctx.emit(str(n))
+            await asyncio.sleep(0)
+
+    async with working(app):
+        runs = await talk.submit_many([()] * 100)
+        for run in runs:
+            await run.result()
+    assert sum(calls) == 5000
+    assert len(calls) < 500
+
+
+async def test_a_failure_and_its_retry_are_two_streams_that_one_reader_follows(app: ff.App) -> None:
+    @app.task(retry=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0.01)))
+    async def flaky(ctx: ff.Context) -> None:
+        await ctx.emit(f"attempt {ctx.attempt_index}")
+        if ctx.attempt_index == 0:
+            raise ValueError("boom")
+
+    async with working(app):
+        run = await flaky.submit()
+        found = await read(run)
+        assert found == ["attempt 0", NewAttempt(attempt_index=1, reason="attempt_failure"), "attempt 1"]
+        assert await read(run, attempt=0) == ["attempt 0"]
+        assert await read(run, after="1/0-0") == ["attempt 1"]
+
+
+async def test_a_handler_that_waits_does_not_repeat_itself(app: ff.App) -> None:
+    runs = []
+
+    @app.task
+    async def patient(ctx: ff.Context) -> None:
+        runs.append(1)
+        await ctx.emit("before", type="a")
+        await ctx.summarize({"n": 1})
+        await ctx.step("inside", inside, ctx)
+        await ctx.emit("before too", type="b")
+        await ctx.sleep(0.2)
+        await ctx.emit("after", type="a")
+        await ctx.summarize({"n": 2})
+
+    async def inside(ctx: ff.Context) -> None:
+        await ctx.emit("in the step", type="a")
+
+    async with working(app):
+        run = await patient.submit()
+        assert await read(run) == ["before", '{"n":1}', "in the step", "before too", "after", '{"n":2}']
+        await run.result()
+        summary = await run.summary()
+        assert summary is not None and (summary.document, summary.version) == ({"n": 2}, 2)
+    assert len(runs) == 2
+
+
+async def test_a_synchronous_handler_emits_too(app: ff.App) -> None:
+    @app.task
+    def plain(ctx: ff.SyncContext) -> None:
+        ctx.print("one", 1)
+        ctx.emit("two", type="x", durability_mode="durable")
+        ctx.sleep(0.1)
+        ctx.emit("three")
+        ctx.summarize({"done": True, "left": ff.NULL})
+
+    async with working(app):
+        run = await plain.submit()
+        assert (await read(run))[:3] == ["one 1\n", "two", "three"]
+        summary = await run.summary()
+        assert summary is not None and summary.document == {"done": True, "left": None}
+
+
+async def test_durable_waits_for_the_commit_and_buffered_does_not(app: ff.App, engine: ff.Engine) -> None:
+    """By the argument, and without one by the policy of the execution."""
+    seen: dict[str, list[int]] = {}
+
+    @app.task
+    async def careful(ctx: ff.Context, policy: str) -> None:
+        counts = seen.setdefault(policy, [])
+        for mode in ("durable", None, "buffered"):
+            # Nothing gives way to the call that stores the frame, except a wait for it.
+            await ctx.emit("x", durability_mode=mode)  # type: ignore[arg-type]
+            counts.append(ctx._scope.emitting._pending)  # type: ignore[attr-defined]
+
+    async with working(app):
+        for mode in ("buffered", "durable"):
+            policy = ExecutionPolicy(stream_policy=StreamPolicy(durability_mode=mode))  # type: ignore[arg-type]
+            made = await submit(
+                engine, execution_kind=careful.name, policy=policy, input_payload=b'{"policy":"%s"}' % mode.encode()
+            )
+            run: ff.Run[Any] = (await app.client()).run(made)
+            await run.result()
+            assert await read(run) == ["x"] * 3
+    assert seen == {"buffered": [0, 1, 2], "durable": [0, 0, 1]}
+
+
+async def test_emit_presses_back(app: ff.App, sql: asyncpg.Connection[Any]) -> None:
+    emitted = 0
+
+    @app.task
+    async def flood(ctx: ff.Context) -> None:
+        nonlocal emitted
+        for _ in range(3000):
+            await ctx.emit("x")
+            emitted += 1
+
+    async with working(app):
+        run = await flood.submit()
+        await until(lambda: emitted > 0)
+        async with sql.transaction():
+            # Appends wait for the lock on the execution.
+            await sql.execute("select from flowfabric.execution where id = $1 for update", run.execution_id)
+            stored = await sql.fetchval("select max(frames) from flowfabric.frame") or 0
+            full = stored + MAX_FRAMES - 1  # and one that waits
+            await until(lambda: emitted >= full)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert emitted == full
+        assert len(await read(run)) == 3000
+
+
+async def test_a_lost_lease_ends_emitting(app: ff.App) -> None:
+    going: list[str] = []
+
+    @app.task
+    async def endless(ctx: ff.Context) -> None:
+        going.append("begun")
+        try:
+            while True:
+                await ctx.emit("x", durability_mode="durable")
+        finally:
+            going.append("stopped")
+
+    async with working(app):
+        run = await endless.submit()
+        await until(lambda: "begun" in going)
+        await run.cancel()
+        await until(lambda: "stopped" in going)
+        found = await read(run)
+        assert set(found) <= {"x"}
+
+
+async def test_a_refused_document_fails_the_attempt(app: ff.App) -> None:
+    @app.task
+    async def large(ctx: ff.Context) -> None:
+        for n in range(30):
+            await ctx.summarize({f"k{n}": "x" * 60_000})
+
+    async with working(app):
+        run = await large.submit()
+        with pytest.raises(ff.TaskFailed, match="retention_limit_exceeded"):
+            await run.result()
+
+
+async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> None:
+    found: list[Any] = []
+
+    @app.task
+    async def wrong(ctx: ff.Context) -> None:
+        for data, options in (
+            ("\ud800", {}),
+            (object(), {}),
+            ("x", {"type": "x" * 129}),
+            ("x", {"type": "\0"}),
+            ("x", {"live": True, "ttl": -1}),
+            ("x", {"kind": "other"}),
+            ("x", {"durability_mode": "sometimes"}),
+        ):
+            with pytest.raises(ff.InvalidInput) as caught:
+                await ctx.emit(data, **options)  # type: ignore[arg-type]
+            found.append(caught.value.field)
+        with pytest.raises(ValidationFailed) as large:
+            await ctx.emit(b"x" * 65_537)
+        found.append(large.value.kind)
+        for patch in ([], 5, None, {"a": "\0"}, {"a": object()}):
+            with pytest.raises(ff.InvalidInput):
+                await ctx.summarize(patch)  # type: ignore[arg-type]
+
+    async with working(app):
+        run = await wrong.submit()
+        await run.result()
+        assert await read(run) == []
+    assert found == [
+        "data",
+        "data",
+        "frame_type",
+        "frame_type",
+        "ttl",
+        "kind",
+        "durability_mode",
+        "retention_limit_exceeded",
+    ]
+
+
+class Reverse:
+    """A codec that turns bytes around."""
+
+    name = "reverse"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decode = encode
+
+
+async def test_frames_pass_the_codecs_and_summaries_cannot(database: str) -> None:
+    app = ff.App(database, name="sealed", codecs=[Reverse()])
+
+    @app.task
+    async def secret(ctx: ff.Context) -> None:
+        await ctx.emit("hello")
+        with pytest.raises(ff.InvalidInput) as caught:
+            await ctx.summarize({"a": 1})
+        assert caught.value.field == "plain"
+        await ctx.summarize({"a": 1}, plain=True)
+
+    async with working(app) as worker:
+        run = await secret.submit()
+        await run.result()
+        assert await read(run) == ["hello", '{"a":1}']
+        stored = await worker.engine.read_stream(run.execution_id)
+        assert (stored.frames[0].payload, stored.frames[0].encoding) == (b"olleh", "json+reverse")
+    await app.close()
+
+
+async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
+    log = logging.getLogger("some.module")
+    handler = ff.EmitHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    log.addHandler(handler)
+
+    @app.task
+    async def talkative(ctx: ff.Context) -> None:
+        log.warning("careful")
+        await asyncio.to_thread(log.error, "from a thread")
+
+    try:
+        log.warning("outside")
+        async with working(app):
+            run = await talkative.submit()
+            frames = [item async for item in run.stream()]
+    finally:
+        log.removeHandler(handler)
+    assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
+
+
+# ---- followers
+
+
+async def test_a_reader_waits_for_frames_and_wakes_within_milliseconds(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as writer:
+        app = ff.App(database, name="reader")
+        held = await started(writer)
+        run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+        latencies: list[float] = []
+
+        async def follow() -> None:
+            async for item in run.stream():
+                assert isinstance(item, Frame)
+                latencies.append(time.perf_counter() - float(item.text))
+
+        task = asyncio.create_task(follow())
+        for n in range(20):
+            await announced(sql, 1)
+            await writer.append_frame(held.handle, NewFrame(payload=repr(time.perf_counter()).encode()))
+            await until(lambda: len(latencies) > n)  # noqa: B023 - awaited here
+        await writer.complete(held.handle, None)
+        await asyncio.wait_for(task, PATIENCE)
+        assert sorted(latencies)[10] < 0.2
+        await app.close()
+
+
+@pytest.mark.parametrize("notifications", [True, False])
+async def test_frames_and_ends_arrive_with_and_without_notifications(database: str, notifications: bool) -> None:
+    async with await ff.Engine.connect(database) as writer:
+        app = ff.App(database, name="reader", notifications=notifications)
+        held = [await started(writer) for _ in range(10)]
+        client = await app.client()
+        tasks = [asyncio.create_task(read(client.run(one.execution_id))) for one in held]
+        for n in range(5):
+            await until(lambda: client.engine.tails.count == 10)
+            await writer.append_frames([(one.handle, NewFrame(payload=b"%d" % n)) for one in held])
+        await writer.complete_many([one.handle for one in held])
+        assert await asyncio.gather(*tasks) == [[str(n) for n in range(5)]] * 10
+        assert client.engine.tails.count == 0
+        await app.close()
+
+
+async def test_options_of_following(app: ff.App, engine: ff.Engine) -> None:
+    held = await started(engine)
+    run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+    await engine.append_frame(held.handle, NewFrame(payload=b"durable"))
+    await engine.append_frame(held.handle, NewFrame(payload=b"live", mode=LIVE))
+    seen: list[Any] = []
+    with pytest.raises(ff.TimedOut):
+        async for item in run.stream(timeout=0.3, live=False):
+            seen.append(item)
+    assert [item.text for item in seen] == ["durable"]
+    async for item in run.stream(keep_alive=0.05):
+        seen.append(item)
+        if isinstance(item, KeepAlive):
+            break
+    assert seen[-1].cursor == seen[-2].cursor
+    for bad in ({"after": "x"}, {"after": "1-1"}, {"attempt": -1}, {"keep_alive": 0}, {"timeout": -1}, {"live": 5}):
+        with pytest.raises(ff.InvalidInput):
+            async for _ in run.stream(**bad):  # type: ignore[arg-type]
+                pass
+    with pytest.raises(ff.NotFound):
+        async for _ in (await app.client()).run("0b0e8400-e29b-41d4-a716-446655440000").stream():
+            pass
+
+
+async def test_a_run_that_was_never_claimed_ends_its_stream(app: ff.App, engine: ff.Engine) -> None:
+    execution_id = await submit(engine)
+    run: ff.Run[Any] = (await app.client()).run(execution_id)
+    client = await app.client()
+    task = asyncio.create_task(read(run))
+    await until(lambda: client.engine.tails.count == 1)
+    await run.cancel()
+    assert await task == []
+
+
+async def test_a_thousand_readers_that_come_and_go_leave_nothing(
+    app: ff.App, engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    held = [await started(engine) for _ in range(5)]
+    client = await app.client()
+    tails, connections = client.engine.tails, "select count(*) from pg_stat_activity where datname = current_database()"
+    before = 0, 0
+    for number in range(6):
+        readers = [asyncio.create_task(read(client.run(one.execution_id))) for one in held for _ in range(40)]
+        await until(lambda: tails.count == 200)
+        await announced(sql, 5)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        assert tails.count == 0
+        await announced(sql, 0)
+        await until(lambda: tails._task is not None and tails._task.done())
+        assert (tails._waiting, tails._new, tails._left) == ({}, set(), {})
+        if number == 0:
+            before = await sql.fetchval(connections), len(asyncio.all_tasks())
+    assert await sql.fetchval(connections) <= before[0]
+    assert len(asyncio.all_tasks()) <= before[1]
+
+
+async def test_a_flow_is_followed_as_a_whole(app: ff.App) -> None:
+    @app.task
+    async def node(ctx: ff.Context, name: str) -> str:
+        for n in range(3):
+            await ctx.emit(f"{name}{n}")
+        return name
+
+    flow = app.flow("two")
+    first = flow.add(node, "a", name="first")
+    flow.add(node, "b", name="second", after=[first])
+    async with working(app):
+        run = await flow.submit()
+        async with asyncio.timeout(PATIENCE):
+            items = [item async for item in run.stream()]
+    assert [(item.node, item.text) for item in items if isinstance(item, Frame)] == [
+        *(("first", f"a{n}") for n in range(3)),
+        *(("second", f"b{n}") for n in range(3)),
+    ]
+
+
+async def test_following_a_flow_has_a_time_limit(app: ff.App) -> None:
+    @app.task
+    async def node() -> None:
+        pass
+
+    flow = app.flow("one")
+    flow.add(node, name="only")
+    run = await flow.submit()
+    with pytest.raises(ff.TimedOut):
+        async for _ in run.stream(timeout=0.05):
+            pass
+    with pytest.raises(ff.InvalidInput):
+        async for _ in run.stream(timeout=-1):
+            pass
+
+
+async def test_the_sync_client_follows_too(database: str) -> None:
+    body = await asyncio.to_thread(follow_in_a_thread, database)
+    assert body.startswith(b"id: 0/")
+    assert body.endswith(b"event: end\ndata:\n\n")
+
+
+def follow_in_a_thread(database: str) -> bytes:
+    app = ff.App(database, name="sync")
+
+    @app.task
+    async def say(ctx: ff.Context) -> None:
+        await ctx.emit("a")
+        await ctx.summarize({"b": 1})
+
+    with ff.Client(app) as client:
+        run = client.submit(say)
+
+        async def work() -> None:
+            async with ff.Worker(app) as worker:
+                await worker.idle()
+
+        asyncio.run(work())
+        assert [item.text for item in run.stream()] == ["a", '{"b":1}']  # type: ignore[union-attr]
+        summary = run.summary()
+        assert summary is not None and summary.document == {"b": 1}
+        return b"".join(sse.events(run.stream()))
+
+
+# ---- tails
+
+
+async def test_waiting_tails_hold_no_connection(database: str, sql: asyncpg.Connection[Any]) -> None:
+    """The first acceptance test: 4 connections, 8 tails on one stream; an append reaches all of them."""
+    async with await ff.Engine.connect(database, max_size=4) as engine:
+        held = await started(engine)
+        tails = [
+            asyncio.create_task(engine.tail_stream(held.execution_id, 0, block=timedelta(seconds=5))) for _ in range(8)
+        ]
+        await until(lambda: engine.tails.count == 8)
+        await announced(sql, 1)
+        begun = time.monotonic()
+        stored = await engine.append_frame(held.handle, NewFrame(payload=b"x"))
+        assert time.monotonic() - begun < 2
+        pages = await asyncio.wait_for(asyncio.gather(*tails), 2)
+        assert stored is not None
+        assert [[frame.id for frame in page.frames] for page in pages] == [[stored.stream_id]] * 8
+
+
+async def test_a_parked_tail_delays_nothing_elsewhere(database: str) -> None:
+    """The second acceptance test."""
+    async with await ff.Engine.connect(database, max_size=1) as engine:
+        one, other = await started(engine), await started(engine)
+        tail = asyncio.create_task(engine.tail_stream(one.execution_id, 0, block=timedelta(seconds=2)))
+        await until(lambda: engine.tails.count == 1)
+        begun = time.monotonic()
+        await engine.append_frame(other.handle, NewFrame(payload=b"x"))
+        assert time.monotonic() - begun < 0.5
+        page = await tail
+        assert (page.frames, page.closed_at) == ((), None)
+        assert time.monotonic() - begun > 1
+
+
+async def test_a_close_wakes_tails(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        ends: list[Callable[[Any], Any]] = [
+            lambda held: engine.complete(held.handle, None),
+            lambda held: engine.fail(held.handle, "boom", failure_class="permanent"),
+            lambda held: engine.cancel(held.handle, "no"),
+            lambda held: engine.revoke_lease(held.execution_id),
+        ]
+        for end in ends:
+            held = await started(engine)
+            tail = asyncio.create_task(engine.tail_stream(held.execution_id, 0, block=timedelta(seconds=30)))
+            await announced(sql, 1)
+            begun = time.monotonic()
+            await end(held)
+            page = await asyncio.wait_for(tail, 5)
+            assert page.closed_reason is not None
+            assert time.monotonic() - begun < 0.8
+            await announced(sql, 0)
+
+
+async def test_filtered_frames_do_not_end_a_wait(database: str, sql: asyncpg.Connection[Any]) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        held = await started(engine)
+        tail = asyncio.create_task(
+            engine.tail_stream(held.execution_id, 0, block=timedelta(seconds=20), visibility="exclude_best_effort")
+        )
+        for _ in range(5):
+            await announced(sql, 1)  # again after each
+            await engine.append_frame(held.handle, NewFrame(payload=b"live", mode=LIVE))
+        assert not tail.done()
+        await engine.append_frame(held.handle, NewFrame(payload=b"durable"))
+        page = await asyncio.wait_for(tail, 5)
+        assert [frame.payload for frame in page.frames] == [b"durable"]
+
+
+async def test_permits_are_refused_beyond_the_limit_and_at_shutdown(database: str) -> None:
+    async with await ff.Engine.connect(database, stream_ops=2) as engine:
+        held = await started(engine)
+        tails = [
+            asyncio.create_task(engine.tail_stream(held.execution_id, 0, block=timedelta(seconds=30))) for _ in range(2)
+        ]
+        await until(lambda: engine.tails.count == 2)
+        with pytest.raises(ResourceExhausted) as caught:
+            await engine.read_stream(held.execution_id)
+        assert (caught.value.pool, caught.value.max, caught.value.retry_after_ms) == ("stream_ops", 2, 50)
+        tails[0].cancel()
+        await asyncio.gather(tails[0], return_exceptions=True)
+        await engine.read_stream(held.execution_id)
+        assert await engine.read_summary(held.execution_id) is None  # takes no permit
+        begun = time.monotonic()
+        await engine.shutdown_prepare()
+        page = await tails[1]
+        assert (page.frames, page.closed_at) == ((), None)
+        assert time.monotonic() - begun < 5
+        with pytest.raises(Unavailable):
+            await engine.tail_stream(held.execution_id)
+
+
+@pytest.mark.parametrize("lost", ["listening", "all"])
+async def test_tails_survive_the_loss_of_connections(database: str, sql: asyncpg.Connection[Any], lost: str) -> None:
+    async with await ff.Engine.connect(database, stream_ops=100, max_size=4) as engine:
+        held = [await started(engine) for _ in range(10)]
+        tails = [
+            asyncio.create_task(engine.tail_stream(one.execution_id, 0, block=timedelta(seconds=30)))
+            for one in held
+            for _ in range(10)
+        ]
+        await until(lambda: engine.tails.count == 100)
+        for _ in range(5):
+            await sql.execute(
+                "select pg_terminate_backend(a.pid, 5000) from pg_stat_activity a where a.datname = current_database()"
+                " and a.application_name = 'flowfabric' and (a.query ilike 'listen%' or $1)",
+                lost == "all",
+            )
+        assert not any(tail.done() for tail in tails)
+        async with await ff.Engine.connect(database) as writer:
+            await writer.append_frames([(one.handle, NewFrame(payload=b"x")) for one in held])
+        for page in await asyncio.wait_for(asyncio.gather(*tails), 20):
+            assert [frame.payload for frame in page.frames] == [b"x"]

@@ -1,0 +1,135 @@
+"""Bad arguments of the operations about reads, lists, events and the audit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from flowfabric.engine.reads import Place
+from flowfabric.values.event import EventCursor
+from tests.sql.bad_input.table import (
+    DURATIONS,
+    FILTERS,
+    IDS,
+    INTS,
+    LISTS,
+    MOMENTS,
+    NAIVE,
+    ONE_ID,
+    PARTITIONS,
+    TEXTS,
+    UNKNOWN,
+    UUID_TEXT,
+    UUIDS,
+    Case,
+    as_one,
+    by_field,
+)
+
+CASES = [
+    *(
+        Case(name, as_one, **ONE_ID)
+        for name in (
+            "read_execution",
+            "describe_execution",
+            "read_execution_state",
+            "read_execution_info",
+            "get_execution_result",
+            "read_result",
+            "read_execution_context",
+            "read_current_attempt_index",
+            "read_total_attempt_count",
+            "resolve_execution_flow_id",
+            "get_execution_namespace",
+            "list_attempts",
+            "mark_lease_expired_if_due",
+            "promote_delayed",
+        )
+    ),
+    Case(
+        "list_executions",
+        lambda world: {"partition_key": 1},
+        partition_key=by_field(PARTITIONS),
+        cursor=by_field([*IDS[1:], UNKNOWN]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "find_executions",
+        lambda world: {},
+        namespace=by_field(TEXTS),
+        lane_ids=by_field([*LISTS, [""], ["é"], [None]]),
+        kinds=by_field([*LISTS, ["\0"], [5]]),
+        states=by_field([*LISTS, ["nonsense"], [None], ["running"]]),
+        tag=by_field([5, "ab", ("a",), ("a", "b", "c"), ("\0", "b"), ("a", "\ud800"), (1, 2), {"a": "b"}]),
+        flow_id=by_field(UUIDS),
+        parent_id=by_field(UUIDS),
+        created_from=by_field([*MOMENTS, timedelta(1)]),
+        created_before=by_field([*MOMENTS, timedelta(1)]),
+        cursor=by_field(
+            [
+                5,
+                "x",
+                UNKNOWN,
+                Place(NAIVE, UUID(UUID_TEXT)),
+                Place(datetime.now(UTC), "x"),  # type: ignore[arg-type]
+                Place(datetime.now(UTC), UUID(UUID_TEXT), 256),
+                Place("x", UUID(UUID_TEXT)),
+            ]  # type: ignore[arg-type]
+        ),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "read_events",
+        lambda world: {},
+        family=by_field([5, "", "leases", "\0", []]),
+        after=by_field(
+            [
+                5,
+                "x",
+                (0, 0),
+                EventCursor(-1),
+                EventCursor(2**63),
+                EventCursor("0"),
+                EventCursor(None),
+                EventCursor(1, -1),
+                EventCursor(1, 2**32),
+                EventCursor(1, "0"),
+            ]  # type: ignore[arg-type]
+        ),
+        limit=by_field(INTS),
+        filter=by_field(FILTERS),
+    ),
+    Case("audit", lambda world: {}, partition=by_field([-1, 65_536, "5", 1.0, True])),
+    Case(
+        "audit_sample",
+        lambda world: {"partition": 1},
+        partition=by_field([None, -1, 65_536, "5", True]),
+        limit=by_field([*INTS, 0, 10_001]),
+    ),
+    Case("repair_floors", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case(
+        "watch",
+        lambda world: {"execution_ids": [world.done], "within": timedelta(seconds=1)},
+        execution_ids=by_field([None, 5, "x", [UNKNOWN] * 1001]),
+        within=by_field([None, *DURATIONS]),
+    ),
+    Case(
+        "find_id",
+        lambda world: {"text": UUID_TEXT},
+        text=by_field([None, 5, "", "12345", "1234567x", UUID_TEXT + "0", "{fp:1}:123456", "\0", "\ud800"], "id"),
+        what=by_field([5, "step", ""]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_events",
+        lambda world: {"execution_id": world.done},
+        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63), EventCursor(1, -1)]),
+        limit=by_field(INTS),
+        **ONE_ID,
+    ),
+    Case(
+        "count_events",
+        lambda world: {},
+        after=by_field([5, "x", (0, 0), EventCursor(-1), EventCursor(2**63), EventCursor(1, -1)]),
+    ),
+]
