@@ -113,6 +113,11 @@ async def _free(stage: Stage, engine: Party) -> None:
     await engine.complete((await _claim(engine, "a")).handle, b"a")
 
 
+async def _of_one(stage: Stage, engine: Party) -> None:
+    """Any one of three has to succeed, and none has ended."""
+    await _race(engine, Quorum(1))
+
+
 async def _cancelling(stage: Stage, engine: Party) -> None:
     """a is held by a worker, b and c are frozen; all are owed a cancel."""
     flow = await _chain(engine)
@@ -170,6 +175,7 @@ PLACES: dict[str, Callable[[Stage, Party], Awaitable[Any]]] = {
     "won": _won,
     "lost": _lost,
     "free": _free,
+    "of one": _of_one,
     "cancelling": _cancelling,
     "lost lease": _lost_lease,
     "lost lease first": _lost_lease_first,
