@@ -111,9 +111,7 @@ async def test_calls_about_flows_are_counted(plain_engine: ff.Engine, clock: Clo
     }
 
 
-async def test_locked_members_keep_no_other_waiting(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_locked_members_keep_no_other_waiting(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     new = NewExecution(execution_kind="k")
     flow = await plain_engine.submit_flow([NewNode(name=f"n{n}", execution=new) for n in range(6)])
     await plain_engine.cancel_flow_header(flow.flow_id, grace=timedelta())
