@@ -68,7 +68,7 @@ TESTS = {
     "flows": "flows flow_defects flow_scenarios flow_passing flow_queues children flow_model children_model"
     " flow_interleavings flow_stress",
     "duties": "retry suspension_ends defects park transitions erase schedules children streams answers bounds"
-    " concurrency model",
+    " old_snapshots concurrency model",
     "audit": "execution_audit flow_audit suspension_audit streams workers tokens children steps grants park_states"
     " stop_changed transitions model",
 }
