@@ -59,8 +59,8 @@ GROUPS = {
 
 # Per chapter: the tests, those first that notice most in the shortest time.
 TESTS = {
-    "leases": "refusals retry defects transitions grants events lanes suspend park steps log_epochs workers"
-    " old_snapshots concurrency bounds growth interleavings model",
+    "leases": "refusals retry defects transitions grants events lanes suspend park steps versions log_epochs"
+    " stop_changed workers old_snapshots concurrency bounds growth interleavings model",
     "executions": "transitions refusals retry defects flows events timeline lanes suspend stop_changed children answers"
     " erase flow_scenarios bounds concurrency interleavings model",
     "waits": "suspend signals suspension_ends suspension_defects suspension_races park park_states conditions answers"
