@@ -334,7 +334,7 @@ async def test_backends_that_die_at_any_moment(
     async def serve(engine: ff.Engine, calls: random.Random) -> None:
         nonlocal busy
         idle = 0
-        while idle < 3:
+        while idle < 3 or kills < 5:
             try:
                 swept = await engine.dispatch_cascades(limit=calls.choice([1, 3]), edges=calls.choice([1, 7, 40]))
                 siblings = await engine.cancel_siblings(limit=calls.choice([1, 5]))
