@@ -102,6 +102,7 @@ class Running:
         "claimed_at",
         "handle",
         "in_threads",
+        "is_doubtful",
         "is_lost",
         "is_parked",
         "is_stopping",
@@ -126,6 +127,7 @@ class Running:
         self.tasks = HandlerTasks()
         self.calls: list[Coroutine[Any, Any, Any]] = []
         self.call: Interruptible | None = None  # of a synchronous handler
+        self.is_doubtful = False  # a notification said that leases were lost, and this one was not checked yet
         self.is_lost = False
         self.is_stopping = False
         self.is_parked = False
