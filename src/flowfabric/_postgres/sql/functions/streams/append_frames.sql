@@ -155,16 +155,11 @@ begin
     end if;
     -- Durable frames beyond the cap are invisible; now and then they are removed.
     for v in
-        select h.holder, h.partition, h.id, h.attempt_index, h.durable - h.cap as upto, coalesce(h.trimmed, 0) as trimmed
+        select h.holder, h.partition, h.id, h.attempt_index, h.durable - h.cap as upto, coalesce(h.trimmed, 0) as trimmed, h.version
         from unnest(v_heads) h
         where not flowfabric.has_room(h.durable + cardinality(p_holder) - 1, h.trimmed, h.cap) and h.durable > h.cap
     loop
-        -- Beside them are at most 64 deltas and some that are about to be removed.
-        delete from flowfabric.frame f where f.ctid = any (array(
-            select q.tid from (select x.ctid as tid, x.mode, x.durable from flowfabric.frame x
-                               where x.partition = v.partition and x.id = v.id and x.attempt_index = v.attempt_index
-                               order by x.ms, x.n limit v.upto - v.trimmed + 200) q
-            where q.mode = 'durable' and q.durable <= v.upto));
+        perform flowfabric.trim_frames(v.partition, v.id, v.attempt_index, v.upto, v.upto - v.trimmed, v.version - 64);
         v_heads[v.holder].trimmed := v.upto;
     end loop;
 
