@@ -573,7 +573,10 @@ async def test_a_removed_type_is_still_counted_for_a_re_run(engine: ff.Engine, s
         await emit(kind)
     for _ in range(60):
         await emit("delta")
-    assert await engine.count_emitted(held.execution_id, 0) == (mark, {("durable", kind): n for kind, n in used.items()})
+    assert await engine.count_emitted(held.execution_id, 0) == (
+        mark,
+        {("durable", kind): n for kind, n in used.items()},
+    )
     assert len(await payloads(engine, held.handle)) == 10
     # A type for each frame is no type: these are removed in the end.
     for number in range(200):
