@@ -387,8 +387,34 @@ async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
 
 
-async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
+async def test_log_lines_keep_their_order_and_are_stored_before_the_result(app: ff.App) -> None:
     log = logging.getLogger("some.module")
+    handler = ff.EmitHandler()
+    log.addHandler(handler)
+
+    @app.task
+    async def talkative(ctx: ff.Context) -> None:
+        log.warning("first")
+        await ctx.emit("second")
+        log.warning("third")
+
+    @app.task
+    def in_a_thread(ctx: ff.SyncContext) -> None:
+        log.warning("first")
+        ctx.emit("second")
+        log.warning("third")
+
+    try:
+        async with working(app):
+            for run in [await task.submit() for task in (talkative, in_a_thread) for _ in range(10)]:
+                assert await read(run) == ["first\n", "second", "third\n"]
+    finally:
+        log.removeHandler(handler)
+
+
+async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
+    log = logging.getLogger("some.other_module")
+    log.propagate = False  # the report of a test cannot hold such a line
     handler = ff.EmitHandler()
     log.addHandler(handler)
 
