@@ -345,7 +345,7 @@ async def test_readers_that_wait_get_everything_once_over_restarts_of_the_server
 async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_anything(
     site: Site, data_dir: Path
 ) -> None:
-    # Polling helps nobody here: it would take longer than the test.
+    # Polling does not help here: it would take longer than the test.
     worker = site.hire(poll=600, lease_ttl=20)
     await worker.ready()
     busy = [await site.submit(task, 4) for task in ("job", "plain")]
@@ -453,7 +453,7 @@ async def test_a_worker_survives_a_network_that_hangs(
             return await ctx.step("answer", asyncio.sleep, 0, number)
 
         client = await site.app.client()
-        # A claim that was carried out although nobody heard the answer comes back when its lease lapses.
+        # A claim that was carried out although its answer was lost comes back when its lease lapses.
         async with ff.Worker(app, lanes=["hanging"], lease_ttl=10, poll=600, grace=1):
             runs = [await client.submit(report, 0)]
             await asyncio.wait_for(begun.wait(), PATIENCE)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,19 +14,9 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, load
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "scripts" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = load(ROOT / "scripts" / "pictures.py", "draw_pictures")
 
 
 @pytest.mark.parametrize("name", SCRIPT.drawn())
@@ -80,8 +68,8 @@ async def test_a_flow_reaches_the_states_in_the_picture(name: str, plain_engine:
     if sample.cancelled is not None:
         await plain_engine.cancel_flow(flow_id, policy=sample.cancelled, wait=True)
     await _work_off(plain_engine)
-    stands = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
-    assert stands == {member: about.state for member, about in sample.members.items()}
+    states = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
+    assert states == {member: about.state for member, about in sample.members.items()}
 
 
 async def _play(engine: ff.Engine, sample: object) -> FlowId:
