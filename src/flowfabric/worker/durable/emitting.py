@@ -221,8 +221,13 @@ def emit_soon(running: Running, line: str, type: str, kind: FrameKind) -> None: 
     frame = new_frame(
         running, escape_text(line, most - 1) + "\n", type=type, kind=kind, correlation_id=None, mode=Durable()
     )
+    put = running.emitting.put_if_room
+    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+        if asyncio.get_running_loop() is running.loop:
+            put(frame)  # at once: before what the handler emits next, and before its end
+            return
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        running.loop.call_soon_threadsafe(running.emitting.put_if_room, frame)
+        running.loop.call_soon_threadsafe(put, frame)
 
 
 def new_frame(
