@@ -13,6 +13,7 @@ several modules. `Engine` combines them all.
     executions   executions, control, admission
     steps        steps
     streams      streams, tails
+    budgets      budgets
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
     schedules    schedules
