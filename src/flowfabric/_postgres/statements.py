@@ -104,6 +104,10 @@ def read_kind(placeholder: str) -> str:
     return _rows("read_execution", _typed(placeholder, ("integer", "uuid"), 1), "kind")
 
 
+def find_limits(placeholder: str) -> str:
+    return _rows("find_limits", _typed(placeholder, ("text[]", "text[]"), None), "what, name, id, key")
+
+
 def free_key(placeholder: str) -> str:
     return _value("free_key", _typed(placeholder, ("integer", "uuid", "uuid", "text", "text"), 1), "freed")
 
@@ -362,6 +366,10 @@ FIND = _rows("find", 16, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
+
+FIND_LIMITS = _rows("find_limits", 2, "what, name, id, key")
+READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
+NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")

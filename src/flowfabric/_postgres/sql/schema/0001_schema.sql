@@ -388,6 +388,14 @@ create table flowfabric.quota_policy (
 );
 create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
 
+-- The limits that apps declare: a digest of what was stored last. A worker that declares the same again leaves a limit as
+-- an operator has set it since.
+create table flowfabric.declared_limit (
+    name        text collate "C" primary key,   -- "budget <name>", "quota <name>"
+    digest      text not null,
+    declared_at timestamptz not null
+);
+
 -- One row per policy and value of its key, which admissions lock: they are serial.
 create table flowfabric.quota_head (
     policy_id uuid not null,

@@ -1,0 +1,67 @@
+"""Store the budgets and quotas that an app declares.
+
+The database keeps a digest of each declaration that was stored. A declaration that did not change since is left alone,
+so that a limit that an operator raised stays raised when a worker starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+import msgspec
+
+from flowfabric.client.limits import LimitNames
+from flowfabric.engine import Engine
+from flowfabric.values.budget import BudgetCreated, budget_id_of
+from flowfabric.values.spending import BudgetSpec, QuotaSpec, quota_id_of
+
+
+async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
+    """Store new and changed declarations; returns what was done, in words."""
+    specs: dict[str, BudgetSpec | QuotaSpec] = {f"budget {one.name}": one for one in names.budgets.values()}
+    specs.update({f"quota {one.name}": one for one in names.quotas.values()})
+    if not specs:
+        return []
+    known = await engine.read_declared_limits(list(specs))
+    digests = {title: _digest(spec) for title, spec in specs.items()}
+    done: list[str] = []
+    for title, spec in specs.items():
+        if known.get(title) != digests[title]:
+            is_new = await (_store_budget(engine, spec) if isinstance(spec, BudgetSpec) else _store_quota(engine, spec))
+            done.append(f"{title} {'created' if is_new else 'changed'}")
+    if done:
+        await engine.note_declared_limits(digests)
+    return done
+
+
+def _digest(spec: BudgetSpec | QuotaSpec) -> str:
+    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
+
+
+async def _store_budget(engine: Engine, spec: BudgetSpec) -> bool:
+    dimensions = sorted({*spec.hard, *spec.soft})
+    made = await engine.create_budget(
+        name=spec.name,
+        enforcement_mode=spec.mode,
+        reset_interval=spec.every or timedelta(0),
+        dimensions=dimensions,
+        hard_limits=[spec.hard.get(one, 0) for one in dimensions],
+        soft_limits=[spec.soft.get(one, 0) for one in dimensions],
+    )
+    if isinstance(made, BudgetCreated):
+        return True
+    before = await engine.get_budget_status(budget_id_of(spec.name))
+    await engine.update_budget(
+        before.budget_id,
+        # A dimension that is not declared any more has no limit.
+        hard={**dict.fromkeys(before.hard_limits, 0), **spec.hard},
+        soft={**dict.fromkeys(before.soft_limits, 0), **spec.soft},
+        enforcement_mode=spec.mode,
+        reset_interval=spec.every or timedelta(0),
+    )
+    return False
+
+
+async def _store_quota(engine: Engine, spec: QuotaSpec) -> bool:
+    raise NotImplementedError(quota_id_of(spec.name))
