@@ -419,7 +419,7 @@ PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")
 RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2", "found")
 DELETE_SCHEDULE = _value("delete_schedule", 1, "found")
 DUE_SCHEDULES = _rows(
-    "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now"
+    "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now, live_id"
 )
 NEXT_SCHEDULE = _value("next_schedule", 0, "seconds")
 FIRE_SCHEDULE = _rows("fire_schedule", 27, _CREATED)

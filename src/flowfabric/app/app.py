@@ -75,6 +75,7 @@ T = TypeVar("T")
 S = TypeVar("S", BudgetSpec, QuotaSpec)
 _LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
 CatchUp = Literal["skip", "one", "all"]
+Overlap = Literal["skip", "queue", "cancel"]
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
     timing: Cron | Every
     catch_up: CatchUp
     submission: Submission
+    overlap: Overlap | None = None
 
 
 class App:
@@ -366,6 +368,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -380,6 +383,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -395,6 +399,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -411,6 +416,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     def schedule(
@@ -423,18 +429,23 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec:
         """Submit a task repeatedly: by a cron expression in a time zone, or at an interval.
 
         A worker stores the schedule when it starts. `catch_up` says what happens to times that passed while no worker
-        ran: skip them, submit once for all of them, or submit once for each. `name` defaults to the task's name.
+        ran: skip them, submit once for all of them, or submit once for each. `overlap` says what happens to a time at
+        which the last execution has not ended: skip it, submit it when that has ended (`queue`), or cancel that; without
+        it both run. `name` defaults to the task's name.
         Further keywords are arguments and options as in `submit`, except those that fix a time or a key.
         """
         check_task(task)
         chosen = checked_name(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
+        if overlap is not None and overlap not in ("skip", "queue", "cancel"):
+            raise InvalidInput(f"got {overlap!r}", field="overlap", allowed="skip, queue, cancel")
         before = self.declared.get(chosen)
         # A task declared again means that its module was loaded again.
         if before is not None and before.task.function is task.function:
@@ -445,12 +456,14 @@ class App:
                 raise InvalidInput("a schedule sets it for each submission", field=option, allowed="None")
         if isinstance(submission.options.deadline, datetime):
             raise InvalidInput("a fixed time would apply to every submission", field="deadline", allowed="a duration")
-        submission.item(bound=False)  # a wrong argument fails here, not when it fires
+        # A wrong argument fails here, not when it fires. Limits that are not declared are found when it is stored.
+        submission.replace(options=submission.options.replace(budgets=UNSET, quotas=UNSET)).item(bound=False)
         spec = ScheduleSpec(
             name=chosen,
             task=task,
             timing=parse_timing(cron, None if every is None else duration(every, "every"), timezone),
             catch_up=catch_up,
+            overlap=overlap,
             submission=submission,
         )
         self.declared[chosen] = spec
