@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from flowfabric.engine.admission import Admission
 from flowfabric.engine.audit import Audits
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
@@ -63,7 +64,7 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Streams, Watches,
+    Executions, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
