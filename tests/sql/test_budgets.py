@@ -1,4 +1,4 @@
-"""Budgets in the database: definition, reports, limits, keys, the ledger, resets, lists. The tables are the chapter's."""
+"""Budgets in the database: definition, reports, limits, keys, the ledger, resets, lists."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ async def test_an_existing_id_or_name_changes_nothing(engine: ff.Engine) -> None
     assert (await engine.list_budgets()).items == (found,) or list((await engine.list_budgets()).items) == [found]
 
 
-@each(("given", "stored"), [("strict", "strict"), ("hard", "strict"), ("", "strict"), ("warn", "warn"), ("advisory", "warn")])  # fmt: skip
+@each(
+    ("given", "stored"),
+    [("strict", "strict"), ("hard", "strict"), ("", "strict"), ("warn", "warn"), ("advisory", "warn")],
+)
 async def test_modes_have_aliases(engine: ff.Engine, given: str, stored: str) -> None:
     assert (await status(engine, await make(engine, enforcement_mode=given))).enforcement_mode == stored
 
