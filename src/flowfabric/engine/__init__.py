@@ -66,7 +66,7 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Streams, Watches,
+    Executions, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
