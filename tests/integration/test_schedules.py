@@ -133,5 +133,5 @@ async def test_a_queued_time_is_submitted_when_the_last_execution_has_ended(
 
 
 def test_an_unknown_overlap_is_refused() -> None:
-    with pytest.raises(ff.InvalidInput, match=r"overlap: got 'stop', allowed: skip, queue, cancel"):
+    with pytest.raises(ff.InvalidInput, match=r"overlap: got 'stop'; allowed: skip, queue, cancel"):
         scheduled("report", overlap="stop")  # type: ignore[arg-type]  # the refusal under test

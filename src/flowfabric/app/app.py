@@ -436,8 +436,8 @@ class App:
 
         A worker stores the schedule when it starts. `catch_up` says what happens to times that passed while no worker
         ran: skip them, submit once for all of them, or submit once for each. `overlap` says what happens to a time at
-        which the last execution has not ended: skip it, submit it when that has ended (`queue`), or cancel that; without
-        it both run. `name` defaults to the task's name.
+        which the last execution has not ended: skip it, submit it when that has ended (`queue`), or cancel that;
+        without it both run. `name` defaults to the task's name.
         Further keywords are arguments and options as in `submit`, except those that fix a time or a key.
         """
         check_task(task)

@@ -49,8 +49,8 @@ def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
             _output.table(
                 [
                     Column("NAME", cut=14), Column("KIND", cut=8, drop=3), Column("TIMING", cut=34),
-                    Column("CATCH UP", drop=5), Column("OVERLAP", drop=6), Column("STATE"), Column("NEXT"), Column("LAST", drop=2),
-                    Column("ID", drop=4),
+                    Column("CATCH UP", drop=5), Column("OVERLAP", drop=6), Column("STATE"), Column("NEXT"),
+                    Column("LAST", drop=2), Column("ID", drop=4),
                 ],
                 [
                     (

@@ -70,6 +70,6 @@ class Engine(
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Grants, Edges, LimitLookups, Budgets,
+    Admission, Grants, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

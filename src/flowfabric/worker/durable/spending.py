@@ -15,6 +15,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from flowfabric.app.context import Context
 from flowfabric.client.limits import learn
 from flowfabric.errors import (
@@ -45,7 +47,7 @@ from flowfabric.values.budget import (
 from flowfabric.values.ids import BudgetId, ReservationId, mint_uuid
 from flowfabric.values.options import Options
 from flowfabric.values.spending import Used, check_names
-from flowfabric.values.step import NewStep
+from flowfabric.values.step import NewStep, Step
 from flowfabric.worker import told
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.worker")
 _WAITS = "waits for its budget"
+_BREACH = "breach of "  # how the name of a record begins that says that a call did not fit
 
 
 class Needs:
@@ -75,7 +78,9 @@ async def report_usage(
     """Count what was used; once for each use of the name, even if the handler is re-run."""
     await running.check()
     ids = await _ids(running, budgets)
-    place = await _place(running, name)
+    place, known = await _place(running, name)
+    if known is not None:
+        return Used(remaining=_remaining(known), is_recorded=True)
     # Without a place a call whose answer was lost is known by its key.
     usage = Usage(custom=amounts, dedup_key=mint_uuid().hex if place is None else None)
     answer = await _call(running, Report(authority=running.handle, usage=usage, budgets=ids, place=place), place)
@@ -92,7 +97,10 @@ async def reserve_usage(
     if on_lost not in ("charge", "release"):
         raise InvalidInput(f"got {on_lost!r}", field="on_lost", allowed="charge, release")
     ids = await _ids(running, budgets)
-    place = await _place(running, name)
+    place, known = await _place(running, name)
+    if known is not None:
+        own = ReservationId(mint_uuid())  # nothing asks for it any more
+        return Reserved(reservation_id=own, state="settled", amounts=dict(amounts), remaining=_remaining(known))
     answer = await _call(
         running,
         Reserve(authority=running.handle, usage=Usage(custom=amounts), budgets=ids, on_lost=on_lost, place=place),
@@ -139,16 +147,25 @@ async def _ids(running: Running, budgets: Collection[str] | None) -> tuple[Budge
     return names.limits(options).budget_ids
 
 
-async def _place(running: Running, name: str) -> Place | None:
-    """Return where a handler is: a name and the number of its use. None inside a step."""
+async def _place(running: Running, name: str) -> tuple[Place | None, Step | None]:
+    """Return where a handler is, a name and the number of its use, and its record. None inside a step."""
     check_name(name)
     if in_step.get():
-        return None
+        return None, None
     _, name, use, known = await running.ask(name, "usage")
-    if known is not None and known.error is not None:
+    breach = f"{_BREACH}{name}"
+    if known is None and (await running.memory()).known(breach, "usage", use) is not None:
         # An earlier run took the branch that follows from it.
-        raise remembered_error(known, known.result)
-    return name, use
+        refused = (await running.ask(breach, "usage")).known
+        if refused is not None and refused.error is not None:
+            raise remembered_error(refused, refused.result)
+    return (name, use), known
+
+
+def _remaining(known: Step) -> dict[str, int]:
+    """What was left when it was counted."""
+    found: dict[str, int] = msgspec.json.decode(known.result or b"{}")
+    return found
 
 
 async def _call(running: Running, call: UsageCall, place: Place | None) -> UsageAnswer:
@@ -212,7 +229,9 @@ async def _breached(running: Running, breach: HardBreach, needs: Needs, place: P
         running.breach = error
     elif place is not None:
         text, details = encode_error(error, sealed=False)
-        await running.record(NewStep(name=place[0], n=place[1], kind="usage", error=text, result=details))
+        breach_of = f"{_BREACH}{place[0]}"
+        await running.ask(breach_of, "usage")
+        await running.record(NewStep(name=breach_of, n=place[1], kind="usage", error=text, result=details))
     raise error
 
 
