@@ -53,6 +53,7 @@ from flowfabric.values.cron import Cron
 from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.options import OptionNames, Options, meant
+from flowfabric.values.quota import MAX_JITTER, MAX_QUOTA, MAX_WINDOW
 from flowfabric.values.spending import (
     BudgetSpec,
     Mode,
@@ -321,13 +322,13 @@ class App:
         """
         for field, value in (("concurrent", concurrent), ("per_window", per_window)):
             if value is not None:
-                check_amount(value, field, least=1)
+                check_amount(value, field, least=1, most=MAX_QUOTA)
         if concurrent is None and per_window is None:
             raise InvalidInput("neither is given", field="concurrent", allowed="concurrent, per_window, or both")
         span, spread = duration(window, "window"), duration(jitter, "jitter")
-        if span % timedelta(seconds=1) or not timedelta(seconds=1) <= span <= _LONGEST:
-            raise InvalidInput(f"got {window!r}", field="window", allowed="whole seconds, from 1 to a century")
-        if not timedelta(0) <= spread <= timedelta(days=1):
+        if span % timedelta(seconds=1) or not timedelta(seconds=1) <= span <= MAX_WINDOW:
+            raise InvalidInput(f"got {window!r}", field="window", allowed="whole seconds, from 1 to those of a year")
+        if not timedelta(0) <= spread <= MAX_JITTER:
             raise InvalidInput(f"got {jitter!r}", field="jitter", allowed="from zero to a day")
         if key is not None:
             check_tags({key: ""})

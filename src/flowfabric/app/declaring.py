@@ -13,8 +13,10 @@ import msgspec
 
 from flowfabric.client.limits import LimitNames
 from flowfabric.engine import Engine
+from flowfabric.errors import InvalidInput
 from flowfabric.values.budget import BudgetCreated, budget_id_of
-from flowfabric.values.spending import BudgetSpec, QuotaSpec, quota_id_of
+from flowfabric.values.quota import QuotaPolicyCreated
+from flowfabric.values.spending import BudgetSpec, QuotaSpec
 
 
 async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
@@ -64,4 +66,28 @@ async def _store_budget(engine: Engine, spec: BudgetSpec) -> bool:
 
 
 async def _store_quota(engine: Engine, spec: QuotaSpec) -> bool:
-    raise NotImplementedError(quota_id_of(spec.name))
+    made = await engine.create_quota_policy(
+        name=spec.name,
+        key=spec.key,
+        window=spec.window,
+        max_requests_per_window=spec.per_window,
+        max_concurrent=spec.concurrent,
+        jitter=spec.jitter,
+    )
+    if isinstance(made, QuotaPolicyCreated):
+        return True
+    before = await engine.get_quota_policy(made.quota_policy_id)
+    if before is not None and before.key != spec.key:
+        raise InvalidInput(
+            f"the quota {spec.name!r} is stored with {f'the key {before.key!r}' if before.key else 'no key'}",
+            field="key",
+            allowed="the same key, or a quota of another name",
+        )
+    await engine.update_quota_policy(
+        made.quota_policy_id,
+        window=spec.window,
+        max_requests_per_window=spec.per_window,
+        max_concurrent=spec.concurrent,
+        jitter=spec.jitter,
+    )
+    return False

@@ -16,7 +16,8 @@ from flowfabric.errors import InvalidInput
 from flowfabric.values.budget import budget_id_of
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
 from flowfabric.values.options import Options, meant
-from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec, quota_id_of
+from flowfabric.values.quota import quota_policy_id_of
+from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec
 
 if TYPE_CHECKING:
     from flowfabric.client.submission import Submission
@@ -61,7 +62,7 @@ class LimitNames:
                 field="tags",
                 allowed=f"tags with {key!r}",
             )
-        return quota_id_of(name) if found is None else found.id
+        return quota_policy_id_of(name) if found is None else found.id
 
     def _stored(self, what: str, name: str) -> FoundLimit:
         found = self._found.get((what, name))

@@ -17,6 +17,7 @@ several modules. `Engine` combines them all.
     budgets      budgets
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
+    quotas       quotas
     schedules    schedules
     duties       timers
     reads        reads, vector
@@ -47,6 +48,7 @@ from flowfabric.engine.keys import Keys
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.limits import LimitLookups
+from flowfabric.engine.quotas import Quotas
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
@@ -70,6 +72,6 @@ class Engine(
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Grants, Edges, LimitLookups,
+    Admission, Quotas, Grants, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -20,9 +20,7 @@ Mode: TypeAlias = Literal["strict", "warn"]
 ON_BUDGET: Final = get_args(OnBudget)
 MODES: Final = get_args(Mode)
 _MICROS: Final = 1_000_000
-_ALLOWED: Final = f"an integer from 0 to {MAX_AMOUNT}"
 _MAX_NAME: Final = 256
-_QUOTAS: Final = UUID("b2f4c0de-5f0e-5b11-8f67-2d1c9a40e7a3")
 
 
 def usd(amount: str | int | float | Decimal) -> int:
@@ -43,11 +41,10 @@ def usd(amount: str | int | float | Decimal) -> int:
     return micros
 
 
-def check_amount(value: object, field: str, least: int = 0) -> int:
+def check_amount(value: object, field: str, least: int = 0, most: int = MAX_AMOUNT) -> int:
     """Return an amount: an integer that the database can hold."""
-    if type(value) is not int or not least <= value <= MAX_AMOUNT:
-        allowed = _ALLOWED if least == 0 else f"an integer from {least} to {MAX_AMOUNT}"
-        raise InvalidInput(f"got {value!r}", field=field, allowed=allowed)
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=f"an integer from {least} to {most}")
     return value
 
 
@@ -173,11 +170,6 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS: Final = Limits()
-
-
-def quota_id_of(name: str) -> QuotaPolicyId:
-    """Return the id of the quota that was created with this name and without an id."""
-    return QuotaPolicyId(uuid5(_QUOTAS, name))
 
 
 class BudgetSpec(Struct, frozen=True, kw_only=True):
