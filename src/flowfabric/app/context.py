@@ -584,11 +584,6 @@ class SpendFacts:
         return self._amounts if self._held is None else self._held.amounts
 
     @property
-    def remaining(self) -> dict[str, int]:
-        """What was left of each limited dimension when the amounts were held, without them."""
-        return {} if self._held is None else self._held.remaining
-
-    @property
     def is_settled(self) -> bool:
         """Whether an earlier run of the handler settled it: the block runs again, and nothing is counted again."""
         return self._held is not None and self._held.state == "settled"
@@ -617,9 +612,11 @@ class Spend(SpendFacts):
         held = self._held
         # A handler that is stopped leaves its reservation to the engine: with the lease it is given back or charged.
         is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
-        if held is None or self.is_settled or is_stopped:
+        if held is None or is_stopped:
             return
-        if self._settled is not None:
+        if self.is_settled:
+            self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif self._settled is not None:
             self.used = await self._scope.settle_usage(held.reservation_id, self._settled)
         else:
             await self._scope.cancel_reservation(held.reservation_id)

@@ -398,9 +398,11 @@ class SyncSpend(SpendFacts):
     ) -> None:
         held = self._held
         is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
-        if held is None or self.is_settled or is_stopped:
+        if held is None or is_stopped:
             return
-        if self._settled is not None:
+        if self.is_settled:
+            self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif self._settled is not None:
             self.used = self._scope.in_thread(self._scope.settle_usage(held.reservation_id, self._settled))
         else:
             self._scope.in_thread(self._scope.cancel_reservation(held.reservation_id))

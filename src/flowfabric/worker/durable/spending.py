@@ -154,9 +154,9 @@ async def _place(running: Running, name: str) -> tuple[Place | None, Step | None
         return None, None
     _, name, use, known = await running.ask(name, "usage")
     breach = f"{_BREACH}{name}"
-    if known is None and (await running.memory()).known(breach, "usage", use) is not None:
+    if known is None and (await running.memory()).known(breach, "result", use) is not None:
         # An earlier run took the branch that follows from it.
-        refused = (await running.ask(breach, "usage")).known
+        refused = (await running.ask(breach, "result")).known
         if refused is not None and refused.error is not None:
             raise remembered_error(refused, refused.result)
     return (name, use), known
@@ -230,8 +230,8 @@ async def _breached(running: Running, breach: HardBreach, needs: Needs, place: P
     elif place is not None:
         text, details = encode_error(error, sealed=False)
         breach_of = f"{_BREACH}{place[0]}"
-        await running.ask(breach_of, "usage")
-        await running.record(NewStep(name=breach_of, n=place[1], kind="usage", error=text, result=details))
+        await running.ask(breach_of, "result")
+        await running.record(NewStep(name=breach_of, n=place[1], kind="result", error=text, result=details))
     raise error
 
 
