@@ -11,6 +11,7 @@ import flowfabric as ff
 from flowfabric import middleware as ff_middleware
 from flowfabric.testing import Kit
 from flowfabric.values.budget import BudgetStatus, SoftBreach, budget_id_of
+from flowfabric.values.ids import mint_execution_id
 from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
 
@@ -368,3 +369,78 @@ def test_a_wrong_declaration_is_refused_where_it_is_written(declare: Any, words:
     with pytest.raises(ff.InvalidInput) as refused:
         declare(ff.App())
     assert words in str(refused.value)
+
+
+# ---- clients
+
+
+async def test_a_client_creates_reads_and_changes_budgets_and_quotas(app: ff.App) -> None:
+    client = await app.client()
+    made = await client.create_budget("team", hard={"tokens": 100}, soft={"tokens": 50}, every="1 day")
+    assert (made.hard_limits, made.soft_limits) == ({"tokens": 100}, {"tokens": 50})
+    again = await client.create_budget("team", hard={"tokens": 5})
+    assert again.hard_limits == {"tokens": 100}
+    assert (await client.raise_budget("team", tokens=50)).hard_limits == {"tokens": 150}
+    assert (await client.raise_budget("team", {"tokens": -20})).hard_limits == {"tokens": 130}
+    changed = await client.set_budget("team", soft={"tokens": 0}, hard={"cost": 3}, mode="warn", every=0)
+    assert (changed.hard_limits, changed.enforcement_mode) == ({"tokens": 130, "cost": 3}, "warn")
+    assert changed.reset_interval is None
+    execution = mint_execution_id(count=256)
+    await client.record_spend("team", execution, {"tokens": 30})
+    assert (await client.budget("team")).usage == {"tokens": 30}
+    await client.release_budget("team", execution)
+    await client.reset_budget("team")
+    await client.create_budget("other")
+    assert [one.name for one in await client.budgets()] == ["other", "team"]
+    assert [one.name for one in await client.budgets("te")] == ["team"]
+
+    quota = await client.create_quota("api", concurrent=2, per_window=10, window="10s", key="tenant")
+    assert (quota.limits.active_concurrency_cap, quota.key) == (2, "tenant")
+    assert (await client.create_quota("api", concurrent=9)).limits.active_concurrency_cap == 2
+    assert (await client.set_quota("api", concurrent=3)).limits.active_concurrency_cap == 3
+    assert [one.name for one in await client.quotas()] == ["api"]
+    for call in (
+        client.budget("x"), client.raise_budget("x", tokens=1), client.reset_budget("x"), client.quota("x"),
+        client.set_quota("x", concurrent=1), client.set_budget("x", mode="warn"),
+    ):  # fmt: skip
+        with pytest.raises(ff.NotFound, match="not found: (budget|quota) x"):
+            await call
+    for wrong in ({"tokens": 1.5}, {"tokens": True}, {"tokens": 2**63}, {}, {"": 1}):
+        with pytest.raises(ff.InvalidInput):
+            await client.raise_budget("team", wrong)  # type: ignore[arg-type]  # the refusals under test
+
+
+def test_the_sync_client_has_the_same(database: str) -> None:
+    with ff.Client(ff.App(database)) as client:
+        client.create_budget("team", hard={"tokens": 100})
+        assert client.raise_budget("team", tokens=50).hard_limits == {"tokens": 150}
+        assert client.create_quota("api", concurrent=1).name == "api"
+
+
+async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+    kit_app.budget("tenant", hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team"])
+    async def child(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+
+    @kit_app.task(budgets=["team", "tenant"])
+    async def parent(ctx: ff.Context) -> list[str]:
+        await ctx.usage(tokens=100, calls=1)
+        runs = [await child.submit(n) for n in (10, 20)]
+        for run in runs:
+            await run.result()
+        return [run.id for run in runs]
+
+    run = await parent.submit()
+    first, second = await kit.run_until_ended(run)
+    found = await run.usage()
+    assert found.by_budget["team"] == {"tokens": 130, "calls": 1}
+    assert {str(one): amounts for one, amounts in found.by_execution.items()} == {
+        run.id: {"tokens": 100, "calls": 1}, first: {"tokens": 10}, second: {"tokens": 20},
+    }  # fmt: skip
+    assert found.total == {"tokens": 130, "calls": 1}
+    assert await run.budget() is None
+    with pytest.raises(ff.NotFound, match="was submitted without a budget of its own"):
+        await run.raise_budget(tokens=1)

@@ -12,15 +12,16 @@ from uuid import UUID
 
 from msgspec import UNSET
 
-from flowfabric.errors import InvalidInput
-from flowfabric.values.budget import budget_id_of
-from flowfabric.values.ids import BudgetId, QuotaPolicyId
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.budget import BudgetStatus, budget_id_of
+from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
 from flowfabric.values.options import Options, meant
 from flowfabric.values.quota import quota_policy_id_of
-from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec
+from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec, changes_of
 
 if TYPE_CHECKING:
     from flowfabric.client.submission import Submission
+    from flowfabric.engine import Engine
 
 
 class Source(Protocol):
@@ -105,6 +106,23 @@ async def learn(source: Source, named: Iterable[tuple[LimitNames, Options]]) -> 
         stored = await source.find_limits(budgets, quotas)
         for names, *_ in wanted:
             names.found(stored)
+
+
+async def owned_budget(engine: Engine, owner: UUID) -> BudgetStatus | None:
+    """Return the budget that an execution or a flow was submitted with."""
+    found = (await engine.list_budgets(owner_id=ExecutionId(owner), limit=1)).items
+    return found[0] if found else None
+
+
+async def raise_owned(
+    engine: Engine, owner: UUID, what: str, amounts: Mapping[str, int] | None, dimensions: Mapping[str, int]
+) -> BudgetStatus:
+    """Raise the budget that an execution or a flow was submitted with."""
+    changes = changes_of(amounts, dimensions, "amounts")
+    owned = await owned_budget(engine, owner)
+    if owned is None:
+        raise NotFound("budget", detail=f"{what} {owner} was submitted without a budget of its own")
+    return await engine.update_budget(owned.budget_id, raise_by=changes)
 
 
 class _Nodes(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -11,9 +11,9 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
-from flowfabric.values.budget import MAX_AMOUNT, MAX_BUDGETS, MAX_DIMENSIONS, SoftBreach
+from flowfabric.values.budget import MAX_AMOUNT, MAX_BUDGETS, MAX_DIMENSIONS, ExecutionUsage, SoftBreach
 from flowfabric.values.checks import check_text
-from flowfabric.values.ids import BudgetId, QuotaPolicyId
+from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
 
 OnBudget: TypeAlias = Literal["pause", "raise", "fail"]
 Mode: TypeAlias = Literal["strict", "warn"]
@@ -72,6 +72,17 @@ def amounts_of(
         problem = "no dimension is given" if not found else f"got {len(found)} dimensions"
         raise InvalidInput(problem, field=field, allowed=f"1 to {MAX_DIMENSIONS} amounts, such as tokens=500")
     return found
+
+
+def changes_of(given: Mapping[str, int] | None, named: Mapping[str, int], field: str) -> dict[str, int]:
+    """Return changes of limits by dimension, which may be negative."""
+    both = {**(given or {}), **named}
+    found = amounts_of(
+        {name: abs(by) if type(by) is int else by for name, by in (given or {}).items()},
+        {name: abs(by) if type(by) is int else by for name, by in named.items()},
+        field,
+    )
+    return {name: both[name] for name in found}
 
 
 def check_names(given: object, field: str) -> tuple[str, ...]:
@@ -200,3 +211,44 @@ class FoundLimit(Struct, frozen=True, kw_only=True):
     name: str
     id: UUID
     key: str | None = None
+
+
+class RunUsage(Struct, frozen=True, kw_only=True):
+    """What a run used and holds, with everything that it submitted, by dimension.
+
+    `by_budget` has the same by the name of each budget, `by_execution` by execution: `total` and `held` are the most of
+    any budget, since a report counts in all budgets of its execution.
+    """
+
+    total: dict[str, int]
+    held: dict[str, int]
+    by_budget: dict[str, dict[str, int]]
+    by_execution: dict[ExecutionId, dict[str, int]]
+
+
+def usage_of(found: Sequence[ExecutionUsage]) -> RunUsage:
+    """Add up what executions used of budgets."""
+    by_budget: dict[str, dict[str, int]] = {}
+    held: dict[str, dict[str, int]] = {}
+    by_execution: dict[ExecutionId, dict[str, int]] = {}
+    for one in found:
+        _add(by_budget.setdefault(one.budget_name, {}), one.usage)
+        _add(held.setdefault(one.budget_name, {}), one.held)
+        _most(by_execution.setdefault(one.execution_id, {}), one.usage)
+    total: dict[str, int] = {}
+    most_held: dict[str, int] = {}
+    for amounts in by_budget.values():
+        _most(total, amounts)
+    for amounts in held.values():
+        _most(most_held, amounts)
+    return RunUsage(total=total, held=most_held, by_budget=by_budget, by_execution=by_execution)
+
+
+def _add(into: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():
+        into[name] = into.get(name, 0) + amount
+
+
+def _most(into: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():
+        into[name] = max(into.get(name, 0), amount)

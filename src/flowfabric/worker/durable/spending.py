@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.worker")
 _WAITS = "waits for its budget"
-_BREACH = "breach of "  # how the name of a record begins that says that a call did not fit
 
 
 class Needs:
@@ -153,13 +152,18 @@ async def _place(running: Running, name: str) -> tuple[Place | None, Step | None
     if in_step.get():
         return None, None
     _, name, use, known = await running.ask(name, "usage")
-    breach = f"{_BREACH}{name}"
-    if known is None and (await running.memory()).known(breach, "result", use) is not None:
+    breach = _breach_of((name, use))
+    if known is None and (await running.memory()).known(breach, "result", 0) is not None:
         # An earlier run took the branch that follows from it.
         refused = (await running.ask(breach, "result")).known
         if refused is not None and refused.error is not None:
             raise remembered_error(refused, refused.result)
     return (name, use), known
+
+
+def _breach_of(place: Place) -> str:
+    """The name of the record that a call did not fit."""
+    return f"breach of {place[0]} {place[1]}"
 
 
 def _remaining(known: Step) -> dict[str, int]:
@@ -229,9 +233,8 @@ async def _breached(running: Running, breach: HardBreach, needs: Needs, place: P
         running.breach = error
     elif place is not None:
         text, details = encode_error(error, sealed=False)
-        breach_of = f"{_BREACH}{place[0]}"
-        await running.ask(breach_of, "result")
-        await running.record(NewStep(name=breach_of, n=place[1], kind="result", error=text, result=details))
+        await running.ask(_breach_of(place), "result")
+        await running.record(NewStep(name=_breach_of(place), kind="result", error=text, result=details))
     raise error
 
 
