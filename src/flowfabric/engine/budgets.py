@@ -13,6 +13,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, used
 from flowfabric.engine.checks import check_batch, check_duration, check_filled, check_int, check_limit, check_list
+from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import (
     MAX_AMOUNT,
@@ -25,6 +26,7 @@ from flowfabric.values.budget import (
     BudgetExists,
     BudgetNumbers,
     BudgetReset,
+    BudgetsReconciled,
     BudgetStatus,
     CancelReservation,
     ExecutionUsage,
@@ -396,6 +398,27 @@ class Budgets(Operations):
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
+
+    async def reset_due_budgets(self, *, limit: int = 20) -> Round:
+        """Reset budgets whose period has ended, the earliest first. For the duty."""
+        row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
+        return Round(handled=row["handled"], more=row["more"])
+
+    async def collect_reservations(self, *, marked: bool = False, limit: int = 100) -> Round:
+        """Give back or charge what reservations hold whose lease has ended, of up to `limit` budgets. For duties.
+
+        With `marked` only those that the end of the lease could not handle, because their budget was locked.
+        """
+        row = await self._row(statements.COLLECT_ENDED, bool(marked), check_int(limit, "limit", 1, 1000))
+        return Round(handled=row["handled"], more=row["more"])
+
+    async def reconcile_budget_counters(self, *, after: UUID | None = None, limit: int = 100) -> BudgetsReconciled:
+        """Compare a page of budgets with their rules. Usage is never rewritten. For the duty."""
+        place = None if after is None else parse_uuid(after, "after")
+        row = await self._row(statements.RECONCILE_BUDGETS, place, check_int(limit, "limit", 1, 1000))
+        return BudgetsReconciled(
+            corrected=row["corrected"], wrong=row["wrong"], message=row["message"], next_id=row["last_id"]
+        )
 
     async def read_usage(self, execution_id: ExecutionId, *, children: bool = True) -> list[ExecutionUsage]:
         """Return what an execution and its children used and hold, per execution and budget."""

@@ -220,6 +220,15 @@ class BudgetNumbers(Struct, frozen=True):
     usage: dict[str, int]
 
 
+class BudgetsReconciled(Struct, frozen=True, kw_only=True):
+    """One page of budgets: how many rows were corrected, how many budgets are wrong, and the id to continue after."""
+
+    corrected: int
+    wrong: int
+    message: str | None = None
+    next_id: UUID | None = None
+
+
 class SpendEntry(Struct, frozen=True, kw_only=True):
     """An entry of the ledger: what `record_spend` counted for an execution, in one generation of the budget."""
 
