@@ -215,6 +215,7 @@ COLLECT_ENDED = _rows("collect_ended", 2, "handled, more")
 RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
+PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
 READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
 
 # Streams
@@ -363,6 +364,22 @@ READ_CANCEL_BACKLOG = _rows(
     "read_cancel_backlog", 2, "requested_at, requester, reason, cancellation_policy, grace_until, owed"
 )
 DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
+
+# Limits and quotas
+
+UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, last_limit, last_key")
+CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
+UPDATE_QUOTA_POLICY = _value("update_quota_policy", 5, "found")
+LIST_QUOTA_POLICIES = _rows(
+    "list_quota_policies",
+    5,
+    "id, name, key, window_seconds, max_requests, max_concurrent, jitter_ms, created_at, updated_at, active, admitted,"
+    " waiting, next_free_at",
+)
+LIST_QUOTA_KEYS = _rows("list_quota_keys", 3, "key, active, admitted, waiting, next_free_at")
+CHECK_ADMISSION = _rows("check_admission", 8, "code, retry_after_ms")
+RELEASE_ADMISSION = _value("release_admission", 3, "released")
+RECONCILE_QUOTAS = _rows("reconcile_quotas", 2, "entries, slots, heads, last_policy")
 
 # Reads
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.batch import Batch, Fences, used
+from flowfabric.engine.batch import Batch, Fences, raised, used
 from flowfabric.engine.checks import check_batch, check_duration, check_filled, check_int, check_limit, check_list
 from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ValidationFailed
@@ -32,6 +32,7 @@ from flowfabric.values.budget import (
     ExecutionUsage,
     HardBreach,
     OnLost,
+    PausedForBudget,
     Place,
     Report,
     ReportAnswer,
@@ -398,6 +399,28 @@ class Budgets(Operations):
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
+
+    async def pause_for_budget(
+        self,
+        authority: Handle | Fence,
+        needs: Mapping[str, int],
+        budgets: Sequence[BudgetId] | BudgetId | None = None,
+    ) -> PausedForBudget:
+        """Give the lease back until every budget has room for the needs; the same attempt continues then.
+
+        Without `budgets` those of the execution count. If they have room already, nothing changes.
+        """
+        if not isinstance(authority, Handle | Fence):
+            raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
+        amounts = _custom(needs, "needs")
+        named = _budgets(budgets)
+        if named is not None and not 1 <= len(named) <= MAX_BUDGETS:
+            raise InvalidInput(f"{len(named)} budgets", field="budgets", allowed=f"1 to {MAX_BUDGETS}, or None")
+        fences = self._fences([authority])
+        row = await self._row(statements.PAUSE_FOR_BUDGET, *fences.first, list(amounts), list(amounts.values()), named)
+        if row["code"] not in ("ok", "covered"):
+            raise raised(row, fences.execution_id(0))
+        return PausedForBudget(fences.execution_id(0), row["code"] == "ok")
 
     async def reset_due_budgets(self, *, limit: int = 20) -> Round:
         """Reset budgets whose period has ended, the earliest first. For the duty."""

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from flowfabric.values.ids import BudgetId, ExecutionId, ReservationId
 from flowfabric.values.lease import Fence, Handle
-from flowfabric.values.state import State
 
 EnforcementMode: TypeAlias = Literal["strict", "warn"]
 OnLost: TypeAlias = Literal["charge", "release"]
@@ -255,7 +254,7 @@ class ExecutionUsage(Struct, frozen=True, kw_only=True):
 
 
 class PausedForBudget(Struct, frozen=True):
-    """The execution waits until every budget covers its needs; or `state` is `waiting` if they do already."""
+    """The execution waits until every budget has room for its needs. Not `paused`: they have, and the lease stays."""
 
     execution_id: ExecutionId
-    state: State
+    paused: bool
