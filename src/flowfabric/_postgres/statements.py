@@ -214,8 +214,12 @@ READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
 FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
 RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
+RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, more")
+COLLECT_ENDED = _rows("collect_ended", 2, "handled, more")
+RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
+PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
 READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
 
 # Streams

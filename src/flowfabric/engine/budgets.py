@@ -11,8 +11,9 @@ from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.batch import Batch, Fences, used
+from flowfabric.engine.batch import Batch, Fences, raised, used
 from flowfabric.engine.checks import check_batch, check_duration, check_filled, check_int, check_limit, check_list
+from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import (
     MAX_AMOUNT,
@@ -25,11 +26,13 @@ from flowfabric.values.budget import (
     BudgetExists,
     BudgetNumbers,
     BudgetReset,
+    BudgetsReconciled,
     BudgetStatus,
     CancelReservation,
     ExecutionUsage,
     HardBreach,
     OnLost,
+    PausedForBudget,
     Place,
     Report,
     ReportAnswer,
@@ -396,6 +399,49 @@ class Budgets(Operations):
         if isinstance(answer, FlowFabricError):
             raise answer
         return answer
+
+    async def pause_for_budget(
+        self,
+        authority: Handle | Fence,
+        needs: Mapping[str, int],
+        budgets: Sequence[BudgetId] | BudgetId | None = None,
+    ) -> PausedForBudget:
+        """Give the lease back until every budget has room for the needs; the same attempt continues then.
+
+        Without `budgets` those of the execution count. If they have room already, nothing changes.
+        """
+        if not isinstance(authority, Handle | Fence):
+            raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
+        amounts = _custom(needs, "needs")
+        named = _budgets(budgets)
+        if named is not None and not 1 <= len(named) <= MAX_BUDGETS:
+            raise InvalidInput(f"{len(named)} budgets", field="budgets", allowed=f"1 to {MAX_BUDGETS}, or None")
+        fences = self._fences([authority])
+        row = await self._row(statements.PAUSE_FOR_BUDGET, *fences.first, list(amounts), list(amounts.values()), named)
+        if row["code"] not in ("ok", "covered"):
+            raise raised(row, fences.execution_id(0))
+        return PausedForBudget(fences.execution_id(0), row["code"] == "ok")
+
+    async def reset_due_budgets(self, *, limit: int = 20) -> Round:
+        """Reset budgets whose period has ended, the earliest first. For the duty."""
+        row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
+        return Round(handled=row["handled"], more=row["more"])
+
+    async def collect_reservations(self, *, marked: bool = False, limit: int = 100) -> Round:
+        """Give back or charge what reservations hold whose lease has ended, of up to `limit` budgets. For duties.
+
+        With `marked` only those that the end of the lease could not handle, because their budget was locked.
+        """
+        row = await self._row(statements.COLLECT_ENDED, bool(marked), check_int(limit, "limit", 1, 1000))
+        return Round(handled=row["handled"], more=row["more"])
+
+    async def reconcile_budget_counters(self, *, after: UUID | None = None, limit: int = 100) -> BudgetsReconciled:
+        """Compare a page of budgets with their rules. Usage is never rewritten. For the duty."""
+        place = None if after is None else parse_uuid(after, "after")
+        row = await self._row(statements.RECONCILE_BUDGETS, place, check_int(limit, "limit", 1, 1000))
+        return BudgetsReconciled(
+            corrected=row["corrected"], wrong=row["wrong"], message=row["message"], next_id=row["last_id"]
+        )
 
     async def read_usage(self, execution_id: ExecutionId, *, children: bool = True) -> list[ExecutionUsage]:
         """Return what an execution and its children used and hold, per execution and budget."""

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from flowfabric.values.ids import BudgetId, ExecutionId, ReservationId
 from flowfabric.values.lease import Fence, Handle
-from flowfabric.values.state import State
 
 EnforcementMode: TypeAlias = Literal["strict", "warn"]
 OnLost: TypeAlias = Literal["charge", "release"]
@@ -220,6 +219,15 @@ class BudgetNumbers(Struct, frozen=True):
     usage: dict[str, int]
 
 
+class BudgetsReconciled(Struct, frozen=True, kw_only=True):
+    """One page of budgets: how many rows were corrected, how many budgets are wrong, and the id to continue after."""
+
+    corrected: int
+    wrong: int
+    message: str | None = None
+    next_id: UUID | None = None
+
+
 class SpendEntry(Struct, frozen=True, kw_only=True):
     """An entry of the ledger: what `record_spend` counted for an execution, in one generation of the budget."""
 
@@ -246,7 +254,7 @@ class ExecutionUsage(Struct, frozen=True, kw_only=True):
 
 
 class PausedForBudget(Struct, frozen=True):
-    """The execution waits until every budget covers its needs; or `state` is `waiting` if they do already."""
+    """The execution waits until every budget has room for its needs. Not `paused`: they have, and the lease stays."""
 
     execution_id: ExecutionId
-    state: State
+    paused: bool

@@ -31,7 +31,7 @@ begin
                  release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unwatch
                  verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
-                 reset_budget release_budget reset_due_budgets collect_ended'),
+                 reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids find_unserved list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',

@@ -11,5 +11,6 @@ language sql stable as $$
                where e.partition = b.partition and e.id = b.id and e.state = 'rate_limited'
                  and b.rank = flowfabric.rank_of(e.priority)
                  and (b.limit_id = flowfabric.zero_uuid() or b.limit_id = any (l.budget_ids)
+                      or b.needs -> 'budgets' ? b.limit_id::text
                       or (b.limit_id, b.limit_key) in (select k.id, k.key from unnest(l.quota_ids, l.quota_keys) as k (id, key)))))
 $$;

@@ -76,6 +76,9 @@ begin
         is_lowered = flowfabric.is_beyond(h)
     where b.id = p_id;
     perform flowfabric.write_heads(v_before, array[h], array[1], v_now);
+    if p_interval_ms > 0 then
+        perform flowfabric.wake_duties(v_now + flowfabric.ms(p_interval_ms));
+    end if;
     code := 'created';
     return next;
 end;

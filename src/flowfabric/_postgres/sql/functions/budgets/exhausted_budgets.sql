@@ -42,16 +42,21 @@ $$;
 --
 -- Takes    p_ids: the budgets of the execution; p_needs: the amounts by dimension, and the budgets if they are others.
 create or replace function flowfabric.budgets_cover(p_ids uuid[], p_needs jsonb) returns boolean
+language sql stable as $$ select flowfabric.denying_budget(p_ids, p_needs) is null $$;
+
+-- denying_budget: the first budget, by id, that is exhausted or has no room for these amounts; null: none.
+create or replace function flowfabric.denying_budget(p_ids uuid[], p_needs jsonb) returns uuid
 language sql stable as $$
-    select not exists (select from flowfabric.exhausted_budgets(p_ids))
-       and not exists (
-           select from (select i.id from unnest(p_ids) as i (id) where p_needs -> 'budgets' is null
-                        union
-                        select i.id::uuid from jsonb_array_elements_text(p_needs -> 'budgets') as i (id)) u
-           cross join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id
-                               order by x.seq desc limit 1) h
-           cross join lateral jsonb_each_text(p_needs -> 'amounts') as n (dim, amount)
+    select u.id
+    from (select i.id, true as is_own from unnest(p_ids) as i (id)
+          union
+          select i.id::uuid, false from jsonb_array_elements_text(p_needs -> 'budgets') as i (id)) u
+    cross join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id order by x.seq desc limit 1) h
+    where u.is_own and h.exhausted is not null
+       or (not u.is_own or p_needs -> 'budgets' is null) and h.is_strict and exists (
+           select from jsonb_each_text(p_needs -> 'amounts') as n (dim, amount)
            cross join lateral (select array_position(h.dimensions, n.dim) as place) k
-           where h.is_strict and h.hard[k.place] > 0
+           where h.hard[k.place] > 0
              and n.amount::numeric > h.hard[k.place]::numeric - coalesce(h.used[k.place], 0) - h.held[k.place])
+    order by u.id limit 1
 $$;

@@ -79,6 +79,9 @@ begin
         'soft', (select jsonb_object_agg(u.dim, u.soft) from unnest(h.dimensions, h.soft) as u (dim, soft) where u.soft > 0),
         'enforcement_mode', p_mode)), v_now);
     perform flowfabric.open_budgets(array[p_id], v_now);
+    if p_interval_ms > 0 then
+        perform flowfabric.wake_duties(v_now + flowfabric.ms(p_interval_ms));
+    end if;
     code := 'ok';
     select v.* into status from flowfabric.budget_view v where v.id = p_id;
     return next;
