@@ -403,7 +403,7 @@ async def test_a_client_creates_reads_and_changes_budgets_and_quotas(app: ff.App
         client.budget("x"), client.raise_budget("x", tokens=1), client.reset_budget("x"), client.quota("x"),
         client.set_quota("x", concurrent=1), client.set_budget("x", mode="warn"),
     ):  # fmt: skip
-        with pytest.raises(ff.NotFound, match="not found: (budget|quota) x"):
+        with pytest.raises(ff.NotFound, match=r"not found: (budget|quota) x"):
             await call
     for wrong in ({"tokens": 1.5}, {"tokens": True}, {"tokens": 2**63}, {}, {"": 1}):
         with pytest.raises(ff.InvalidInput):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -82,9 +82,8 @@ async def report_usage(
         return Used(remaining=_remaining(known), is_recorded=True)
     # Without a place a call whose answer was lost is known by its key.
     usage = Usage(custom=amounts, dedup_key=mint_uuid().hex if place is None else None)
-    answer = await _call(running, Report(authority=running.handle, usage=usage, budgets=ids, place=place), place)
-    if isinstance(answer, HardBreach):
-        await _breached(running, answer, Needs(amounts, ids), place)
+    call = Report(authority=running.handle, usage=usage, budgets=ids, place=place)
+    answer = await _fitting(running, call, place, Needs(amounts, ids))
     return _used(running, answer)
 
 
@@ -100,13 +99,8 @@ async def reserve_usage(
     if known is not None:
         own = ReservationId(mint_uuid())  # nothing asks for it any more
         return Reserved(reservation_id=own, state="settled", amounts=dict(amounts), remaining=_remaining(known))
-    answer = await _call(
-        running,
-        Reserve(authority=running.handle, usage=Usage(custom=amounts), budgets=ids, on_lost=on_lost, place=place),
-        place,
-    )
-    if isinstance(answer, HardBreach):
-        await _breached(running, answer, Needs(amounts, ids), place)
+    call = Reserve(authority=running.handle, usage=Usage(custom=amounts), budgets=ids, on_lost=on_lost, place=place)
+    answer = await _fitting(running, call, place, Needs(amounts, ids))
     assert isinstance(answer, Reserved)
     return answer
 
@@ -172,6 +166,13 @@ def _remaining(known: Step) -> dict[str, int]:
     return found
 
 
+async def _fitting(running: Running, call: UsageCall, place: Place | None, needs: Needs) -> UsageAnswer:
+    """Make a call; if it does not fit, do what the task says."""
+    while isinstance(answer := await _call(running, call, place), HardBreach):
+        await _breached(running, answer, needs, place)
+    return answer
+
+
 async def _call(running: Running, call: UsageCall, place: Place | None) -> UsageAnswer:
     if place is not None:
         await running.mark_read()
@@ -214,8 +215,8 @@ async def _budget_name(running: Running, budget_id: BudgetId) -> str:
         return (await running.worker.engine.get_budget_status(budget_id)).name
 
 
-async def _breached(running: Running, breach: HardBreach, needs: Needs, place: Place | None) -> NoReturn:
-    """Do what the task says about a call that does not fit."""
+async def _breached(running: Running, breach: HardBreach, needs: Needs, place: Place | None) -> None:
+    """Do what the task says about a call that does not fit; returns if it fits meanwhile."""
     name = await _budget_name(running, breach.budget_id)
     error = BudgetExceeded(
         name,
@@ -229,6 +230,7 @@ async def _breached(running: Running, breach: HardBreach, needs: Needs, place: P
     )
     if running.task.on_budget == "pause":
         await _stop(running, needs, error)
+        return
     if running.task.on_budget == "fail":
         running.breach = error
     elif place is not None:
@@ -238,21 +240,20 @@ async def _breached(running: Running, breach: HardBreach, needs: Needs, place: P
     raise error
 
 
-async def _stop(running: Running, needs: Needs, error: BudgetExceeded) -> NoReturn:
+async def _stop(running: Running, needs: Needs, error: BudgetExceeded) -> None:
     told.say(logging.INFO, running, "pauses until there is room: %s", error.detail)
     if calling_thread.get() is not None:
         running.needs, running.unwound_at = needs, Gate()
         raise Interrupted(_WAITS)
     await pause(running, needs)
     await running.check()
-    raise error  # the lease could not be given back
 
 
 async def pause(running: Running, needs: Needs) -> str | None:
-    """Give the execution back until every budget covers what it needs."""
+    """Give the execution back until every budget covers what it needs; `covered` if they do already."""
 
     async def call() -> str | None:
-        await running.worker.engine.pause_for_budget(running.handle, needs.amounts, needs.budgets)
-        return None
+        done = await running.worker.engine.pause_for_budget(running.handle, needs.amounts, needs.budgets)
+        return None if done.paused else "covered"
 
     return await leave(running, call, _WAITS)
