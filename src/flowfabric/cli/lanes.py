@@ -35,7 +35,7 @@ Chosen = Annotated[
 _NAMED = 5  # limits that a row names
 HEADERS = (
     Column("LANE", cut=16), Column("STATE"), Column("READY"), Column("OLDEST"), Column("DELAYED"),
-    Column("WAITING_CHILDREN", cut=9), Column("RUNNING"), Column("HELD", drop=2), Column("HELD BY", cut=14, drop=1),
+    Column("WAITING_CHILDREN", cut=9), Column("RUNNING"),
 )  # fmt: skip
 
 
@@ -60,18 +60,24 @@ def stats(lanes: Chosen = None, wide: Wide = False, json: Json = False, dsn: Dsn
         if json:
             _output.document({"lanes": found, "held": held})
         else:
-            _output.table(HEADERS, [row(one, held) for one in found], wide=wide)
+            _output.table(*table(found, held), wide=wide)
 
     ask(dsn, work)
 
 
-def row(one: LaneStats, held: Sequence[HeldCount] = ()) -> tuple[Any, ...]:
-    """A lane as a row of the table, with what limits hold back there."""
-    own = [each for each in held if each.lane_id == one.lane_id]
-    return (
-        one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running,
-        sum(each.count for each in own) or None, ", ".join(f"{each.name} {each.count:,}" for each in own[:_NAMED]),
-    )  # fmt: skip
+def table(found: Sequence[LaneStats], held: Sequence[HeldCount]) -> tuple[list[Column], list[list[Any]]]:
+    """Lanes as a table, with what limits hold back if they do."""
+    rows: list[list[Any]] = []
+    for one in found:
+        own = [each for each in held if each.lane_id == one.lane_id]
+        named = ", ".join(f"{each.name} {each.count:,}" for each in own[:_NAMED])
+        rows.append(
+            [
+                one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running,
+                *([sum(each.count for each in own) or None, named] if held else []),
+            ]
+        )  # fmt: skip
+    return [*HEADERS, *([Column("HELD"), Column("BY", cut=14, drop=1)] if held else [])], rows
 
 
 @app.command()

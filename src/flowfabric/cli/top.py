@@ -231,7 +231,7 @@ def _sections(frame: Frame) -> list[tuple[str, Sequence[str | Column], Sequence[
     ]  # fmt: skip
     kind, lane = Column("KIND", cut=12), Column("LANE", cut=7, drop=2)
     found: list[tuple[str, Sequence[str | Column], Sequence[Sequence[object]]]] = [
-        ("Lanes", lanes.HEADERS, [lanes.row(one, frame.held) for one in frame.lanes]),
+        ("Lanes", *lanes.table(frame.lanes, frame.held)),
         ("Workers", *workers.rows(frame.alive, at)),
         ("Running, newest first", ["ID", kind, lane, "ATTEMPT", "FOR"], running),
         ("Waiting for signals, longest first", *waits.columns(frame.waits)),

@@ -94,7 +94,7 @@ def _held(row: Any) -> Held:
         created_at=row["created_at"],
         blocked_at=row["blocked_at"],
         retry_at=row["retry_at"],
-        needs={} if row["needs"] is None else msgspec.json.decode(row["needs"]),
+        needs={} if row["needs"] is None else msgspec.json.decode(row["needs"])["amounts"],
         detail=row["detail"],
     )
 
