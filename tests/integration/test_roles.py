@@ -38,7 +38,7 @@ EVERY_ROLE = """
     read_streams read_last_frames read_stream_summary
     list_pending_waitpoints read_suspension read_signals observe_signals
     describe_flow flow_progress flow_eligibility read_members read_edges read_summary read_flow_tags read_cancel_backlog
-    find_unserved list_children
+    find_unserved list_children read_budgets find_budgets list_budgets list_spend read_usage
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
@@ -56,6 +56,7 @@ WORK = """
     open_wait settle_wait refuse_signals create_waitpoint close_waitpoint record_steps
     submit_child submit_child_flow cancel_children
     append_frames count_emitted
+    create_budget use_budgets pause_for_budget reset_due_budgets collect_ended reconcile_budgets
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
@@ -70,6 +71,7 @@ OPERATE = """
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
     set_lane_state set_schedule_paused delete_schedule mark_worker_dead
+    update_budget reset_budget release_budget report_usage_admin record_spend
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {
