@@ -7,16 +7,19 @@ so that a limit that an operator raised stays raised when a worker starts.
 from __future__ import annotations
 
 import hashlib
+import logging
 from datetime import timedelta
 
 import msgspec
 
 from flowfabric.client.limits import LimitNames
 from flowfabric.engine import Engine
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, NotAllowed
 from flowfabric.values.budget import BudgetCreated, budget_id_of
 from flowfabric.values.quota import QuotaPolicyCreated
 from flowfabric.values.spending import BudgetSpec, QuotaSpec
+
+log = logging.getLogger("flowfabric.worker")
 
 
 async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
@@ -28,12 +31,19 @@ async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
     known = await engine.read_declared_limits(list(specs))
     digests = {title: _digest(spec) for title, spec in specs.items()}
     done: list[str] = []
+    stored: dict[str, str] = {}
     for title, spec in specs.items():
-        if known.get(title) != digests[title]:
+        if known.get(title) == digests[title]:
+            continue
+        try:
             is_new = await (_store_budget(engine, spec) if isinstance(spec, BudgetSpec) else _store_quota(engine, spec))
-            done.append(f"{title} {'created' if is_new else 'changed'}")
-    if done:
-        await engine.note_declared_limits(digests)
+        except NotAllowed:
+            log.warning("%s is declared differently from what is stored, and this role may not change it", title)
+            continue
+        stored[title] = digests[title]
+        done.append(f"{title} {'created' if is_new else 'changed'}")
+    if stored:
+        await engine.note_declared_limits(stored)
     return done
 
 

@@ -77,6 +77,8 @@ class LimitLookups(Operations):
 
     async def note_declared_limits(self, digests: Mapping[str, str]) -> None:
         """Note that declarations were stored: a worker with the same ones leaves the limits as operators set them."""
+        if not isinstance(digests, Mapping):
+            raise InvalidInput(f"got {type(digests).__name__}", field="digests", allowed="digests by name")
         names = _names(list(digests), "digests")
         words = [check_text(digests[name], "digests") for name in names]
         await self._fetch(statements.NOTE_DECLARED_LIMITS, names, words, repeatable=True)

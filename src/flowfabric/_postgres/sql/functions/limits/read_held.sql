@@ -1,6 +1,6 @@
 -- read_held: which limit holds an execution, since when and until when; no row if none does.
 --
--- Roles    read, work, operate
+-- Roles    read, operate
 create or replace function flowfabric.read_held(p_partition integer, p_id uuid)
 returns table (id uuid, kind text, lane text, namespace text, limit_id uuid, limit_key text, rank integer,
                created_at timestamptz, blocked_at timestamptz, retry_at timestamptz, needs jsonb, detail text)
