@@ -39,7 +39,7 @@ class LimitLookups(Operations):
         """
         target = parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
-        wanted = None if key is None else check_text(key, "key", None)
+        wanted = None if key is None else check_text(key, "key")
         place = (None, None, None, None) if cursor is None else _place(cursor)
         if size == 0:
             return Page(())
