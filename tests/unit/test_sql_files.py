@@ -35,7 +35,9 @@ UPWARDS = {
     "raise_floors": {"create_one"},  # asks who may call it
     "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate", "end_reservations"},
+    "insert_executions": {"create_owned"},
     "mark_expired": {"end_reservations"},
+    "purge_flows": {"drop_owned"},
     "revoke_lease": {"end_reservations"},
     "stop_changed": {"end_reservations"},
     "give_up_lease": {"end_reservations"},

@@ -52,7 +52,7 @@ begin
     corrected := corrected + v_n;
     select array_agg(b.owner_id) into v_owners
     from unnest(v_ids) as u (id) join flowfabric.budget b on b.id = u.id
-    where b.owner_id is not null
+    where b.owner_id is not null and b.created_at < flowfabric.now() - interval '1 day'   -- it may come before its owner
       and not exists (select from flowfabric.execution e where e.partition = b.owner_partition and e.id = b.owner_id)
       and not exists (select from flowfabric.flow f where f.partition = b.owner_partition and f.flow_id = b.owner_id);
     if v_owners is not null then
