@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 import flowfabric as ff
@@ -107,3 +108,51 @@ async def test_a_reset_lets_the_whole_backlog_continue(app: ff.App) -> None:
                 while sum([await run.state() is ff.State.COMPLETED for run in runs]) < done:
                     await asyncio.sleep(0.005)
     assert (await (await app.client()).budget("team")).reset_count == 2
+
+
+async def test_a_run_with_a_budget_of_its_own_shares_it_with_its_children(app: ff.App) -> None:
+    @app.task
+    async def child(ctx: ff.Context, tokens: int) -> int:
+        return (await ctx.usage(tokens=tokens)).remaining["tokens"]
+
+    @app.task
+    async def free(ctx: ff.Context) -> dict[str, int]:
+        return (await ctx.usage(tokens=1_000)).remaining
+
+    @app.task
+    async def agent(ctx: ff.Context) -> list[int]:
+        await (await free.options(inherit_budgets=False).submit()).result()
+        left = [await (await child.submit(40)).result() for _ in range(2)]
+        flow = app.flow("parts")
+        flow.add(child, 15)
+        return [*left, *(await (await flow.submit()).result()).values()]
+
+    async with worker(app):
+        run = await agent.options(budget=ff.Budget(tokens=90, soft={"tokens": 80})).submit()
+        async with asyncio.timeout(PATIENCE):
+            while (found := await run.budget()) is None or found.usage.get("tokens") != 80 or found.breach_count == 0:
+                await asyncio.sleep(0.005)
+        assert (found.hard_limits, found.soft_limits) == ({"tokens": 90}, {"tokens": 80})
+        changed = await run.raise_budget(tokens=+50)
+        assert changed.hard_limits == {"tokens": 140}
+        assert await asyncio.wait_for(run.result(), PATIENCE) == [50, 10, 45]
+        usage = await run.usage()
+        assert usage.by_budget[run.id] == {"tokens": 95}
+
+
+async def test_a_budget_of_its_own_comes_with_each_way_to_submit(app: ff.App, database: str) -> None:
+    @app.task
+    async def agent(ctx: ff.Context, n: int) -> int:
+        return (await ctx.usage(tokens=n)).remaining["tokens"]
+
+    limited = agent.options(budget=ff.Budget(tokens=10))
+    flow = app.flow("whole")
+    node = flow.add(limited, 3)
+    async with worker(app):
+        runs = [await limited.submit(1), *await limited.submit_many([2, 2])]
+        connection = await asyncpg.connect(database)
+        async with connection.transaction():
+            runs.append(await limited.submit_in(connection, 4))
+        await connection.close()
+        runs.append((await flow.submit())[node])
+        assert [await asyncio.wait_for(run.result(), PATIENCE) for run in runs] == [9, 8, 8, 6, 7]

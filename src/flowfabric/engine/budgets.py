@@ -444,7 +444,7 @@ class Budgets(Operations):
         )
 
     async def read_usage(self, execution_id: ExecutionId, *, children: bool = True) -> list[ExecutionUsage]:
-        """Return what an execution and its children used and hold, per execution and budget."""
+        """Return what an execution and all that it submitted used and hold, per execution and budget."""
         target = parse_execution_id(execution_id)
         found = await self._fetch(
             statements.READ_USAGE, *self._at(target), bool(children), _MAX_CHILDREN, repeatable=True

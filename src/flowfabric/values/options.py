@@ -59,6 +59,7 @@ class OptionNames(TypedDict, total=False):
     budgets: Collection[str]
     quotas: Collection[str]
     budget: Budget | None
+    inherit_budgets: bool
 
 
 class HookTask(Protocol):
@@ -79,7 +80,8 @@ class Options(Struct, frozen=True, kw_only=True):
     expires, `on_escalate` with an `ff.Escalation` when a wait with `on_timeout="escalate"` times out.
     `detached`: submitted by a handler it is not its child: it is not cancelled with it, and not kept for it.
     `budgets` and `quotas` are the names of limits that apply to it; `budget` is one of its own, for this execution and
-    everything that it submits.
+    everything that it submits. What a handler submits has the budgets of its execution too, unless it is detached or
+    `inherit_budgets` is False.
     """
 
     lane: str | UnsetType = UNSET
@@ -104,6 +106,7 @@ class Options(Struct, frozen=True, kw_only=True):
     budgets: Collection[str] | UnsetType = UNSET
     quotas: Collection[str] | UnsetType = UNSET
     budget: Budget | UnsetType | None = UNSET
+    inherit_budgets: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
@@ -169,8 +172,9 @@ class Options(Struct, frozen=True, kw_only=True):
         check_key(_given(self.idempotency_key))
         if self.on_duplicate is not UNSET and self.on_duplicate not in _ON_DUPLICATE:
             raise InvalidInput(f"got {self.on_duplicate!r}", field="on_duplicate", allowed=", ".join(_ON_DUPLICATE))
-        if self.detached is not UNSET and type(self.detached) is not bool:
-            raise InvalidInput(f"got {self.detached!r}", field="detached", allowed="True or False")
+        for field in ("detached", "inherit_budgets"):
+            if (flag := getattr(self, field)) is not UNSET and type(flag) is not bool:
+                raise InvalidInput(f"got {flag!r}", field=field, allowed="True or False")
         for field in ("max_reclaims", "max_replays"):
             if (count := getattr(self, field)) is not UNSET:
                 _integer(count, field, 0, "an integer from 0")
@@ -210,6 +214,8 @@ class Options(Struct, frozen=True, kw_only=True):
             _given(self.dedup_window),
             hooks,
             limits,
+            _given(self.budget),
+            self.inherit_budgets is not False,
         )
 
     def item(
@@ -333,6 +339,8 @@ def _policy(
     dedup_window: Duration | None,
     hooks: str | None,
     limits: Limits,
+    budget: Budget | None,
+    inherits: bool,
 ) -> FrozenPolicy:
     """Write only the options that are set; the database has defaults for the rest."""
     policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
@@ -354,5 +362,9 @@ def _policy(
         policy["budget_ids"] = [str(one) for one in limits.budget_ids]
     if limits.quota_ids:
         policy["quota_policy_ids"] = [str(one) for one in limits.quota_ids]
+    if budget is not None:
+        policy["budget"] = {"hard": budget.hard, "soft": budget.soft, "enforcement_mode": budget.mode}
+    if not inherits:
+        policy["inherit_budgets"] = False
     text, derived = freeze_policy(policy)
     return FrozenPolicy(text or "{}", derived)
