@@ -4,7 +4,8 @@ A worker process fulfils an order in steps. The demo kills it with SIGKILL durin
 When its lease has expired, a second worker process takes over: the handler runs again from the top, finished steps
 return their stored result, and the interrupted step runs again. Before the parcel leaves, the order waits for a person,
 here the demo itself, without occupying a worker. Meanwhile a reader follows what the task emits, from the first worker
-to the second.
+to the second. In the end the parcel costs more than the budget of the order allows: the order pauses, and continues
+after the budget is raised.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ async def fulfil(ctx: ff.Context, order: int) -> str:
     await ctx.sleep(1)  # so does this
     await ctx.emit("the parcel is packed")  # once, although the handler runs again after the waits
     approval = await ctx.wait_for("approval", timeout="3 days", reason="approval")  # and this: a person decides
+    await ctx.usage(cents=1_200)  # more than the order may cost: it pauses here until its budget is raised
     await ctx.step("notify", notify, order, parcel)
     return f"{parcel}, {payment}, {approval.name} by {approval.source_identity}"
 
@@ -91,6 +93,7 @@ class Demo:
         self.lane = lane
         self.begun: list[tuple[str, str]] = []  # step, worker
         self.emitted: list[str] = []
+        self.budget = ""
         self.reached = asyncio.Event()
         self._since = time.monotonic()
 
@@ -100,7 +103,9 @@ class Demo:
     async def run(self) -> bool:
         self.console.print("Starting the database, the first time in a new data directory ...")
         async with app, asyncio.timeout(PATIENCE):
-            run = await fulfil.options(lane=self.lane, deadline="10 minutes").submit(42)
+            client = await app.client()
+            self.budget = (await client.create_budget(f"order 42 of {self.lane}", hard={"cents": 1_000})).name
+            run = await fulfil.options(lane=self.lane, deadline="10 minutes", budgets=[self.budget]).submit(42)
             self._since = time.monotonic()
             self.say("order 42 is submitted")
             following = asyncio.create_task(self.follow(run))
@@ -112,6 +117,7 @@ class Demo:
                 self.say(f"[bold]worker 1 is killed with SIGKILL[/] in the middle of {KILLED_IN!r}")
             async with self.worker("worker 2"):
                 await self.approve(run)
+                await self.raise_budget(run)
                 result = await run.result()
                 await following
                 self.say(f"the result: {result}")
@@ -135,6 +141,14 @@ class Demo:
         self.say("the order waits for an approval, and no worker holds it")
         await run.approve(by="Ada")
         self.say("Ada approves it")
+
+    async def raise_budget(self, run: ff.Run[str]) -> None:
+        """Raise the budget once the order waits for it, as a person does with `flowfabric budgets raise`."""
+        while await run.state() is not ff.State.RATE_LIMITED:
+            await asyncio.sleep(0.05)
+        self.say("[bold]the order stops at its budget[/]: 1,200 cents are more than 1,000")
+        await (await app.client()).raise_budget(self.budget, cents=+500)
+        self.say("the budget is raised to 1,500 cents, and the order continues")
 
     @contextlib.asynccontextmanager
     async def worker(self, name: str) -> AsyncIterator[Process]:

@@ -23,7 +23,7 @@ import flowfabric as ff
 from flowfabric import _duties, _taxonomy, bridges, drawing, errors, middleware, testing
 from flowfabric._postgres import roles
 from flowfabric.app import app, sync_context
-from flowfabric.app.context import Waitpoint
+from flowfabric.app.context import Spend, Waitpoint
 from flowfabric.app.flow_nodes import Join, SubFlow
 from flowfabric.app.sync_context import SyncWaitpoint
 from flowfabric.bridges import asyncpg as bridge_asyncpg
@@ -36,6 +36,7 @@ from flowfabric.contracts import signature
 from flowfabric.engine import audit, cascades, children, edges, flow_cancel, flow_reads, reads, siblings, timers
 from flowfabric.values import (
     attempt,
+    budget,
     callback,
     child,
     conditions,
@@ -46,6 +47,7 @@ from flowfabric.values import (
     found,
     grant,
     graph,
+    held,
     hooks,
     ids,
     joins,
@@ -54,9 +56,11 @@ from flowfabric.values import (
     lease,
     page,
     policies,
+    quota,
     schedule,
     settled,
     signal,
+    spending,
     state,
     step,
     stream,
@@ -151,6 +155,13 @@ def tasks_page() -> str:
     lines += _documented(ff.Signal, level=3)
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
+    lines += ["## Limits", "", "How to use them: [budgets and limits](../guides/budgets-and-limits.md).", ""]
+    lines += _documented(ff.Budget, level=3)
+    for cls in (Spend, sync_context.SyncSpend):
+        lines += _documented(cls, level=3, inherited=True, made_here=False)
+    lines += _documented(spending.Used, level=3, made_here=False)
+    lines += [*_function(ff.usd), "### BudgetExceeded", "", *_constructor(ff.BudgetExceeded)]
+    lines += [_paragraphs(ff.BudgetExceeded.__doc__), ""]
     lines += ["## Output", "", "How to use it: [stream output](../guides/streaming.md).", ""]
     lines += _documented(ff.EmitHandler, level=3)
     lines += ["### NULL", "", _paragraphs(_words_after(stream, "NULL_SENTINEL")), ""]
@@ -283,6 +294,7 @@ def records_page() -> str:
         ("Waits", [wait, signal, callback, keystore, conditions]),
         ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, children, edges]),
         ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, page, timers, audit]),
+        ("Budgets and quotas", [budget, quota, held, spending]),
         ("Grants", [grant]),
         ("Words", [words]),
     ):

@@ -22,6 +22,7 @@ PARTS = (
     ("base.py", "ClientBase"),
     ("submitting.py", "Submitting"),
     ("bulk.py", "BulkSubmitting"),
+    ("budgets.py", "Budgeting"),
     ("signals.py", "Signalling"),
     ("client.py", "AsyncClient"),
 )
@@ -48,6 +49,7 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable, TypedTask
 from flowfabric.engine.reads import Place
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.budget import BudgetReset, BudgetStatus, ReportAnswer
 from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Execution, ExecutionInfo, Outcome
@@ -66,8 +68,10 @@ from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.options import OptionNames
 from flowfabric.values.page import Page
+from flowfabric.values.quota import QuotaPolicy
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.spending import Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.stream import StreamItem, Summary

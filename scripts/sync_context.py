@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src/flowfabric/app/context.py"
 TARGET = ROOT / "src/flowfabric/app/sync_context.py"
-NAMES = {"Waitpoint": "SyncWaitpoint", "StepWith": "SyncStepWith"}
+NAMES = {"Waitpoint": "SyncWaitpoint", "StepWith": "SyncStepWith", "Spend": "SyncSpend"}
+METHODS = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
 # Docstrings of async methods that are wrong for the synchronous ones.
 DOCS = {
     "step": """Run a function once, in this thread, and store its result.
@@ -38,21 +39,24 @@ Generated from context.py by scripts/sync_context.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.app.context import Facts, WaitpointFacts
+from flowfabric.app.context import Facts, SpendFacts, WaitpointFacts
 from flowfabric.app.flow_builder import Flow
 from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
+from flowfabric.values.budget import OnLost
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.values.durations import Duration
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.spending import Used, amounts_of
 from flowfabric.values.stream import DurabilityMode, FrameKind
 
 if TYPE_CHECKING:
@@ -88,6 +92,23 @@ AFTER = {
         Options(retry=retry).checked()
         return SyncStepWith(self._scope, retry, was)
 ''',
+    "usage": '''
+    def spend(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budgets: Collection[str] | None = None,
+        on_lost: OnLost = "charge",
+        name: str = "spend",
+        **dimensions: int,
+    ) -> SyncSpend:
+        """Hold amounts before they are used: `with ctx.spend(tokens=8_000) as spend:`, then `spend.settle(...)`.
+
+        As `Context.spend`.
+        """
+        return SyncSpend(self._scope, amounts_of(amounts, dimensions, "spend"), budgets, on_lost, name)
+''',
     "submit": '''
     def submit_flow(self, flow: Flow) -> ChildFlow:
         """Submit a flow, or the nodes added to this one's, only once even if this handler is re-run."""
@@ -99,6 +120,14 @@ WAITPOINT = '''
 
 class SyncWaitpoint(WaitpointFacts, Generic[T]):
     """A waitpoint that accepts signals, and the token that they need."""
+
+    __slots__ = ()
+'''
+
+SPEND = '''
+
+class SyncSpend(SpendFacts):
+    """Amounts that are held while a block runs: `ctx.spend`."""
 
     __slots__ = ()
 '''
@@ -213,6 +242,7 @@ def written(versions: list[ast.AsyncFunctionDef]) -> str:
 
 def _sync(node: ast.AsyncFunctionDef) -> str:
     fields = {name: getattr(node, name) for name in node._fields}
+    fields["name"] = METHODS.get(node.name, node.name)
     fields["decorator_list"] = [one for one in node.decorator_list if ast.unparse(one) != "awaited"]
     plain = Synchronous().visit(ast.FunctionDef(**fields))
     return ast.unparse(ast.fix_missing_locations(plain))
@@ -232,7 +262,8 @@ def _indented(text: str) -> str:
 
 def text() -> str:
     parts = [HEAD, *map(written, methods("Context").values())]
-    parts += [WAITPOINT, *map(written, methods("Waitpoint").values()), REST]
+    parts += [WAITPOINT, *map(written, methods("Waitpoint").values())]
+    parts += [SPEND, *map(written, methods("Spend").values()), REST]
     ruff = Path(sys.executable).with_name("ruff")
     done = subprocess.run(
         [str(ruff), "format", "--stdin-filename", str(TARGET), "-"],

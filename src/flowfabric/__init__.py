@@ -17,6 +17,7 @@ from flowfabric.contracts.codecs import BindingCodec, Codec
 from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
 from flowfabric.errors import (
+    BudgetExceeded,
     FlowFabricError,
     FlowFailed,
     Interrupted,
@@ -39,6 +40,7 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
 from flowfabric.values.settled import Cancelled, Expired, Failed, Settled, Skipped, Succeeded
 from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
+from flowfabric.values.spending import Budget, usd
 from flowfabric.values.state import State
 from flowfabric.values.stream import NULL_SENTINEL as NULL
 from flowfabric.values.stream import Frame, KeepAlive, NewAttempt
@@ -52,6 +54,8 @@ __all__ = [
     "App",
     "AsyncClient",
     "BindingCodec",
+    "Budget",
+    "BudgetExceeded",
     "CancellationScheduled",
     "Cancelled",
     "Client",
@@ -110,4 +114,5 @@ __all__ = [
     "parse_callback",
     "provided",
     "quorum",
+    "usd",
 ]

@@ -47,7 +47,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         "validation",
         "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_blocking_reason"
         " payload_too_large signal_limit_exceeded invalid_token invalid_waitpoint_for_execution invalid_dependency"
-        " invalid_kid invalid_secret_hex invalid_grace_ms retention_limit_exceeded",
+        " invalid_kid invalid_secret_hex invalid_grace_ms retention_limit_exceeded invalid_budget_scope",
         "terminal",
         400,
     ),
@@ -126,6 +126,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("task", "purged", "terminal", 410),
     *_rows("step", "step_failed steps_changed", "terminal", 409),
     *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
+    *_rows("budget", "budget_hard_breach", "terminal", 409),
     *_rows("cursor", "cursor_ahead cursor_expired", "terminal", 400),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
 )

@@ -25,6 +25,7 @@
     +-- StepFailed               a durable step failed in an earlier run of the handler
     +-- StepsChanged             the recorded steps no longer match the code
     +-- NoSignal                 a wait ended without its signals
+    +-- BudgetExceeded           a handler would use more than a budget allows
 
 Beside the tree: `RetryLater` and `Reject`, which handlers raise to choose what happens next, and `Interrupted`,
 which is not an `Exception`, so that a handler's `except Exception` does not catch it.
@@ -476,6 +477,39 @@ class NoSignal(FlowFabricError):
         self.name = name
         because = "it timed out" if kind == "wait_timed_out" else "an operator resumed the execution"
         super().__init__(kind, f"no signal for {name!r}: {because}", execution_id=execution_id)
+
+
+class BudgetExceeded(FlowFabricError):
+    """What a handler asked for does not fit under a hard limit; nothing was counted or held.
+
+    `budget` is the budget's name, `used` and `held` are what executions have used and hold of the dimension, `limit` is
+    the hard limit and `asked` what did not fit.
+    """
+
+    family = "budget"
+
+    def __init__(
+        self,
+        budget: str,
+        dimension: str,
+        *,
+        used: int,
+        held: int,
+        limit: int,
+        asked: int,
+        budget_id: UUID | None = None,
+        execution_id: UUID | None = None,
+    ) -> None:
+        self.budget = budget
+        self.dimension = dimension
+        self.used = used
+        self.held = held
+        self.limit = limit
+        self.asked = asked
+        self.budget_id = None if budget_id is None else str(budget_id)
+        also = f" and {held:,} held" if held else ""
+        words = f"{dimension} of budget {budget!r}: {asked:,} asked for, {used:,} used{also} of {limit:,}"
+        super().__init__("budget_hard_breach", words, execution_id=execution_id)
 
 
 class RetryLater(Exception):

@@ -18,6 +18,13 @@ from tests.docs.pages import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = ROOT / "examples" / "crash_and_continue.py"
 SAYS = {
+    "budget_of_five_children.py": [
+        r"\Aused: 2700 of 3000\nsource 1 is studied, .*, source 5 is studied\ntokens: 4500 by 5 children\n\Z"
+    ],
+    "budgets_per_tenant.py": [
+        r"\Aacme's third question waits for: waiting_for_budget\neverybody: 2\.00 of 5\.00\n",
+        r"tenant acme: 0\.80 of 1\.00\ntenant initech: 1\.20 of 3\.00\nquestion 2\? Yes\.\n\Z",
+    ],
     "callback_wins_the_race.py": [
         r"\Acalled back: 202 accepted\ncontinues without a wait\n990 cents, reference p-17\n\Z"
     ],
@@ -35,6 +42,7 @@ SAYS = {
         r"print label +│ worker 1, worker 2 +│ [\d.]+ s +│ 2 ",
         r"waits for an approval, and no worker holds it\n.*Ada approves it\n",
         r"approval +│ +│ [\d.]+ s +│ 2 ",
+        r"stops at its budget: 1,200 cents are more than 1,000\n.*is raised to 1,500 cents",
         r"notify +│ worker 2 +│ [\d.]+ s +│ 2 ",
         "approved by Ada",
         "nothing wrong",
@@ -66,7 +74,13 @@ SAYS = {
         r"large is stopped\n",
         r"small: completed\nmedium: completed\nlarge: cancelled\nhuge: cancelled\njudge: completed\n",
     ],
+    "rate_limited_api.py": [
+        r"\Aat the same time: {'acme': 2, 'initech': 2}\nstarted in the window: 7 - waiting: 1\n.*window: True\n\Z"
+    ],
     "schedules.py": ["beat .*every_ms.* next at", "morning report .*Europe/Berlin", r"(beat of \S+\n){2}"],
+    "spend_ledger.py": [
+        r"\Aused: 5500000\nrain cost_micros 4200000\nsnow cost_micros 1300000\nafter the refund: 1300000\n\Z"
+    ],
     "submit_in_transaction.py": ["lamp: waiting", "chair: chair is sold out", "1 order, 1 execution waiting"],
     "sync_client.py": [
         "result: 3.5",

@@ -212,7 +212,7 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
     bare = (await call("show", claimed.execution_id, "--json", "--no-payload", "--no-timeline", dsn=database)).json
     known = {"execution", "flow", "children", "attempts", "steps", "suspension", "waitpoints", "signals", "unserved"}
     known |= {"frame_count"}
-    known.add("on_failure")
+    known |= {"on_failure", "held_by", "limits"}
     assert set(bare) == known
     assert "result" not in bare["steps"][0]
 

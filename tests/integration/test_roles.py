@@ -38,11 +38,12 @@ EVERY_ROLE = """
     read_streams read_last_frames read_stream_summary
     list_pending_waitpoints read_suspension read_signals observe_signals
     describe_flow flow_progress flow_eligibility read_members read_edges read_summary read_flow_tags read_cancel_backlog
-    find_unserved list_children
+    find_unserved list_children read_budgets find_budgets list_budgets list_spend read_usage
+    list_quota_policies list_quota_keys find_limits
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
-    read_events count_events
+    read_events count_events list_held read_held count_held find_unreported
 """
 READ_AND_WORK = "read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_leads"
 SUBMIT = """
@@ -56,9 +57,12 @@ WORK = """
     open_wait settle_wait refuse_signals create_waitpoint close_waitpoint record_steps
     submit_child submit_child_flow cancel_children
     append_frames count_emitted
+    create_budget use_budgets pause_for_budget reset_due_budgets collect_ended reconcile_budgets
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
+    create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
+    read_declared_limits note_declared_limits
     put_schedule due_schedules next_schedule fire_schedule advance_schedule
 """
 OPERATE = """
@@ -70,6 +74,7 @@ OPERATE = """
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
     set_lane_state set_schedule_paused delete_schedule mark_worker_dead
+    update_budget reset_budget release_budget report_usage_admin record_spend update_quota_policy
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timedelta
+from typing import Literal
 
 import pytest
 
 import flowfabric as ff
+from flowfabric.values.lease import Operator
 from flowfabric.worker.schedules import ScheduleDuty, declare
 from tests.support import CheckedEngine, Clock
 
@@ -23,12 +26,21 @@ class Salted:
         return data[8:]
 
 
-def scheduled(name: str, task: str = "tick", *, app: str = "app", every: str = "1h", salted: bool = False) -> ff.App:
+def scheduled(
+    name: str,
+    task: str = "tick",
+    *,
+    app: str = "app",
+    every: str = "1h",
+    salted: bool = False,
+    overlap: Literal["skip", "queue", "cancel"] | None = None,
+    catch_up: Literal["skip", "one", "all"] = "skip",
+) -> ff.App:
     made = ff.App(name=app, codecs=[Salted()] if salted else [])
 
     async def handler(n: int) -> None: ...
 
-    made.schedule(made.task(name=task)(handler), 1, name=name, every=every)
+    made.schedule(made.task(name=task)(handler), 1, name=name, every=every, overlap=overlap, catch_up=catch_up)
     return made
 
 
@@ -74,3 +86,52 @@ async def test_a_schedule_of_any_name_that_is_taken_fires(engine: CheckedEngine,
     assert await ScheduleDuty(engine).run_once() == 1
     found = (await engine.find_executions(kinds=["tick"])).items
     assert len(found) == 1
+
+
+OVERLAPS = {  # how many executions there are, and in which states, after a second time while the first waits
+    None: ["waiting", "waiting"],
+    "skip": ["waiting"],
+    "queue": ["waiting"],
+    "cancel": ["cancelled", "waiting"],
+}
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+async def test_a_time_at_which_the_last_execution_has_not_ended(
+    engine: CheckedEngine, clock: Clock, overlap: Literal["skip", "queue", "cancel"] | None
+) -> None:
+    await declare(engine, scheduled("report", overlap=overlap))
+    duty = ScheduleDuty(engine)
+    for _ in range(2):
+        await clock.advance(hours=1)
+        await duty.run_once()
+
+    found = (await engine.find_executions(kinds=["tick"])).items
+    assert sorted(one.public_state.value for one in found) == OVERLAPS[overlap]
+
+
+@pytest.mark.parametrize(("catch_up", "times"), [("skip", ["01:00", "04:00"]), ("all", ["01:00", "02:00", "03:00"])])
+async def test_a_queued_time_is_submitted_when_the_last_execution_has_ended(
+    engine: CheckedEngine, clock: Clock, catch_up: Literal["skip", "all"], times: list[str]
+) -> None:
+    await declare(engine, scheduled("report", overlap="queue", catch_up=catch_up))
+    duty = ScheduleDuty(engine)
+    began = (await engine.read_schedule("report")).next_at - timedelta(hours=1)  # type: ignore[union-attr,operator]
+    for _ in range(4):
+        await clock.advance(hours=1)
+        await duty.run_once()
+    assert await engine.until_next_schedule() is None  # the duty has nothing to wait for
+
+    for _ in range(2):
+        live = (await engine.find_executions(kinds=["tick"], states=["waiting"])).items
+        await engine.cancel(Operator(live[0].execution_id), "over")
+        await duty.run_once()
+
+    found = [await engine.read_execution(one.execution_id) for one in (await engine.find_executions()).items]
+    fired = sorted(datetime.fromisoformat(one.tags["schedule.time"]) - began for one in found if one)
+    assert [f"0{str(span)[:4]}"[:5] for span in fired] == times
+
+
+def test_an_unknown_overlap_is_refused() -> None:
+    with pytest.raises(ff.InvalidInput, match=r"overlap: got 'stop'; allowed: skip, queue, cancel"):
+        scheduled("report", overlap="stop")  # type: ignore[arg-type]  # the refusal under test

@@ -19,6 +19,7 @@ from flowfabric._postgres.refusals import refusal
 from flowfabric._secrets import redact
 from flowfabric._taxonomy import CONNECTION_KINDS, LEASE_LOST_KINDS, TAXONOMY, TaxonomyRow
 from flowfabric.errors import (
+    BudgetExceeded,
     Conflict,
     ConnectionFailed,
     Contention,
@@ -66,6 +67,7 @@ FAMILIES = {
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
     "wait": NoSignal,
+    "budget": BudgetExceeded,
 }
 
 VALIDATION = """
@@ -74,7 +76,7 @@ VALIDATION = """
     InvalidWaitpointForExecution
     InvalidDependency
     InvalidKid InvalidSecretHex InvalidGraceMs
-    RetentionLimitExceeded
+    RetentionLimitExceeded InvalidBudgetScope
 """
 # kind: (class, http, code)
 CONTENTION = {
@@ -191,6 +193,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return StepFailed("s", "E", "boom") if row.kind == "step_failed" else StepsChanged("'s' is gone")
         case "wait":
             return NoSignal(row.kind, "approval", execution_id=ID)
+        case "budget":
+            return BudgetExceeded("team", "tokens", used=5, held=1, limit=10, asked=6, execution_id=ID)
         case "transport" if row.kind in CONNECTION_KINDS:
             return ConnectionFailed(row.kind, "why", target="postgresql://ann:hunter2@db:5432/app")
         case "transport":
@@ -269,7 +273,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 25 + len(beside)
+    assert len(classes) == 26 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

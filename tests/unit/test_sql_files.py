@@ -14,24 +14,33 @@ FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("
 
 # From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (
-    "common", "keys", "lanes", "workers", "queue", "events", "leases", "grants", "executions", "steps", "streams",
-    "waits", "flows", "schedules", "duties", "reads", "audit",
+    "common", "keys", "lanes", "workers", "queue", "limits", "events", "leases", "grants", "executions",
+    "steps", "streams", "waits", "flows", "quotas", "budgets", "schedules", "duties", "reads", "audit",
 )  # fmt: skip
 UPWARDS = {
     "end_capped": {"end_executions"},
-    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended"},
-    "schedule_retries": {"end_waits", "gate"},
-    "purge_rows": {"drop_frames"},
+    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended", "end_reservations"},
+    "schedule_retries": {"end_waits", "gate", "end_reservations"},
+    "purge_rows": {"drop_frames", "forget_usage"},
     "redact_execution": {"drop_frames"},
     "renew_children": {"finish_cancel"},
     "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
     "make_ready": {"gate"},
+    "drop_ready": {"give_slots"},
+    "take_admitted": {"exhausted_budgets", "hold_budgets"},
+    "promote_limited": {"exhausted_budgets", "budgets_cover"},
     "take_ready": {"end_capped", "reclaim_cap"},
     "start_attempts": {"move_waitpoints", "inputs_of"},
     "claim_one": {"inputs_of"},
     "raise_floors": {"create_one"},  # asks who may call it
     "may_operate": {"complete_as_operator"},  # asks who may call it
-    "give_back": {"gate"},
+    "give_back": {"gate", "end_reservations"},
+    "insert_executions": {"create_owned"},
+    "mark_expired": {"end_reservations"},
+    "purge_flows": {"drop_owned"},
+    "revoke_lease": {"end_reservations"},
+    "stop_changed": {"end_reservations"},
+    "give_up_lease": {"end_reservations"},
     "resume": {"gate"},
 }
 

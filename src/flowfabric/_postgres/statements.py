@@ -53,7 +53,7 @@ _SCHEDULE = (
 )
 _CREATE_TYPES = (
     "text[]", "text[]", "text[]", "integer[]", "integer[]", "uuid[]", "boolean", "text[]", "text[]", "bytea[]",
-    "text[]", "integer[]", "uuid[]", "text[]", "bigint[]", "text[]", "text[]", "text[]", "uuid[]", "timestamptz[]",
+    "text[]", "integer[]", "uuid[]", "text[]", "bigint[]", "text[]", "text[]", "text[]", "text[]", "timestamptz[]",
     "bigint[]", "timestamptz[]", "bigint[]",
 )  # fmt: skip
 _STANDING_TYPES = ("integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]")
@@ -68,7 +68,7 @@ _HOMES = (
 _HOME = "mod({}, (select d.flow_partitions from flowfabric.deployment_info() d))"
 _GROW_TYPES = (
     "integer", "uuid", "boolean", "text", "text", "text", "text[]", "text[]", "text[]", "integer[]", "uuid[]", "text[]",
-    "text[]", "text[]", "bytea[]", "text[]", "integer[]", "text[]", "text[]", "text[]", "uuid[]",
+    "text[]", "text[]", "bytea[]", "text[]", "integer[]", "text[]", "text[]", "text[]", "text[]",
     "timestamptz[]", "bigint[]", "timestamptz[]", "bigint[]",
     "uuid[]", "uuid[]", "integer[]", "integer[]", "text[]", "boolean[]", "integer[]",
     "integer[]", "text[]", "integer[]", "boolean[]",
@@ -102,6 +102,10 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
 
 def read_kind(placeholder: str) -> str:
     return _rows("read_execution", _typed(placeholder, ("integer", "uuid"), 1), "kind")
+
+
+def find_limits(placeholder: str) -> str:
+    return _rows("find_limits", _typed(placeholder, ("text[]", "text[]"), None), "what, name, id, key")
 
 
 def free_key(placeholder: str) -> str:
@@ -187,6 +191,36 @@ CANCEL_CHILDREN = _rows("cancel_children", 2, "parent, cancelled, failed, messag
 LIST_CHILDREN = _rows(
     "list_children", 3, "parent, id, is_flow, name, node, state, created_at, completed_at, depth, arguments"
 )
+
+# Budgets
+
+_USED = (
+    "ordinal, code, detail, state, lease_epoch, attempt_id, at, budget_id, dimension, current, held, bound, asked,"
+    " overrun, reservation_id, reservation_state, dimensions, amounts, left_dimensions, left_amounts"
+)
+_BUDGET = (
+    "id, name, scope_type, scope_id, mode, on_hard_limit, on_soft_limit, reset_interval_ms, dimensions, hard, soft,"
+    " used_dimensions, used, held, overrun, exhausted, breaches, soft_breaches, last_breach_at, last_breach_dim,"
+    " generation, reset_count, last_reset_at, next_reset_at, created_at, updated_at, owner_id"
+)
+USE_BUDGETS = _rows("use_budgets", 17, _USED)
+REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
+RECORD_SPEND = _rows("record_spend", 6, _USED)
+CREATE_BUDGET = _rows("create_budget", 13, "code, id")
+UPDATE_BUDGET = _rows(
+    "update_budget", 11, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+)
+READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
+LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
+FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
+RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
+RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, more")
+COLLECT_ENDED = _rows("collect_ended", 2, "handled, more")
+RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
+RELEASE_BUDGET = _value("release_budget", 2, "released")
+LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
+PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
+READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
 
 # Streams
 
@@ -335,12 +369,28 @@ READ_CANCEL_BACKLOG = _rows(
 )
 DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
+# Limits and quotas
+
+UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, last_limit, last_key")
+CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
+UPDATE_QUOTA_POLICY = _value("update_quota_policy", 5, "found")
+LIST_QUOTA_POLICIES = _rows(
+    "list_quota_policies",
+    5,
+    "id, name, key, window_seconds, max_requests, max_concurrent, jitter_ms, created_at, updated_at, active, admitted,"
+    " waiting, next_free_at",
+)
+LIST_QUOTA_KEYS = _rows("list_quota_keys", 3, "key, active, admitted, waiting, next_free_at")
+CHECK_ADMISSION = _rows("check_admission", 8, "code, retry_after_ms")
+RELEASE_ADMISSION = _value("release_admission", 3, "released")
+RECONCILE_QUOTAS = _rows("reconcile_quotas", 2, "entries, slots, heads, last_policy")
+
 # Reads
 
 READ_EXECUTION = _rows(
     "read_execution",
     2,
-    f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_id,"
+    f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_ids,"
     " retries, replays, reclaims, epoch, attempt_id, lease_id, worker_id, worker_instance_id, lease_acquired_at,"
     " lease_expires_at, lease_renewed_at, lease_ttl_ms, lease_lost_at, lease_revoke_reason, delay_until, deadline_at,"
     " attempt_timeout_at, attempt_timeout_left, has_result, result_encoding, failure_reason, failure_category,"
@@ -362,6 +412,18 @@ FIND = _rows("find", 16, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
+
+FIND_LIMITS = _rows("find_limits", 2, "what, name, id, key")
+_HELD = (
+    "id, kind, lane, namespace, limit_id, limit_key, rank, created_at, blocked_at, retry_at,"
+    " needs::text as needs, detail"
+)
+LIST_HELD = _rows("list_held", 7, _HELD)
+READ_HELD = _rows("read_held", 2, _HELD)
+COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
+FIND_UNREPORTED = _rows("find_unreported", 1, "name")
+READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
+NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
@@ -411,7 +473,7 @@ PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")
 RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2", "found")
 DELETE_SCHEDULE = _value("delete_schedule", 1, "found")
 DUE_SCHEDULES = _rows(
-    "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now"
+    "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now, live_id"
 )
 NEXT_SCHEDULE = _value("next_schedule", 0, "seconds")
 FIRE_SCHEDULE = _rows("fire_schedule", 27, _CREATED)

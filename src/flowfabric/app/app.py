@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -26,6 +26,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.app.code import checked_versions
 from flowfabric.app.context import Context
+from flowfabric.app.declaring import store_limits
 from flowfabric.app.flow_builder import Flow
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import (
@@ -40,17 +41,29 @@ from flowfabric.app.task import (
 )
 from flowfabric.client.client import AsyncClient
 from flowfabric.client.hooks import HOOKS, check_hook
+from flowfabric.client.limits import LimitNames
 from flowfabric.client.run import connectors
 from flowfabric.client.submission import Submission, TypedTask, check_task, new_submission
 from flowfabric.contracts.codecs import AnyCodec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_tags, check_text
 from flowfabric.values.cron import Cron
-from flowfabric.values.durations import Duration, duration
+from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
 from flowfabric.values.ids import mint_uuid
 from flowfabric.values.options import OptionNames, Options, meant
+from flowfabric.values.quota import MAX_JITTER, MAX_QUOTA, MAX_WINDOW
+from flowfabric.values.spending import (
+    BudgetSpec,
+    Mode,
+    OnBudget,
+    QuotaSpec,
+    check_amount,
+    check_limit_name,
+    check_mode,
+    limits_of,
+)
 from flowfabric.values.timing import Every, parse_timing
 
 A = TypeVar("A")
@@ -60,7 +73,10 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
+S = TypeVar("S", BudgetSpec, QuotaSpec)
+_LONGEST = timedelta(milliseconds=MAX_DURATION_MS)
 CatchUp = Literal["skip", "one", "all"]
+Overlap = Literal["skip", "queue", "cancel"]
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
@@ -71,6 +87,7 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
     timing: Cron | Every
     catch_up: CatchUp
     submission: Submission
+    overlap: Overlap | None = None
 
 
 class App:
@@ -121,6 +138,7 @@ class App:
         self._hooks: dict[tuple[str, str], Task[Any, Any]] = {}
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
+        self.limit_names = LimitNames()
         self.provided: dict[type, Any] = {}
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref.WeakKeyDictionary()
         self._adopted: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncClient]]
@@ -156,6 +174,7 @@ class App:
         steps: StepsRule = "strict",
         version: int | None = None,
         compatible_with: Collection[int] = (),
+        on_budget: OnBudget = "pause",
         **options: Unpack[OptionNames],
     ) -> _Decorator: ...
 
@@ -169,6 +188,7 @@ class App:
         steps: StepsRule = "strict",
         version: int | None = None,
         compatible_with: Collection[int] = (),
+        on_budget: OnBudget = "pause",
         **options: Unpack[OptionNames],
     ) -> Any:
         """Make a function a task, with or without options: `@app.task` or `@app.task(retry=...)`.
@@ -177,10 +197,12 @@ class App:
         `pool="process"` runs a synchronous function in a child process. `permanent` are exceptions that are never
         retried. `steps="lenient"` allows an execution to end without the steps that an earlier run of it recorded.
         An execution keeps the `version` of the worker that starts it: only workers of this version run it from then on,
-        or of one that says that it is `compatible_with` it. The other keywords are in `Options`.
+        or of one that says that it is `compatible_with` it. `on_budget` says what happens to a run that would use more
+        than its budget: it pauses until there is room, `BudgetExceeded` is raised, or it fails. The other keywords are
+        in `Options`.
         """
         chosen = self.defaults.merged(
-            Options.of(options, ("name", "pool", "permanent", "steps", "version", "compatible_with"))
+            Options.of(options, ("name", "pool", "permanent", "steps", "version", "compatible_with", "on_budget"))
         )
         for field in HOOKS:
             if not isinstance(getattr(chosen, field), str | UnsetType | None):
@@ -192,7 +214,15 @@ class App:
             fn = checked_function(fn)
             title = task_name(fn, name)
             made: Task[Any, Any] = Task(
-                self, fn, name=title, options=chosen, pool=pool, permanent=never, steps=steps, versions=versions
+                self,
+                fn,
+                name=title,
+                options=chosen,
+                pool=pool,
+                permanent=never,
+                steps=steps,
+                versions=versions,
+                on_budget=on_budget,
             )
             before = self.tasks.get(title)
             # The same function again means that its module was loaded again.
@@ -246,6 +276,79 @@ class App:
             )
         self.provided[cls] = maker
 
+    # Limits
+
+    def budget(
+        self,
+        name: str,
+        *,
+        hard: Mapping[str, int] | None = None,
+        soft: Mapping[str, int] | None = None,
+        every: Duration | None = None,
+        mode: Mode = "strict",
+    ) -> BudgetSpec:
+        """Declare a budget: what the executions that name it in the option `budgets` may use together.
+
+        `hard` and `soft` are limits by dimension, which is any name. A call that does not fit under a hard limit is
+        refused; a soft limit is reported and stops nothing; with `mode="warn"` hard limits stop nothing either. With
+        `every` the usage begins again at 0 after each such period. Workers store it when they start, and `prepare`
+        does; a changed declaration changes the limits, an unchanged one leaves them as operators set them since.
+        """
+        limits = limits_of(hard, {}, "hard"), limits_of(soft, {}, "soft")
+        span = None if every is None else duration(every, "every")
+        if span is not None and not timedelta(seconds=1) <= span <= _LONGEST:
+            raise InvalidInput(f"got {every!r}", field="every", allowed="from one second to a century")
+        spec = BudgetSpec(
+            name=check_limit_name(name), hard=limits[0], soft=limits[1], every=span, mode=check_mode(mode)
+        )
+        return _declared(self.limit_names.budgets, spec, "budget")
+
+    def quota(
+        self,
+        name: str,
+        *,
+        concurrent: int | None = None,
+        per_window: int | None = None,
+        window: Duration = 60,
+        key: str | None = None,
+        jitter: Duration = 0,
+    ) -> QuotaSpec:
+        """Declare a quota: how many of the executions that name it in the option `quotas` may run.
+
+        At most `concurrent` run at the same time, and at most `per_window` start within each `window`, which slides.
+        Executions beyond that wait without a worker. With `key`, the name of a tag, the numbers hold for each value of
+        that tag, and submissions without the tag are refused. `jitter` spreads the time at which they are tried again.
+        It is stored as budgets are.
+        """
+        for field, value in (("concurrent", concurrent), ("per_window", per_window)):
+            if value is not None:
+                check_amount(value, field, least=1, most=MAX_QUOTA)
+        if concurrent is None and per_window is None:
+            raise InvalidInput("neither is given", field="concurrent", allowed="concurrent, per_window, or both")
+        span, spread = duration(window, "window"), duration(jitter, "jitter")
+        if span % timedelta(seconds=1) or not timedelta(seconds=1) <= span <= MAX_WINDOW:
+            raise InvalidInput(f"got {window!r}", field="window", allowed="whole seconds, from 1 to those of a year")
+        if not timedelta(0) <= spread <= MAX_JITTER:
+            raise InvalidInput(f"got {jitter!r}", field="jitter", allowed="from zero to a day")
+        if key is not None:
+            check_tags({key: ""})
+        spec = QuotaSpec(
+            name=check_limit_name(name),
+            concurrent=concurrent or 0,
+            per_window=per_window or 0,
+            window=span,
+            key=key,
+            jitter=spread,
+        )
+        return _declared(self.limit_names.quotas, spec, "quota")
+
+    async def prepare(self) -> list[str]:
+        """Store the budgets and quotas that the app declares. Returns what is new or changed, in words.
+
+        Workers do it when they start. Call it in a deployment whose submitters start before its workers.
+        """
+        return await store_limits((await self.client()).engine, self.limit_names)
+
     # Flows
 
     def flow(self, name: str, *, namespace: str | None = None, tags: Mapping[str, str] | None = None) -> Flow:
@@ -266,6 +369,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -280,6 +384,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -295,6 +400,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     @overload
@@ -311,6 +417,7 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec: ...
     def schedule(
@@ -323,18 +430,23 @@ class App:
         every: Duration | None = None,
         timezone: str = "UTC",
         catch_up: CatchUp = "skip",
+        overlap: Overlap | None = None,
         **kwargs: Any,
     ) -> ScheduleSpec:
         """Submit a task repeatedly: by a cron expression in a time zone, or at an interval.
 
         A worker stores the schedule when it starts. `catch_up` says what happens to times that passed while no worker
-        ran: skip them, submit once for all of them, or submit once for each. `name` defaults to the task's name.
+        ran: skip them, submit once for all of them, or submit once for each. `overlap` says what happens to a time at
+        which the last execution has not ended: skip it, submit it when that has ended (`queue`), or cancel that;
+        without it both run. `name` defaults to the task's name.
         Further keywords are arguments and options as in `submit`, except those that fix a time or a key.
         """
         check_task(task)
         chosen = checked_name(task.name if name is None else name)
         if catch_up not in ("skip", "one", "all"):
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed="skip, one, all")
+        if overlap is not None and overlap not in ("skip", "queue", "cancel"):
+            raise InvalidInput(f"got {overlap!r}", field="overlap", allowed="skip, queue, cancel")
         before = self.declared.get(chosen)
         # A task declared again means that its module was loaded again.
         if before is not None and before.task.function is task.function:
@@ -345,12 +457,14 @@ class App:
                 raise InvalidInput("a schedule sets it for each submission", field=option, allowed="None")
         if isinstance(submission.options.deadline, datetime):
             raise InvalidInput("a fixed time would apply to every submission", field="deadline", allowed="a duration")
-        submission.item(bound=False)  # a wrong argument fails here, not when it fires
+        # A wrong argument fails here, not when it fires. Limits that are not declared are found when it is stored.
+        submission.replace(options=submission.options.replace(budgets=UNSET, quotas=UNSET)).item(bound=False)
         spec = ScheduleSpec(
             name=chosen,
             task=task,
             timing=parse_timing(cron, None if every is None else duration(every, "every"), timezone),
             catch_up=catch_up,
+            overlap=overlap,
             submission=submission,
         )
         self.declared[chosen] = spec
@@ -404,6 +518,16 @@ class App:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _declared(known: dict[str, S], spec: S, what: str) -> S:
+    """Keep a declaration; a different one of the same name is refused."""
+    before = known.setdefault(spec.name, spec)
+    if before != spec:
+        raise InvalidInput(
+            f"{spec.name!r} is declared twice, with different limits", field="name", allowed=f"one {what} per name"
+        )
+    return spec
 
 
 class _Shared:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import wraps
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.errors import InvalidInput
+from flowfabric.values.budget import OnLost, Reserved
 from flowfabric.values.callback import callback_text
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.values.durations import Duration, duration
@@ -27,6 +29,7 @@ from flowfabric.values.lease import HandleKind
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.spending import Used, amounts_of
 from flowfabric.values.stream import DurabilityMode, FrameKind
 from flowfabric.values.wait import OpenWait, WaitpointToken
 
@@ -424,6 +427,44 @@ class Context(Facts):
         """
         await self._scope.summarize(patch, plain=plain, durability_mode=durability_mode)
 
+    @awaited
+    async def usage(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budgets: Collection[str] | None = None,
+        name: str = "usage",
+        **dimensions: int,
+    ) -> Used:
+        """Count what was used, in all budgets of the execution or in those named, and return what is left.
+
+        Outside of a step it is counted once, even if the handler is re-run; inside a step each time the step runs. An
+        amount that does not fit under a hard limit is not counted, and the task's `on_budget` says what happens. A
+        dimension that is named like a keyword of this method goes into the mapping.
+        """
+        return await self._scope.report_usage(amounts_of(amounts, dimensions, "usage"), budgets, name)
+
+    def spend(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budgets: Collection[str] | None = None,
+        on_lost: OnLost = "charge",
+        name: str = "spend",
+        **dimensions: int,
+    ) -> Spend:
+        """Hold amounts before they are used: `async with ctx.spend(tokens=8_000) as spend:`, then `spend.settle(...)`.
+
+        The block begins once the amounts are held; if they do not fit, the task's `on_budget` says what happens. At the
+        end of the block the settled amounts are counted in their place, also if it ends with an exception; without
+        `settle` everything is given back. If the worker dies inside the block, the held amounts are counted, since the
+        call may have been made, unless `on_lost` is "release"; the next run finds them, and its settlement replaces
+        them. Outside of a step it is held and counted once, even if the handler is re-run.
+        """
+        return Spend(self._scope, amounts_of(amounts, dimensions, "spend"), budgets, on_lost, name)
+
     async def heartbeat(self) -> None:
         """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         await self._scope.heartbeat()
@@ -518,6 +559,67 @@ class Waitpoint(WaitpointFacts, Generic[T]):
             reason=reason,
         )
         return await self._scope.wait_for(request, self._opened)
+
+
+class SpendFacts:
+    """Amounts that are held while a block runs."""
+
+    __slots__ = ("_amounts", "_budgets", "_held", "_name", "_on_lost", "_scope", "_settled", "used")
+
+    def __init__(
+        self, scope: Scope, amounts: dict[str, int], budgets: Collection[str] | None, on_lost: OnLost, name: str
+    ) -> None:
+        self._scope = scope
+        self._amounts = amounts
+        self._budgets = budgets
+        self._on_lost: OnLost = on_lost
+        self._name = name
+        self._held: Reserved | None = None
+        self._settled: dict[str, int] | None = None
+        self.used: Used | None = None  # after the block, if it settled
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The amounts that are held."""
+        return self._amounts if self._held is None else self._held.amounts
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether an earlier run of the handler settled it: the block runs again, and nothing is counted again."""
+        return self._held is not None and self._held.state == "settled"
+
+    def settle(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> None:
+        """Say what was really used; it is counted at the end of the block. The last call decides."""
+        self._settled = amounts_of(amounts, dimensions, "settle")
+
+    def __repr__(self) -> str:
+        amounts = ", ".join(f"{name}={amount}" for name, amount in self.held.items())
+        return f"{type(self).__name__}({amounts})"
+
+
+class Spend(SpendFacts):
+    """Amounts that are held while a block runs: `ctx.spend`."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Spend:
+        self._held = await self._scope.reserve_usage(self._amounts, self._budgets, self._name, self._on_lost)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held = self._held
+        # A handler that is stopped leaves its reservation to the engine: with the lease it is given back or charged.
+        is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
+        if held is None or is_stopped:
+            return
+        if self.is_settled:
+            self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif self._settled is not None:
+            self.used = await self._scope.settle_usage(held.reservation_id, self._settled)
+        else:
+            await self._scope.cancel_reservation(held.reservation_id)
 
 
 class StepWith:

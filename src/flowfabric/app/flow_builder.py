@@ -428,7 +428,8 @@ class Flow:
                 plain = ENCODER.encode(entry.given)
             payload, encoding = task.codecs.seal(plain, ids[name])
             hooks = task.hooks(submission.options, nested=True)
-            item = submission.options.item(task.name, payload, encoding, hooks=hooks)
+            limits = task.limit_names.limits(submission.options)
+            item = submission.options.item(task.name, payload, encoding, hooks=hooks, limits=limits)
             needed = {node for value in entry.wanted.values() for node in references(value)}
             nodes.append(
                 NewNode(

@@ -5,21 +5,24 @@ Generated from context.py by scripts/sync_context.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from flowfabric.app.context import Facts, WaitpointFacts
+from flowfabric.app.context import Facts, SpendFacts, WaitpointFacts
 from flowfabric.app.flow_builder import Flow
 from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
+from flowfabric.values.budget import OnLost
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
 from flowfabric.values.durations import Duration
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 from flowfabric.values.policies import RetryPolicy
 from flowfabric.values.signal import Signal
+from flowfabric.values.spending import Used, amounts_of
 from flowfabric.values.stream import DurabilityMode, FrameKind
 
 if TYPE_CHECKING:
@@ -283,6 +286,39 @@ class SyncContext(Facts):
         """
         self._scope.in_thread(self._scope.summarize(patch, plain=plain, durability_mode=durability_mode))
 
+    def usage(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budgets: Collection[str] | None = None,
+        name: str = "usage",
+        **dimensions: int,
+    ) -> Used:
+        """Count what was used, in all budgets of the execution or in those named, and return what is left.
+
+        Outside of a step it is counted once, even if the handler is re-run; inside a step each time the step runs. An
+        amount that does not fit under a hard limit is not counted, and the task's `on_budget` says what happens. A
+        dimension that is named like a keyword of this method goes into the mapping.
+        """
+        return self._scope.in_thread(self._scope.report_usage(amounts_of(amounts, dimensions, "usage"), budgets, name))
+
+    def spend(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budgets: Collection[str] | None = None,
+        on_lost: OnLost = "charge",
+        name: str = "spend",
+        **dimensions: int,
+    ) -> SyncSpend:
+        """Hold amounts before they are used: `with ctx.spend(tokens=8_000) as spend:`, then `spend.settle(...)`.
+
+        As `Context.spend`.
+        """
+        return SyncSpend(self._scope, amounts_of(amounts, dimensions, "spend"), budgets, on_lost, name)
+
     def heartbeat(self) -> None:
         """Renew the lease now; raises `LeaseLost` if it was lost. Seldom needed: the worker renews it anyway."""
         self._scope.in_thread(self._scope.heartbeat())
@@ -344,6 +380,32 @@ class SyncWaitpoint(WaitpointFacts, Generic[T]):
             reason=reason,
         )
         return self._scope.in_thread(self._scope.wait_for(request, self._opened))
+
+
+class SyncSpend(SpendFacts):
+    """Amounts that are held while a block runs: `ctx.spend`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> SyncSpend:
+        self._held = self._scope.in_thread(
+            self._scope.reserve_usage(self._amounts, self._budgets, self._name, self._on_lost)
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held = self._held
+        is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
+        if held is None or is_stopped:
+            return
+        if self.is_settled:
+            self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif self._settled is not None:
+            self.used = self._scope.in_thread(self._scope.settle_usage(held.reservation_id, self._settled))
+        else:
+            self._scope.in_thread(self._scope.cancel_reservation(held.reservation_id))
 
 
 class SyncStepWith:

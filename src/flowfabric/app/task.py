@@ -15,6 +15,7 @@ from flowfabric.app.sync_context import SyncContext
 from flowfabric.bridges._submission import AsyncConnection, SyncConnection
 from flowfabric.client.hooks import HOOKS, hook_spec
 from flowfabric.client.in_transaction import submit_in
+from flowfabric.client.limits import LimitNames
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, new_submission
 from flowfabric.contracts.codecs import Codecs
@@ -24,6 +25,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text
 from flowfabric.values.ids import parse_execution_id
 from flowfabric.values.options import OptionNames, Options
+from flowfabric.values.spending import ON_BUDGET, OnBudget
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
@@ -48,6 +50,7 @@ class Task(Generic[P, R]):
         permanent: tuple[type[Exception], ...],
         steps: StepsRule,
         versions: tuple[int, ...] = (),
+        on_budget: OnBudget = "pause",
     ) -> None:
         self.app = app
         self.function = function
@@ -63,6 +66,9 @@ class Task(Generic[P, R]):
             raise InvalidInput(f"got {pool!r}", field="pool", allowed="thread, process")
         if pool == "process":
             self._check_process()
+        self.on_budget: OnBudget = on_budget
+        if on_budget not in ON_BUDGET:
+            raise InvalidInput(f"got {on_budget!r}", field="on_budget", allowed=", ".join(ON_BUDGET))
         if steps not in ("strict", "lenient"):
             raise InvalidInput(f"got {steps!r}", field="steps", allowed="strict, lenient")
         for attribute in ("__module__", "__qualname__", "__doc__", "__name__"):
@@ -163,6 +169,11 @@ class Task(Generic[P, R]):
             if task is not None and task.name != self.name:  # never for hooks themselves
                 found[what] = hook_spec(task)
         return ENCODER.encode(found).decode() if found else None
+
+    @property
+    def limit_names(self) -> LimitNames:
+        """The budgets and quotas that the app knows by name."""
+        return self.app.limit_names
 
     def run(self, execution_id: str) -> Run[R]:
         """A handle on an execution of this task, from its id."""

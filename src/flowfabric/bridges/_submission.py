@@ -23,6 +23,7 @@ from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewNode
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, partition_of_id
 from flowfabric.values.policies import PolicyInput
+from flowfabric.values.spending import FoundLimit
 
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]
@@ -147,6 +148,11 @@ class Transaction:
         """The task of an execution; None for an unknown id."""
         found = await self._execute(statements.read_kind(self._mark), [_bits(execution_id), execution_id])
         return StoredKind(found[0][0]) if found else None
+
+    async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:
+        """See `Engine.find_limits`."""
+        found = await self._execute(statements.find_limits(self._mark), [list(budgets), list(quotas)])
+        return [FoundLimit(what=what, name=name, id=one, key=key) for what, name, one, key in found]
 
     async def free_key(
         self, execution_id: ExecutionId, idempotency_key: str, *, namespace: str = "", flow_id: FlowId | None = None

@@ -13,6 +13,7 @@ import typer
 
 import flowfabric
 from flowfabric.cli import (
+    budgets,
     check,
     control,
     db,
@@ -25,6 +26,7 @@ from flowfabric.cli import (
     lanes,
     ls,
     migrate,
+    quotas,
     schedules,
     show,
     signals,
@@ -88,6 +90,8 @@ app.command("resume", rich_help_panel=_CHANGE)(signals.resume)
 app.command("delete", rich_help_panel=_CHANGE)(erase.delete)
 app.command("redact", rich_help_panel=_CHANGE)(erase.redact)
 app.add_typer(lanes.app, name="lanes", rich_help_panel=_CHANGE)
+app.add_typer(budgets.app, name="budgets", rich_help_panel=_CHANGE)
+app.add_typer(quotas.app, name="quotas", rich_help_panel=_CHANGE)
 app.add_typer(schedules.app, name="schedules", rich_help_panel=_CHANGE)
 app.command("migrate", rich_help_panel=_SERVE)(migrate.migrate)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)

@@ -36,6 +36,31 @@ def schedules(ctx: Any, incomplete: str) -> list[str]:
     return _ask(ctx, incomplete, names)
 
 
+def budgets(ctx: Any, incomplete: str) -> list[str]:
+    """Budgets that begin with the text, without those of single runs."""
+
+    async def names(engine: Engine) -> list[str]:
+        found = (await engine.list_budgets(prefix=incomplete or None, limit=1000)).items
+        return [one.name for one in found if one.owner_id is None]
+
+    return _ask(ctx, incomplete, names)
+
+
+def quotas(ctx: Any, incomplete: str) -> list[str]:
+    """Quotas that begin with the text."""
+
+    async def names(engine: Engine) -> list[str]:
+        found = (await engine.list_quota_policies(name_prefix=incomplete or None, limit=1000)).items
+        return sorted(one.name for one in found if one.name)
+
+    return _ask(ctx, incomplete, names)
+
+
+def limits(ctx: Any, incomplete: str) -> list[str]:
+    """Budgets and quotas that begin with the text."""
+    return [*budgets(ctx, incomplete), *quotas(ctx, incomplete)]
+
+
 def workers(ctx: Any, incomplete: str) -> list[str]:
     """Live workers whose instance ids begin with the text."""
 

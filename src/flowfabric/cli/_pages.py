@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from flowfabric.engine.reads import Place
     from flowfabric.values.page import Page
 
@@ -19,7 +21,7 @@ Cursor = Annotated[
 PAGE = 1000
 
 _T = TypeVar("_T")
-_C = TypeVar("_C", bound="str | Place | tuple[str, str]")
+_C = TypeVar("_C", bound="str | Place | UUID | tuple[str, str]")
 
 
 async def up_to(

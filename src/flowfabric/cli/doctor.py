@@ -79,6 +79,67 @@ def _examine(dsn: str | None, found: list[Finding]) -> None:
         asyncio.run(asked(chosen))
         if all(one.verdict != "problem" for one in found if one.check in ("connection", "schema", "privileges")):
             found.extend(asyncio.run(_unserved(chosen)))
+            found.extend(asyncio.run(_limits(chosen)))
+
+
+async def _limits(dsn: str) -> list[Finding]:
+    """Limits that hold executions which can never pass, and budgets that executions have and none reports to."""
+    from flowfabric._postgres.diagnosis import Finding  # noqa: PLC0415
+    from flowfabric.engine import Engine  # noqa: PLC0415
+
+    try:
+        async with await Engine.connect(dsn, max_size=2, notifications=False, prepared_statements=False) as engine:
+            budgets = [one for one in (await engine.list_budgets(limit=1000)).items if one.owner_id is None]
+            counts = await engine.count_held()
+            never = []
+            for one in {each.limit_id: each for each in counts if each.what == "budget"}.values():
+                status = next((each for each in budgets if each.budget_id == one.limit_id), None)
+                for held in (await engine.list_held(one.limit_id, limit=100)).items if status else ():
+                    too_much = [
+                        name
+                        for name, amount in held.needs.items()
+                        if status is not None and 0 < status.hard_limits.get(name, 0) < amount
+                    ]
+                    if too_much:
+                        never.append((one.name, held, too_much[0]))
+            unused = await engine.find_unreported_budgets(limit=100)
+    except FlowFabricError as error:
+        return [Finding("limits", "ok", f"not checked: {error}")]
+    found = []
+    if never:
+        name, held, dimension = never[0]
+        found.append(
+            Finding(
+                "limits",
+                "warning",
+                f"{counted(len(never), 'execution')} need more than the whole budget {name} has: {held.execution_id}"
+                f" needs {held.needs[dimension]:,} {dimension}",
+                f"`flowfabric budgets raise {name} {dimension}={held.needs[dimension]}`, or cancel them",
+            )
+        )
+    exhausted = [one for one in budgets if one.is_exhausted and one.next_reset_at is None]
+    waiting = {each.limit_id for each in counts}
+    found += [
+        Finding(
+            "limits",
+            "warning",
+            f"budget {each.name} is exhausted, is never reset, and holds executions back",
+            f"`flowfabric budgets raise {each.name}` or `reset` lets them continue",
+        )
+        for each in exhausted
+        if each.budget_id in waiting
+    ]
+    if unused:
+        names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        found.append(
+            Finding(
+                "budgets",
+                "warning",
+                f"executions have ended under these budgets, and none ever reported usage: {names}",
+                "report with ctx.usage or ctx.spend, or remove the budgets from the tasks",
+            )
+        )
+    return found or [Finding("limits", "ok", "nothing waits for a limit in vain")]
 
 
 async def _unserved(dsn: str) -> list[Finding]:

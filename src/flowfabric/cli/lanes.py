@@ -15,7 +15,10 @@ from flowfabric.errors import NotFound
 from flowfabric.values.lane import LaneState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowfabric.engine import Engine
+    from flowfabric.values.held import HeldCount
     from flowfabric.values.lane import LaneStats
 
 app = typer.Typer(cls=Group, help="Show lanes; pause, drain, disable or resume them.", invoke_without_command=True)
@@ -29,6 +32,7 @@ Chosen = Annotated[
     list[str] | None,
     typer.Argument(metavar="[LANE]...", help="Only these.", autocompletion=_completion.lanes, show_default=False),
 ]
+_NAMED = 5  # limits that a row names
 HEADERS = (
     Column("LANE", cut=16), Column("STATE"), Column("READY"), Column("OLDEST"), Column("DELAYED"),
     Column("WAITING_CHILDREN", cut=9), Column("RUNNING"),
@@ -52,17 +56,28 @@ def stats(lanes: Chosen = None, wide: Wide = False, json: Json = False, dsn: Dsn
         for lane in lanes or ():
             if lane not in known:
                 raise await _unknown(engine, lane)
+        held = [one for one in await engine.count_held() if one.lane_id in known]
         if json:
-            _output.document({"lanes": found})
+            _output.document({"lanes": found, "held": held})
         else:
-            _output.table(HEADERS, [row(one) for one in found], wide=wide)
+            _output.table(*table(found, held), wide=wide)
 
     ask(dsn, work)
 
 
-def row(one: LaneStats) -> tuple[Any, ...]:
-    """A lane as a row of the table."""
-    return (one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running)
+def table(found: Sequence[LaneStats], held: Sequence[HeldCount]) -> tuple[list[Column], list[list[Any]]]:
+    """Lanes as a table, with what limits hold back if they do."""
+    rows: list[list[Any]] = []
+    for one in found:
+        own = [each for each in held if each.lane_id == one.lane_id]
+        named = ", ".join(f"{each.name} {each.count:,}" for each in own[:_NAMED])
+        rows.append(
+            [
+                one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running,
+                *([sum(each.count for each in own) or None, named] if held else []),
+            ]
+        )  # fmt: skip
+    return [*HEADERS, *([Column("HELD"), Column("BY", cut=14, drop=1)] if held else [])], rows
 
 
 @app.command()

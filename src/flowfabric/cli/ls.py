@@ -17,14 +17,17 @@ from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import Column
 from flowfabric.cli._pages import Cursor, Limit, up_to
 from flowfabric.cli._tree import COLUMNS, Roots, Tree
-from flowfabric.errors import InvalidInput
+from flowfabric.cli.budgets import needs
+from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from uuid import UUID
 
     from flowfabric.engine import Engine
     from flowfabric.engine.reads import Place
     from flowfabric.values.execution import ExecutionInfo
+    from flowfabric.values.held import Held
     from flowfabric.values.page import Page
 
 
@@ -59,6 +62,16 @@ def ls(
             help="With everything that they submitted below each: tasks, flows and their nodes. --limit counts trees.",
         ),
     ] = False,
+    held_by: Annotated[
+        str | None,
+        typer.Option(
+            "--held-by",
+            metavar="NAME",
+            help="Only executions that this budget or quota holds back, first in line first; without other filters.",
+            autocompletion=_completion.limits,
+            show_default=False,
+        ),
+    ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: Annotated[
@@ -79,6 +92,13 @@ def ls(
         raise InvalidInput("given with --all", field="--tree", allowed="with --limit")
     if watch and (everything or quiet or cursor is not None):
         raise InvalidInput("given with --all, --quiet or --cursor", field="--watch", allowed="without them")
+
+    if held_by is not None:
+        if wanted or flow or parent or tree or watch or everything:
+            raise InvalidInput("given with other filters", field="--held-by", allowed="alone, or with --limit")
+        name = held_by
+        ask(dsn, lambda engine: _held(engine, name, limit, cursor, as_json=json, quiet=quiet, wide=wide))
+        return
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
@@ -113,6 +133,50 @@ def ls(
             await _explain(engine, wanted.lanes)
 
     ask(dsn, work)
+
+
+async def _held(
+    engine: Engine, name: str, limit: int, cursor: str | None, *, as_json: bool, quiet: bool, wide: bool
+) -> None:
+    """List what a limit holds back."""
+    limits = await engine.find_limits([name], [name])
+    if not limits:
+        raise NotFound("budget or quota", _output.printable(name), detail="see `flowfabric budgets` and `quotas`")
+    found: list[Held] = []
+    rest: str | None = None
+    for one in limits:  # a budget and a quota may have the same name
+        more, rest = await up_to(limit - len(found), partial(_held_page, engine, one.id), cursor)
+        found += more
+        if rest is not None:
+            break
+    if as_json:
+        _output.document({"items": found, "next_cursor": rest})
+    elif quiet:
+        for each in found:
+            _output.say(str(each.execution_id))
+    elif found:
+        _output.table(
+            [
+                Column("ID"), Column("KIND", cut=12), Column("LANE", cut=8, drop=2), Column("KEY", cut=10, drop=1),
+                Column("SINCE"), Column("NEXT TRY", drop=3), Column("NEEDS", cut=14),
+            ],
+            [
+                (
+                    each.execution_id, each.execution_kind, each.lane_id, each.key, each.blocked_at, each.retry_at,
+                    needs(each.needs),
+                )
+                for each in found
+            ],
+            wide=wide,
+        )  # fmt: skip
+    else:
+        _output.note(f"{_output.printable(name)} holds no execution back")
+    if rest is not None and not as_json:
+        _output.note(f"there is more: --limit, or --cursor '{rest}'")
+
+
+async def _held_page(engine: Engine, limit_id: UUID, cursor: str | None, size: int) -> Page[Held, str]:
+    return await engine.list_held(limit_id, cursor=cursor, limit=size)
 
 
 def _pages(

@@ -49,12 +49,13 @@ def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
             _output.table(
                 [
                     Column("NAME", cut=14), Column("KIND", cut=8, drop=3), Column("TIMING", cut=34),
-                    Column("CATCH UP", drop=5), Column("STATE"), Column("NEXT"), Column("LAST", drop=2),
-                    Column("ID", drop=4),
+                    Column("CATCH UP", drop=5), Column("OVERLAP", drop=6), Column("STATE"), Column("NEXT"),
+                    Column("LAST", drop=2), Column("ID", drop=4),
                 ],
                 [
                     (
-                        one.name, one.kind, timing(one.timing), one.catch_up, "paused" if one.paused else "active",
+                        one.name, one.kind, timing(one.timing), one.catch_up,
+                        one.options.get("overlap", ""), "paused" if one.paused else "active",
                         None if one.paused else one.next_at, one.last_at, one.last_execution_id,
                     )
                     for one in found

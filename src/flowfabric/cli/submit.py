@@ -7,11 +7,13 @@ import json as _json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import UNSET
 
-from flowfabric.cli import _output
+from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import embedded_running, near
 from flowfabric.cli._loading import AppName, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration, parse_pair, parse_time
+from flowfabric.cli.budgets import parse_amounts
 from flowfabric.cli.wait import Timeout, until_ended
 from flowfabric.errors import InvalidInput, NotFound
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from flowfabric.app.app import App
     from flowfabric.app.task import Task
     from flowfabric.contracts.signature import Parameter
+    from flowfabric.values.spending import Budget
 
 _QUOTED = 40  # characters of an argument in an error
 
@@ -69,6 +72,26 @@ def submit(
     tag: Annotated[
         list[str] | None, typer.Option("--tag", "-t", metavar="KEY=VALUE", help="Add this tag.", show_default=False)
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            metavar="DIMENSION=AMOUNT",
+            help="Give the run a budget of its own, or NAME: count it in this budget too.",
+            autocompletion=_completion.budgets,
+            show_default=False,
+        ),
+    ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quota",
+            metavar="NAME",
+            help="Start it when this quota has room.",
+            autocompletion=_completion.quotas,
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it ends, as `flowfabric wait` does.")] = False,
     timeout: Timeout = None,
     json: Json = False,
@@ -84,6 +107,9 @@ def submit(
         "idempotency_key": key,
         "namespace": namespace,
         "tags": dict(parse_pair(one, "--tag") for one in tag) if tag else None,
+        "budgets": [one for one in budget or () if "=" not in one] or None,
+        "budget": _own_budget([one for one in budget or () if "=" in one]),
+        "quotas": quota or None,
     }
     if timeout is not None and not wait:
         raise InvalidInput("given without --wait", field="--timeout", allowed="together with --wait")
@@ -91,7 +117,11 @@ def submit(
     loaded = load_app(app)
     if dsn is not None:
         loaded.dsn, loaded.data_dir = dsn, None
-    chosen = _task(loaded, task).options(**{name: value for name, value in options.items() if value is not None})
+    known = _task(loaded, task)
+    for field in ("budgets", "quotas"):  # beside those of the task
+        if options[field] is not None and (own := getattr(known.defaults, field)) is not UNSET:
+            options[field] = [*own, *options[field]]
+    chosen = known.options(**{name: value for name, value in options.items() if value is not None})
     values = read_arguments(chosen, arguments or [])
 
     async def work() -> int:
@@ -114,6 +144,13 @@ def submit(
         code = asyncio.run(work())
     if code:
         raise typer.Exit(code)
+
+
+def _own_budget(texts: list[str]) -> Budget | None:
+    """The budget of the run itself."""
+    from flowfabric.values.spending import Budget  # noqa: PLC0415
+
+    return Budget(parse_amounts(texts, "--budget")) if texts else None
 
 
 def _task(app: App, name: str) -> Task[Any, Any]:

@@ -22,6 +22,7 @@ from flowfabric.values.durations import counted
 from flowfabric.values.event import EventCounts
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.flow import FlowInfo, FlowState
+from flowfabric.values.held import HeldCount
 from flowfabric.values.lane import LaneStats
 from flowfabric.values.state import State
 from flowfabric.values.wait import Wait
@@ -66,6 +67,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     alive: list[WorkerRecord]
     leaders: list[Leader]
     lanes: list[LaneStats]
+    held: list[HeldCount]
     running: list[ExecutionInfo]
     waits: list[Wait]
     flows: list[FlowInfo]
@@ -118,8 +120,13 @@ class _Watch:
 
     async def frame(self) -> Frame:
         engine = self._engine
-        (counts, alive, leaders, stats), (running, failed, waiting, found_flows) = await asyncio.gather(
-            asyncio.gather(self._count(), workers.alive(engine), engine.list_leaders(), engine.lane_stats()),
+        (counts, alive, leaders, (stats, held)), (running, failed, waiting, found_flows) = await asyncio.gather(
+            asyncio.gather(
+                self._count(),
+                workers.alive(engine),
+                engine.list_leaders(),
+                asyncio.gather(engine.lane_stats(), engine.count_held()),
+            ),
             asyncio.gather(
                 engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
                 engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
@@ -146,6 +153,7 @@ class _Watch:
             alive=alive,
             leaders=leaders,
             lanes=stats,
+            held=held,
             running=list(running.items),
             waits=list(waiting.items),
             flows=[one for one in found_flows.items if one.state not in _ENDED][:_FLOWS],
@@ -223,7 +231,7 @@ def _sections(frame: Frame) -> list[tuple[str, Sequence[str | Column], Sequence[
     ]  # fmt: skip
     kind, lane = Column("KIND", cut=12), Column("LANE", cut=7, drop=2)
     found: list[tuple[str, Sequence[str | Column], Sequence[Sequence[object]]]] = [
-        ("Lanes", lanes.HEADERS, [lanes.row(one) for one in frame.lanes]),
+        ("Lanes", *lanes.table(frame.lanes, frame.held)),
         ("Workers", *workers.rows(frame.alive, at)),
         ("Running, newest first", ["ID", kind, lane, "ATTEMPT", "FOR"], running),
         ("Waiting for signals, longest first", *waits.columns(frame.waits)),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from flowfabric.client import current
 from flowfabric.client.creating import check_kind, is_free
+from flowfabric.client.limits import learn
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable
 from flowfabric.client.submitting import Submitting
@@ -62,8 +63,16 @@ class BulkSubmitting(Submitting):
         if is_plain and known.codecs.is_plain and not any(isinstance(one, Submission) for one in given):
             encode = known.signature.encode
             payloads = [encode(one if isinstance(one, tuple) else (one,), {}) for one in given]
+            await learn(self.engine, [(known.limit_names, chosen)])
             alike = await self._create_alike(
-                chosen.item(known.name, b"", None, hooks=known.hooks(chosen, nested=False)), payloads
+                chosen.item(
+                    known.name,
+                    b"",
+                    None,
+                    hooks=known.hooks(chosen, nested=False),
+                    limits=known.limit_names.limits(chosen),
+                ),
+                payloads,
             )
             if alike is not None:
                 return [Run(place, kind=known.name, connector=self._connector) for place in alike]
@@ -73,6 +82,7 @@ class BulkSubmitting(Submitting):
             else Submission(task=known, args=one if isinstance(one, tuple) else (one,), options=chosen)
             for one in given
         ]
+        await learn(self.engine, [(one.task.limit_names, one.options) for one in submissions])
         items = [one.item() for one in submissions]
         if not is_plain:
             return [await self.send(one) for one in submissions]

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from flowfabric.client import current
+from flowfabric.client.budgets import Budgeting
 from flowfabric.client.bulk import BulkSubmitting
 from flowfabric.client.signals import Signalling
 from flowfabric.engine.reads import Place
@@ -42,7 +43,7 @@ class Filters(TypedDict, total=False):
     created_before: datetime | None
 
 
-class AsyncClient(Signalling, BulkSubmitting):
+class AsyncClient(Signalling, Budgeting, BulkSubmitting):
     """Everything a program that is not a worker does: `client = await app.client()`."""
 
     # Lists

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -12,12 +12,14 @@ from uuid import UUID
 
 from flowfabric.contracts.waits import WaitRequest
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import OnLost, Reserved
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Outcome
 from flowfabric.values.flow import FlowOutcome
 from flowfabric.values.graph import FlowSubmitted, NewNode
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import ExecutionId, FlowId, ReservationId
 from flowfabric.values.policies import RetryPolicy
+from flowfabric.values.spending import Used
 from flowfabric.values.stream import DurabilityMode, FrameKind
 from flowfabric.values.wait import OpenWait
 
@@ -121,6 +123,16 @@ class Scope(Protocol):
         """Emit text from any thread without waiting."""
 
     async def summarize(self, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None: ...
+
+    async def report_usage(self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str) -> Used: ...
+
+    async def reserve_usage(
+        self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str, on_lost: OnLost
+    ) -> Reserved: ...
+
+    async def settle_usage(self, reservation_id: ReservationId, amounts: Mapping[str, int]) -> Used: ...
+
+    async def cancel_reservation(self, reservation_id: ReservationId) -> None: ...
 
     async def waitpoint(self, request: WaitRequest) -> OpenWait: ...
 

@@ -13,8 +13,10 @@ from uuid import UUID
 from flowfabric.client import current
 from flowfabric.client.failure import result_of, task_failed
 from flowfabric.client.following import Follower, follow_nodes, wait_seconds
+from flowfabric.client.limits import owned_budget, raise_owned
 from flowfabric.client.run import Run, connectors
 from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
+from flowfabric.values.budget import BudgetStatus
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.execution import Outcome
 from flowfabric.values.flow import (
@@ -151,6 +153,14 @@ class FlowRun:
         """Read the nodes again, including those added since."""
         await self._members()
         return self
+
+    async def budget(self) -> BudgetStatus | None:
+        """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""
+        return await owned_budget((await self._client()).engine, self.flow_id)
+
+    async def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
+        """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
+        return await raise_owned((await self._client()).engine, self.flow_id, "flow", amounts, dimensions)
 
     async def wait(self, timeout: Duration | None = None) -> None:
         """Wait until every node has ended, also those added meanwhile. `TimedOut` if that takes too long.

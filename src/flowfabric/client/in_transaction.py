@@ -12,6 +12,7 @@ from flowfabric.bridges._submission import Driver, Transaction, at_once, driver_
 from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.creating import around, create, made, through
 from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.limits import learn, learn_of_flow
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
 from flowfabric.errors import InvalidInput
@@ -26,7 +27,10 @@ def submit_in(app: Connector, connection: Any, submission: Submission) -> Any:
     driver = driver_of(connection)
 
     async def final(changed: Submission) -> Run[Any]:
-        return made(app, changed, await create(Transaction(driver), changed.item(), changed.options))
+        transaction = Transaction(driver)
+        if changed.options.names_limits:
+            await learn(transaction, [(changed.task.limit_names, changed.options)])
+        return made(app, changed, await create(transaction, changed.item(), changed.options))
 
     async def submit() -> Run[Any]:
         return await around(app, final)(submission)
@@ -49,8 +53,11 @@ def submit_flow_in(app: Connector, connection: Any, flow: Graph, idempotency_key
         flow_id = FlowId(mint_uuid()) if key is None else flow.id_of(key)
         # The number of partitions is not known: every id ends in the bits of the flow's.
         ids = flow.ids(flow_id, PARTITION_VALUES, None if key is None else flow_id)
-        nodes = flow.build(ids, await through(app, flow, ids))
-        answer = await Transaction(driver).submit_flow(
+        changed = await through(app, flow, ids)
+        transaction = Transaction(driver)
+        await learn_of_flow(transaction, flow, changed)
+        nodes = flow.build(ids, changed)
+        answer = await transaction.submit_flow(
             nodes, flow_kind=flow.name, namespace=flow.namespace, flow_id=flow_id, tags=dict(flow.tags)
         )
         return FlowRun(answer.flow_id, nodes=answer.nodes, connector=app, is_new=not answer.existed)

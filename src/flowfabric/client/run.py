@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -11,13 +11,16 @@ from weakref import WeakValueDictionary
 from flowfabric.client import current
 from flowfabric.client.failure import result_of
 from flowfabric.client.following import Follower
+from flowfabric.client.limits import owned_budget, raise_owned
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.budget import BudgetStatus
 from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.execution import Execution, Outcome
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.spending import RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.stream import StreamItem, Summary
@@ -158,6 +161,18 @@ class Run(Generic[R_co]):
     async def summary(self, *, attempt: int | None = None) -> Summary | None:
         """The document its handler made with `ctx.summarize`, of the latest attempt; None if there is none."""
         return await (await self._client()).engine.read_summary(self.execution_id, attempt)
+
+    async def usage(self) -> RunUsage:
+        """What it and everything that it submitted used and hold: in all, by budget and by execution."""
+        return await (await self._client()).usage(self.execution_id)
+
+    async def budget(self) -> BudgetStatus | None:
+        """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""
+        return await owned_budget((await self._client()).engine, self.execution_id)
+
+    async def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
+        """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
+        return await raise_owned((await self._client()).engine, self.execution_id, "execution", amounts, dimensions)
 
     async def parent(self) -> Run[Any] | None:
         """The execution whose handler submitted it; None if none did, or it was detached."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from flowfabric.client.limits import LimitNames
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.contracts.signature import Signature
 from flowfabric.errors import InvalidInput
@@ -44,6 +45,10 @@ class Submittable(Protocol[R_co]):
 
     def hooks(self, options: Options, *, nested: bool) -> str | None:
         """The JSON of the tasks to submit when an execution with these options fails or is escalated."""
+
+    @property
+    def limit_names(self) -> LimitNames:
+        """The budgets and quotas that the app knows by name."""
 
 
 class TypedTask(Submittable[R_co], Protocol[P, R_co]):
@@ -86,11 +91,12 @@ class Submission(Struct, frozen=True, kw_only=True):
         """
         task = self.task
         hooks = task.hooks(self.options, nested=nested)
+        limits = task.limit_names.limits(self.options)
         plain = task.signature.encode(self.args, self.kwargs)
         if not bound or not task.codecs.binds:
             payload, encoding = task.codecs.seal(plain, None)
-            return self.options.item(task.name, payload, encoding, creator=creator, hooks=hooks)
-        item = self.options.item(task.name, b"", None, creator=creator, hooks=hooks)
+            return self.options.item(task.name, payload, encoding, creator=creator, hooks=hooks, limits=limits)
+        item = self.options.item(task.name, b"", None, creator=creator, hooks=hooks, limits=limits)
         execution_id = mint_execution_id(
             namespace=item.namespace,
             idempotency_key=item.idempotency_key,

@@ -11,6 +11,7 @@ from flowfabric.client import creating, current
 from flowfabric.client.base import ClientBase
 from flowfabric.client.connector import Graph
 from flowfabric.client.flow_run import FlowRun
+from flowfabric.client.limits import learn, learn_of_flow
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, TypedTask, check_task, new_submission
 from flowfabric.errors import NotFound
@@ -53,6 +54,8 @@ class Submitting(ClientBase):
         return creating.around(self._connector, final)
 
     async def _send(self, submission: Submission) -> Run[Any]:
+        if submission.options.names_limits:
+            await learn(self.engine, [(submission.task.limit_names, submission.options)])
         return self._made(submission, await self.create(submission.item(), submission.options))
 
     def _made(self, submission: Submission, verdict: Created | Duplicate) -> Run[Any]:
@@ -81,7 +84,9 @@ class Submitting(ClientBase):
             flow_id = FlowId(mint_uuid() if seed is None else uuid5(seed, "flow"))
         # With a key the ids are derived from it, so that concurrent submitters agree on them.
         ids = flow.ids(flow_id, engine.flow_partitions, seed if idempotency_key is None else flow_id)
-        nodes = flow.build(ids, await creating.through(self._connector, flow, ids))
+        changed = await creating.through(self._connector, flow, ids)
+        await learn_of_flow(self.engine, flow, changed)
+        nodes = flow.build(ids, changed)
         if flow.grows is not None:
             if not nodes:
                 return self.flow(flow.grows)
@@ -114,7 +119,9 @@ class Submitting(ClientBase):
             if not detached:
                 flow_id = FlowId(fit_partition(flow_id, partition_of_id(child.parent_id, count), count))
         ids = flow.ids(flow_id, count, seed or flow_id)
-        nodes = flow.build(ids, await creating.through(self._connector, flow, ids))
+        changed = await creating.through(self._connector, flow, ids)
+        await learn_of_flow(self.engine, flow, changed)
+        nodes = flow.build(ids, changed)
         made = await child.submit(
             flow_id,
             nodes,

@@ -20,6 +20,7 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable, TypedTask
 from flowfabric.engine.reads import Place
 from flowfabric.values.attempt import Attempt
+from flowfabric.values.budget import BudgetReset, BudgetStatus, ReportAnswer
 from flowfabric.values.child import Child
 from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Execution, ExecutionInfo, Outcome
@@ -38,8 +39,10 @@ from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.options import OptionNames
 from flowfabric.values.page import Page
+from flowfabric.values.quota import QuotaPolicy
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
+from flowfabric.values.spending import Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.stream import StreamItem, Summary
@@ -138,6 +141,18 @@ class SyncRun(Generic[R_co]):
     def summary(self, *, attempt: int | None = None) -> Summary | None:
         """The document its handler made with `ctx.summarize`, of the latest attempt; None if there is none."""
         return self._portal.call(self.run.summary(attempt=attempt))
+
+    def usage(self) -> RunUsage:
+        """What it and everything that it submitted used and hold: in all, by budget and by execution."""
+        return self._portal.call(self.run.usage())
+
+    def budget(self) -> BudgetStatus | None:
+        """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""
+        return self._portal.call(self.run.budget())
+
+    def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
+        """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
+        return self._portal.call(self.run.raise_budget(amounts, **dimensions))
 
     def parent(self) -> SyncRun[Any] | None:
         """The execution whose handler submitted it; None if none did, or it was detached."""
@@ -253,6 +268,14 @@ class SyncFlowRun:
     def refresh(self) -> SyncFlowRun:
         """Read the nodes again, including those added since."""
         return SyncFlowRun(self._portal, self._portal.call(self.run.refresh()))
+
+    def budget(self) -> BudgetStatus | None:
+        """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""
+        return self._portal.call(self.run.budget())
+
+    def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
+        """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
+        return self._portal.call(self.run.raise_budget(amounts, **dimensions))
 
     def wait(self, timeout: Duration | None = None) -> None:
         """Wait until every node has ended, also those added meanwhile. `TimedOut` if that takes too long.
@@ -414,6 +437,109 @@ class Client:
             SyncRun(self._portal, run)
             for run in self._portal.call(self._client.submit_many(task, arguments, **options))
         ]
+
+    def budgets(self, prefix: str = "", *, exhausted: bool | None = None) -> list[BudgetStatus]:
+        """All budgets whose name begins with `prefix`, by name, with what is used, held and allowed.
+
+        Those of single runs are among them: `owner_id` says whose.
+        """
+        return self._portal.call(self._client.budgets(prefix, exhausted=exhausted))
+
+    def budget(self, name: str) -> BudgetStatus:
+        """One budget by name; `NotFound` if there is none."""
+        return self._portal.call(self._client.budget(name))
+
+    def create_budget(
+        self,
+        name: str,
+        *,
+        hard: Mapping[str, int] | None = None,
+        soft: Mapping[str, int] | None = None,
+        every: Duration | None = None,
+        mode: Mode = "strict",
+    ) -> BudgetStatus:
+        """Create a budget, as `app.budget` declares one. One of this name that exists is returned unchanged."""
+        return self._portal.call(self._client.create_budget(name, hard=hard, soft=soft, every=every, mode=mode))
+
+    def raise_budget(self, name: str, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
+        """Add to hard limits, or take away with a negative amount; executions that there is room for continue."""
+        return self._portal.call(self._client.raise_budget(name, amounts, **dimensions))
+
+    def set_budget(
+        self,
+        name: str,
+        *,
+        hard: Mapping[str, int] | None = None,
+        soft: Mapping[str, int] | None = None,
+        every: Duration | None = None,
+        mode: Mode | None = None,
+    ) -> BudgetStatus:
+        """Set limits (0: none) and leave the others as they are. `every=0` ends periodic resets."""
+        return self._portal.call(self._client.set_budget(name, hard=hard, soft=soft, every=every, mode=mode))
+
+    def reset_budget(self, name: str) -> BudgetReset:
+        """Begin a new period now: usage is 0, and what is held stays held."""
+        return self._portal.call(self._client.reset_budget(name))
+
+    def record_spend(
+        self,
+        name: str,
+        execution_id: str | ExecutionId,
+        amounts: Mapping[str, int],
+        *,
+        idempotency_key: str | None = None,
+    ) -> ReportAnswer:
+        """Count what an execution cost, without a lease, and enter it in the ledger: `release_budget` takes it back."""
+        return self._portal.call(
+            self._client.record_spend(name, execution_id, amounts, idempotency_key=idempotency_key)
+        )
+
+    def release_budget(self, name: str, execution_id: str | ExecutionId) -> None:
+        """Take what the ledger has for an execution in this period off the usage."""
+        self._portal.call(self._client.release_budget(name, execution_id))
+
+    def usage(self, execution_id: str | ExecutionId) -> RunUsage:
+        """What an execution and everything that it submitted used and hold: in all, by budget and by execution."""
+        return self._portal.call(self._client.usage(execution_id))
+
+    def quotas(self, prefix: str = "") -> list[QuotaPolicy]:
+        """All quotas whose name begins with `prefix`, by name, with how full they are and how many wait."""
+        return self._portal.call(self._client.quotas(prefix))
+
+    def quota(self, name: str) -> QuotaPolicy:
+        """One quota by name; `NotFound` if there is none."""
+        return self._portal.call(self._client.quota(name))
+
+    def create_quota(
+        self,
+        name: str,
+        *,
+        concurrent: int = 0,
+        per_window: int = 0,
+        window: Duration = 60,
+        key: str | None = None,
+        jitter: Duration = 0,
+    ) -> QuotaPolicy:
+        """Create a quota, as `app.quota` declares one. One of this name that exists is returned unchanged."""
+        return self._portal.call(
+            self._client.create_quota(
+                name, concurrent=concurrent, per_window=per_window, window=window, key=key, jitter=jitter
+            )
+        )
+
+    def set_quota(
+        self,
+        name: str,
+        *,
+        concurrent: int | None = None,
+        per_window: int | None = None,
+        window: Duration | None = None,
+        jitter: Duration | None = None,
+    ) -> QuotaPolicy:
+        """Change numbers of a quota (0: no such limit); executions that there is room for become claimable."""
+        return self._portal.call(
+            self._client.set_quota(name, concurrent=concurrent, per_window=per_window, window=window, jitter=jitter)
+        )
 
     def waits(
         self,

@@ -13,8 +13,11 @@ several modules. `Engine` combines them all.
     executions   executions, control, admission
     steps        steps
     streams      streams, tails
+    limits       limits
+    budgets      budgets
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
+    quotas       quotas
     schedules    schedules
     duties       timers
     reads        reads, vector
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from flowfabric.engine.admission import Admission
 from flowfabric.engine.audit import Audits
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
@@ -43,6 +47,8 @@ from flowfabric.engine.grants import Grants
 from flowfabric.engine.keys import Keys
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
+from flowfabric.engine.limits import LimitLookups
+from flowfabric.engine.quotas import Quotas
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
@@ -62,10 +68,10 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Streams, Watches,
+    Executions, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Grants, Edges,
+    Admission, Quotas, Grants, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

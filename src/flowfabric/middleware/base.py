@@ -14,11 +14,12 @@ from typing import Any, Final, Literal, Protocol, Self, TypeVar, cast
 
 from flowfabric.engine.timers import Round
 from flowfabric.errors import InvalidInput, RetryLater
+from flowfabric.values.budget import SoftBreach
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 
 log = logging.getLogger("flowfabric.middleware")
-Hook = Literal["submit", "execute", "call", "duty", "leads"]
+Hook = Literal["submit", "execute", "call", "duty", "leads", "soft_limit"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
 # Operations that only release resources of this process. They do not need the database and must work without it.
@@ -95,6 +96,9 @@ class Middleware:
 
     def leads(self, group: str, is_ours: bool) -> None:
         """This process began or ceased to lead a group of duties (`duties`, `cascades`); in the second thread."""
+
+    def soft_limit(self, task: Running, breach: SoftBreach) -> None:
+        """A handler's report or settlement was counted, and a dimension is above its soft limit."""
 
 
 def check_middlewares(value: Iterable[Middleware], field: str = "middleware") -> tuple[Middleware, ...]:

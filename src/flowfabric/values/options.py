@@ -22,6 +22,7 @@ from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import FrozenPolicy, RetryPolicy
 from flowfabric.values.policy_json import freeze_policy, retry_policy_to_json
+from flowfabric.values.spending import NO_LIMITS, Budget, Limits, check_names
 
 F = TypeVar("F", bound=Callable[..., None])
 OnDuplicate: TypeAlias = Literal["return", "raise", "replace"]
@@ -55,6 +56,10 @@ class OptionNames(TypedDict, total=False):
     on_failure: HookTask | str | None
     on_escalate: HookTask | str | None
     detached: bool
+    budgets: Collection[str]
+    quotas: Collection[str]
+    budget: Budget | None
+    inherit_budgets: bool
 
 
 class HookTask(Protocol):
@@ -74,6 +79,9 @@ class Options(Struct, frozen=True, kw_only=True):
     `on_failure` is a task, or its name, that is submitted with an `ff.Failure` when an execution fails for good or
     expires, `on_escalate` with an `ff.Escalation` when a wait with `on_timeout="escalate"` times out.
     `detached`: submitted by a handler it is not its child: it is not cancelled with it, and not kept for it.
+    `budgets` and `quotas` are the names of limits that apply to it; `budget` is one of its own, for this execution and
+    everything that it submits. What a handler submits has the budgets of its execution too, unless it is detached or
+    `inherit_budgets` is False.
     """
 
     lane: str | UnsetType = UNSET
@@ -95,6 +103,10 @@ class Options(Struct, frozen=True, kw_only=True):
     on_failure: HookTask | str | UnsetType | None = UNSET
     on_escalate: HookTask | str | UnsetType | None = UNSET
     detached: bool | UnsetType = UNSET
+    budgets: Collection[str] | UnsetType = UNSET
+    quotas: Collection[str] | UnsetType = UNSET
+    budget: Budget | UnsetType | None = UNSET
+    inherit_budgets: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
@@ -160,8 +172,9 @@ class Options(Struct, frozen=True, kw_only=True):
         check_key(_given(self.idempotency_key))
         if self.on_duplicate is not UNSET and self.on_duplicate not in _ON_DUPLICATE:
             raise InvalidInput(f"got {self.on_duplicate!r}", field="on_duplicate", allowed=", ".join(_ON_DUPLICATE))
-        if self.detached is not UNSET and type(self.detached) is not bool:
-            raise InvalidInput(f"got {self.detached!r}", field="detached", allowed="True or False")
+        for field in ("detached", "inherit_budgets"):
+            if (flag := getattr(self, field)) is not UNSET and type(flag) is not bool:
+                raise InvalidInput(f"got {flag!r}", field=field, allowed="True or False")
         for field in ("max_reclaims", "max_replays"):
             if (count := getattr(self, field)) is not UNSET:
                 _integer(count, field, 0, "an integer from 0")
@@ -169,15 +182,28 @@ class Options(Struct, frozen=True, kw_only=True):
             hook = _given(getattr(self, field))
             if hook is not None and not isinstance(getattr(hook, "name", hook), str):
                 raise InvalidInput(f"got {hook!r}", field=field, allowed="a task, its name, or None")
+        for field in ("budgets", "quotas"):
+            if (names := getattr(self, field)) is not UNSET:
+                check_names(names, field)
+        if _given(self.budget) is not None and not isinstance(self.budget, Budget):
+            raise InvalidInput(f"got {type(self.budget).__name__}", field="budget", allowed="an ff.Budget or None")
         return self
+
+    @property
+    def names_limits(self) -> bool:
+        """Whether it names budgets or quotas."""
+        return self.budgets is not UNSET or self.quotas is not UNSET
 
     @property
     def policy(self) -> FrozenPolicy:
         """Return the frozen policy for these checked options, without hooks."""
         return self.policy_with(None)
 
-    def policy_with(self, hooks: str | None) -> FrozenPolicy:
-        """Return the frozen policy for these checked options; `hooks` is the JSON of the tasks that they name."""
+    def policy_with(self, hooks: str | None, limits: Limits = NO_LIMITS) -> FrozenPolicy:
+        """Return the frozen policy for these checked options.
+
+        `hooks` is the JSON of the tasks that they name, `limits` are the budgets and quotas.
+        """
         return _policy(
             _given(self.retry),
             _given(self.attempt_timeout),
@@ -187,10 +213,20 @@ class Options(Struct, frozen=True, kw_only=True):
             _given(self.max_replays),
             _given(self.dedup_window),
             hooks,
+            limits,
+            _given(self.budget),
+            self.inherit_budgets is not False,
         )
 
     def item(
-        self, kind: str, payload: bytes, encoding: str | None, *, creator: str = "", hooks: str | None = None
+        self,
+        kind: str,
+        payload: bytes,
+        encoding: str | None,
+        *,
+        creator: str = "",
+        hooks: str | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> NewExecution:
         """Return the new execution for these options, a task and its arguments."""
         delay, deadline = _given(self.delay), _given(self.deadline)
@@ -204,7 +240,7 @@ class Options(Struct, frozen=True, kw_only=True):
             creator_identity=creator,
             idempotency_key=_given(self.idempotency_key),
             tags=self.tags,
-            policy=self.policy_with(hooks),
+            policy=self.policy_with(hooks, limits),
             delay_until=_given(self.at) if delay is None else duration(delay, "delay"),
             execution_deadline_at=(
                 deadline if deadline is None or isinstance(deadline, datetime) else duration(deadline, "deadline")
@@ -302,6 +338,9 @@ def _policy(
     max_replays: int | None,
     dedup_window: Duration | None,
     hooks: str | None,
+    limits: Limits,
+    budget: Budget | None,
+    inherits: bool,
 ) -> FrozenPolicy:
     """Write only the options that are set; the database has defaults for the rest."""
     policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
@@ -319,5 +358,13 @@ def _policy(
         policy["dedup_window_ms"] = _ms(dedup_window, "dedup_window")
     if hooks is not None:
         policy["hooks"] = msgspec.json.decode(hooks)
+    if limits.budget_ids:
+        policy["budget_ids"] = [str(one) for one in limits.budget_ids]
+    if limits.quota_ids:
+        policy["quota_policy_ids"] = [str(one) for one in limits.quota_ids]
+    if budget is not None:
+        policy["budget"] = {"hard": budget.hard, "soft": budget.soft, "enforcement_mode": budget.mode}
+    if not inherits:
+        policy["inherit_budgets"] = False
     text, derived = freeze_policy(policy)
     return FrozenPolicy(text or "{}", derived)

@@ -31,6 +31,7 @@ from flowfabric.values.policies import (
 )
 from flowfabric.values.policy_checks import check_policy_object, check_retry_object
 
+OWN_BUDGET: Final = UUID(int=0)  # stands for the budget of the execution itself, whose id is not known yet
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ESCAPED_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # Where the JSON name is not the attribute's.
@@ -125,13 +126,16 @@ def _freeze(policy: object) -> tuple[str, Derived]:
 
     routing = value.get("routing_requirements") or {}
     timeouts = value.get("timeout_policy") or {}
-    budgets = (parse_uuid(item) for item in value.get("budget_ids") or ())
+    budgets = [parse_uuid(item) for item in value.get("budget_ids") or ()]
+    if value.get("budget") is not None:
+        budgets.append(OWN_BUDGET)
     quota = value.get("quota_policy_id")
+    quotas = [*(value.get("quota_policy_ids") or ()), *([] if quota is None else [quota])]
     window = value.get("dedup_window_ms")
     derived = Derived(
         required_capabilities=required_capabilities(routing.get("required_capabilities")),
         budget_ids=tuple(dict.fromkeys(map(BudgetId, budgets))),
-        quota_policy_id=None if quota is None else QuotaPolicyId(parse_uuid(quota)),
+        quota_policy_ids=tuple(dict.fromkeys(QuotaPolicyId(parse_uuid(item)) for item in quotas)),
         delay_until_ms=value.get("delay_until"),
         execution_deadline_ms=timeouts.get("execution_deadline_ms"),
         dedup_window_ms=DEFAULT_DEDUP_WINDOW_MS if window is None else window,

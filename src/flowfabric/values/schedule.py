@@ -29,7 +29,10 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 class DueSchedule(Struct, frozen=True, kw_only=True):
-    """A schedule that is due, with the database's time."""
+    """A schedule that is due, with the database's time.
+
+    `live_id` is its last execution, if the schedule minds an overlap and that has not ended.
+    """
 
     name: str
     kind: str
@@ -40,3 +43,4 @@ class DueSchedule(Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     due_at: datetime
     now: datetime
+    live_id: ExecutionId | None = None

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -20,11 +20,13 @@ from flowfabric.client import current
 from flowfabric.client.client import AsyncClient
 from flowfabric.errors import NotFound, Unavailable
 from flowfabric.values.attempt import Failure
+from flowfabric.values.budget import OnLost, Reserved
 from flowfabric.values.execution import Outcome
 from flowfabric.values.flow import FlowOutcome
 from flowfabric.values.history import Fit, Fits, History
-from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, ReservationId, mint_uuid
 from flowfabric.values.lease import Handle
+from flowfabric.values.spending import Used
 from flowfabric.values.step import NewStep, Parked, Step, StepKind
 from flowfabric.values.stream import FrameKind
 from flowfabric.values.wait import BoundWaitpoint, OpenWait, WaitpointToken, WaitResult
@@ -33,6 +35,7 @@ from flowfabric.worker.durable.changes import differs, is_compared
 from flowfabric.worker.durable.memory import Memory, Request
 from flowfabric.worker.durable.parking import Gate
 from flowfabric.worker.durable.running import Running
+from flowfabric.worker.durable.steps import in_step
 from flowfabric.worker.shared import check_provided, make
 from flowfabric.worker.worker import Worker
 
@@ -184,6 +187,21 @@ class _DryRun(Running):
 
     async def summarize(self, patch: Any, **_: Any) -> None:
         await self.check()
+
+    async def report_usage(self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str) -> Used:
+        await self._use(name)
+        return Used(remaining={})
+
+    async def reserve_usage(
+        self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str, on_lost: OnLost
+    ) -> Reserved:
+        await self._use(name)
+        return Reserved(reservation_id=ReservationId(mint_uuid()), state="settled", amounts=dict(amounts))
+
+    async def _use(self, name: str) -> None:
+        await self.check()
+        if not in_step.get():
+            await self.ask(name, "usage")
 
     def emit_soon(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
         """Nothing is stored."""

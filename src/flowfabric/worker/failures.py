@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flowfabric.client.failure import describe_failure
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
+from flowfabric.errors import BudgetExceeded, InvalidInput, NoSignal, Reject, RetryLater, StepsChanged, TransportError
 from flowfabric.values.attempt import Failure
 from flowfabric.values.durations import MAX_DURATION_MS, duration
 from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
@@ -66,6 +66,9 @@ async def failure_of(engine: Engine, running: Running, error: BaseException) -> 
                 category="database_unreachable",
                 retry_policy=await _later(engine, running, RetryLater()),
             )
+        case BudgetExceeded():
+            never = running.task.on_budget == "fail"
+            category, failure_class = error.kind, "permanent" if never else "transient"
         case NoSignal():
             category, failure_class = error.kind, "permanent"
         case StepsChanged():

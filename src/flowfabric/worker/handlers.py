@@ -29,6 +29,7 @@ from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.changes import give_back
 from flowfabric.worker.durable.parking import park
 from flowfabric.worker.durable.running import Running
+from flowfabric.worker.durable.spending import pause
 from flowfabric.worker.durable.waits import HANDLER_ENDED
 from flowfabric.worker.failures import BadResult, failure_of
 from flowfabric.worker.runners.process_pool import ProcessPool
@@ -116,6 +117,8 @@ class Handlers:
                 value = await self._call(running, task, kwargs)
             if running.calls and (forgotten := running.not_awaited()) is not None:
                 raise forgotten
+            if running.breach is not None:
+                raise running.breach
             if running.has_emitted:
                 await running.flushed()
             if not running.is_first and not running.is_cancelled and (changed := await running.steps_changed()):
@@ -166,6 +169,8 @@ class Handlers:
             gate = running.unwound_at
             if (changed := running.was_changed) is not None:
                 because = await give_back(running, changed.detail)
+            elif running.needs is not None:
+                because = await pause(running, running.needs)
             else:
                 because = await park(running, [gate])
             if because is None:

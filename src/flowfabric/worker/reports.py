@@ -13,6 +13,7 @@ import msgspec
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
 from flowfabric.values.attempt import Completed, Completion, Failure
+from flowfabric.values.budget import UsageAnswer, UsageCall
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Handle
@@ -74,6 +75,9 @@ class Reports:
             weigh=lambda item: len(item.frame.payload) + 100,
             is_reported=is_reported,
         )
+        self._uses: Batcher[_Use, UsageAnswer] = Batcher(
+            "usage", self._use_budgets, _answer, weigh=lambda _: 1 << 9, is_reported=is_reported
+        )
         self.completed_count = 0
         self.failed_count = 0
 
@@ -92,7 +96,15 @@ class Reports:
 
     def close(self) -> None:
         """Give up on results that could not be reported."""
-        for batcher in (self._frames, self._completions, self._failures, self._records, self._reads, self._outcomes):
+        for batcher in (
+            self._frames,
+            self._completions,
+            self._failures,
+            self._records,
+            self._reads,
+            self._outcomes,
+            self._uses,
+        ):
             batcher.close()
 
     # Results and failures
@@ -169,6 +181,20 @@ class Reports:
     async def _record_steps(self, items: Sequence[_Record]) -> Sequence[datetime | FlowFabricError | None]:
         return await self._engine.record_steps([(item.handle, item.step) for item in items])
 
+    # Budgets
+
+    async def use(self, call: UsageCall) -> UsageAnswer | FlowFabricError:
+        """Report, reserve, settle or give back, with the calls of other handlers."""
+        item = _Use(call, self._worker.loop.create_future())
+        self._uses.put(item)
+        answer: UsageAnswer | FlowFabricError = await item.answer
+        return answer
+
+    async def _use_budgets(self, items: Sequence[_Use]) -> Sequence[UsageAnswer | FlowFabricError]:
+        return await self._engine.use_budgets([item.call for item in items])
+
+    # Reads
+
     async def load_steps(self, execution_id: ExecutionId) -> list[Step]:
         """Return the recorded steps of an execution."""
         item = _Read(execution_id, self._worker.loop.create_future())
@@ -215,7 +241,15 @@ class _Read:
         self.answer = answer
 
 
-def _answer(item: _Record | _Read, verdict: Any) -> None:
+class _Use:
+    __slots__ = ("answer", "call")
+
+    def __init__(self, call: UsageCall, answer: asyncio.Future[Any]) -> None:
+        self.call = call
+        self.answer = answer
+
+
+def _answer(item: _Record | _Read | _Use, verdict: Any) -> None:
     if not item.answer.done():
         item.answer.set_result(verdict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from flowfabric._duties import Duty
+from flowfabric.client.limits import learn
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, NotFound
 from flowfabric.values import timing as timings
 from flowfabric.values.durations import counted
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import ExecutionId
+from flowfabric.values.lease import Operator
 from flowfabric.values.policies import FrozenPolicy
 from flowfabric.values.schedule import DueSchedule, Schedule
 
@@ -56,15 +59,29 @@ class ScheduleDuty(Duty):
 
 
 async def fire(engine: Engine, due: DueSchedule) -> int:
-    """Create the due executions of one schedule, unless another process does; returns how many were created."""
+    """Create the due executions of one schedule, unless another process does; returns how many were created.
+
+    With an overlap it creates one at a time: none while the last one has not ended (`skip`, and `queue`, which is not
+    due then), or after it was cancelled (`cancel`). A time for which `queue` waited is not a missed one.
+    """
     timing = timings.from_json(due.timing)
+    overlap = due.options.get("overlap")
+    catch_up = cast("timings.CatchUp", due.catch_up)
     times, following = timings.missed(
         timing,
         due_at=due.due_at,
         now=due.now,
-        catch_up=cast("timings.CatchUp", due.catch_up),
-        limit=_MOST_AT_ONCE,
+        catch_up="one" if overlap == "queue" and catch_up == "skip" else catch_up,
+        limit=1 if overlap == "queue" else _MOST_AT_ONCE,
     )
+    if overlap in ("skip", "cancel"):
+        times = times[-1:]
+    if due.live_id is not None and overlap == "skip" and times:
+        log.info("schedule %s: %s has not ended, so %s is skipped", due.name, due.live_id, times[-1])
+        times = []
+    elif due.live_id is not None and overlap == "cancel" and times:
+        with contextlib.suppress(ExecutionNotActive, NotFound):  # it ended meanwhile
+            await engine.cancel(Operator(due.live_id), f"the next time of schedule {due.name} is due")
     made = await engine.fire_schedule(
         due.name,
         due.due_at,
@@ -121,6 +138,7 @@ async def declare(engine: Engine, app: App) -> None:
 
 async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
     """Store one schedule; returns created, changed or unchanged. `InvalidInput` if it belongs to another app."""
+    await learn(engine, [(app.limit_names, spec.submission.options)])
     item: NewExecution = spec.submission.item(bound=False)
     payload, encoding = item.input_payload, item.payload_encoding
     before = await engine.read_schedule(spec.name)
@@ -143,6 +161,8 @@ async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
         "namespace": item.namespace,
         "priority": item.priority,
     }
+    if spec.overlap is not None:
+        options["overlap"] = spec.overlap
     if item.tags:
         options["tags"] = dict(item.tags)
     if isinstance(item.policy, FrozenPolicy):

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from flowfabric.app.app import App
+from flowfabric.app.declaring import store_limits
 from flowfabric.app.task import Task
 from flowfabric.client.client import AsyncClient
 from flowfabric.contracts.codecs import Codecs
@@ -156,6 +157,8 @@ class Worker:
             life.callback(task_tree.install(self.loop))
             self.handlers.shared = {cls: await make(life, cls, maker) for cls, maker in wanted.items()}
             life.push_async_callback(self.handlers.close_processes)
+            for done in await store_limits(self.engine, self.app.limit_names):
+                log.info("%s", done)
             if self._runs_duties:
                 await declare(self.engine, self.app)
             if (place := embedded_place(self.engine)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowfabric._postgres.rows.budgets import budget, execution_usage, spend, usage_answer
 from flowfabric._postgres.rows.claims import claimed, started
 from flowfabric._postgres.rows.events import event
 from flowfabric._postgres.rows.executions import (
@@ -16,6 +17,7 @@ from flowfabric._postgres.rows.executions import (
 )
 from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary, found_id
 from flowfabric._postgres.rows.lanes import lane, lane_stats
+from flowfabric._postgres.rows.quotas import quota_key, quota_policy
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.steps import step
 from flowfabric._postgres.rows.streams import appended, frame, stream_pages, stream_summary
@@ -39,6 +41,7 @@ __all__ = [
     "Row",
     "appended",
     "attempt",
+    "budget",
     "by_place",
     "child",
     "claimed",
@@ -48,6 +51,7 @@ __all__ = [
     "edge",
     "event",
     "execution",
+    "execution_usage",
     "expired_lease",
     "flow_info",
     "flow_snapshot",
@@ -62,11 +66,14 @@ __all__ = [
     "open_wait",
     "outcome",
     "pending_waitpoint",
+    "quota_key",
+    "quota_policy",
     "received_signal",
     "recorded_signal",
     "refused",
     "schedule",
     "snapshot",
+    "spend",
     "started",
     "step",
     "stream_pages",
@@ -75,6 +82,7 @@ __all__ = [
     "suspension",
     "suspension_details",
     "unserved",
+    "usage_answer",
     "wait",
     "wait_result",
     "worker",

@@ -40,4 +40,5 @@ def due_schedule(row: Row) -> DueSchedule:
         options=json_of(row, "options"),
         due_at=row["next_at"],
         now=row["now"],
+        live_id=row.get("live_id"),
     )

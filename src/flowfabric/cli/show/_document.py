@@ -49,6 +49,8 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "signals": received,
         "unserved": seen.unserved,
         "on_failure": seen.hook,
+        "held_by": seen.held,
+        "limits": seen.limits,
     }
     if seen.events is not None:
         document["events"] = seen.events

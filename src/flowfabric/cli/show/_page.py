@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowfabric.cli import _output, _waiting
 from flowfabric.cli._output import Column
+from flowfabric.cli.budgets import needs
 from flowfabric.cli.show._document import ended_with, waited_for
 from flowfabric.cli.show._timeline import timeline
 from flowfabric.values.durations import counted
@@ -104,6 +105,9 @@ def _show_facts(seen: Seen) -> None:
         if found.stops
         else _waiting.because(found.blocking_detail, found.blocking_reason)
     )
+    held, limits = seen.held, seen.limits
+    if held is not None:
+        reason = None  # said by the lines below
     awaited = membership and _upstreams(membership)
     if reason is not None and reason.startswith(_WAITS_FOR):
         awaited, reason = reason.removeprefix(_WAITS_FOR), None
@@ -117,6 +121,11 @@ def _show_facts(seen: Seen) -> None:
             ("state", found.public_state),
             ("because", reason),
             ("waits for", awaited),
+            ("held by", held and f"{held.what} {held.name}" + (f", {held.key}" if held.key else "")),
+            ("held since", held and held.since),
+            ("needs", held and needs(held.needs)),
+            ("next try", held and held.retry_at),
+            ("until", held and held.until),
             ("but", None if seen.unserved is None else why_unserved(seen.unserved, in_show=True)),
             ("lane", found.lane_id),
             ("namespace", found.namespace),
@@ -127,6 +136,10 @@ def _show_facts(seen: Seen) -> None:
             ("submitted by", found.parent_id),
             ("by", found.creator_identity if found.creator_identity != str(found.parent_id) else None),
             ("requires", ", ".join(found.required_capabilities)),
+            ("budgets", limits and ", ".join(limits.budgets)),
+            ("quotas", limits and ", ".join(limits.quotas)),
+            ("used", limits and needs(limits.usage.total)),
+            ("holds", limits and needs({key: value for key, value in limits.usage.held.items() if value})),
             ("tags", ", ".join(f"{key}={value}" for key, value in sorted(found.tags.items()))),
             ("created", found.created_at),
             ("started", found.started_at),
@@ -328,6 +341,8 @@ def _show_steps(seen: Seen) -> None:
                 what = "not over" if is_over else "sleeping"
         elif step.kind == "patch":
             value = "old" if step.result else "new"
+        elif step.kind == "usage":
+            value = f"left: {needs(json.loads(step.result or b'{}')) or 'no limit'}"
         elif not seen.payloads:
             value = ""
         elif step.kind == "result":
@@ -335,7 +350,7 @@ def _show_steps(seen: Seen) -> None:
             value = _shortened(seen, _ended_in_line(ended))
         else:
             value = _shortened(seen, _text(seen, step.result, step.encoding))
-        if step.kind == "result":
+        if step.kind == "result" and not name.startswith("breach of "):
             of = "result of flow" if name.startswith("result of flow ") else "result of"
             name = f"{of} {name[-36:] if seen.wide else name[-8:]}"
         name = name if step.n == 0 else f"{name} #{step.n + 1}"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from flowfabric.cli import _waiting
+from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import missing, resolve
+from flowfabric.errors import NotFound
 from flowfabric.values.flow import GroupState
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, QuotaPolicyId
 from flowfabric.values.joins import EdgeGroupPolicy
+from flowfabric.values.spending import RunUsage, usage_of
 from flowfabric.values.state import State
 from flowfabric.values.stream import END
 
@@ -64,6 +66,26 @@ class FailureHook(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId | None
 
 
+class HeldBy(Struct, frozen=True, kw_only=True):
+    """The limit that holds it back, and what would let it go, in words."""
+
+    what: str
+    name: str
+    key: str
+    since: datetime | None
+    retry_at: datetime | None
+    needs: dict[str, int]
+    until: str
+
+
+class LimitsOf(Struct, frozen=True, kw_only=True):
+    """The names of its budgets and quotas, and what it and its children used."""
+
+    budgets: tuple[str, ...]
+    quotas: tuple[str, ...]
+    usage: RunUsage
+
+
 @dataclass(frozen=True)
 class Seen:
     """Everything that was read about the execution; parts that were not asked for are None."""
@@ -85,6 +107,8 @@ class Seen:
     codecs: Codecs | None
     unserved: Unserved | None
     hook: FailureHook | None
+    held: HeldBy | None = None
+    limits: LimitsOf | None = None
     wide: bool = False
 
 
@@ -121,8 +145,54 @@ async def read(
         codecs=codecs,
         unserved=await _unserved(engine, target),
         hook=await _hook(engine, found),
+        held=await _held(engine, found),
+        limits=await _limits(engine, found),
         wide=wide,
     )
+
+
+async def _held(engine: Engine, found: Execution) -> HeldBy | None:
+    """Which limit holds it back, if one does."""
+    held = await engine.read_held(found.execution_id) if found.public_state is State.RATE_LIMITED else None
+    if held is None:
+        return None
+    quota = await engine.get_quota_policy(QuotaPolicyId(held.limit_id))
+    if quota is not None:
+        title = quota.name or str(quota.quota_policy_id)
+        of_key = f" of {quota.key} {held.key}" if quota.key else ""
+        if held.retry_at is not None:
+            until = "room in the window of its rate"
+        else:
+            until = f"the end of one of the {quota.limits.active_concurrency_cap} that run{of_key}"
+        until += f", or `flowfabric quotas set {title}`"
+        what, key = "quota", held.key if quota.key else ""
+    else:
+        budget = await engine.get_budget_status(BudgetId(held.limit_id))
+        title, what, key = budget.name, "budget", ""
+        until = f"`flowfabric budgets raise {title}`, or a reset" + (
+            f" at {_output.when(budget.next_reset_at)}" if budget.next_reset_at else ""
+        )
+    return HeldBy(
+        what=what, name=title, key=key, since=held.blocked_at, retry_at=held.retry_at, needs=held.needs, until=until
+    )
+
+
+async def _limits(engine: Engine, found: Execution) -> LimitsOf | None:
+    """The limits that it has."""
+    used = usage_of(await engine.read_usage(found.execution_id))
+    if not found.budget_ids and not found.quota_policy_ids and not used.by_budget:
+        return None
+    budgets: list[str] = []
+    for one in found.budget_ids:
+        try:
+            budgets.append((await engine.get_budget_status(BudgetId(one))).name)
+        except NotFound:  # it was never created: it limits nothing
+            budgets.append(f"{one} (not created)")
+    quotas: list[str] = []
+    for each in found.quota_policy_ids:
+        policy = await engine.get_quota_policy(QuotaPolicyId(each))
+        quotas.append(f"{each} (not created)" if policy is None else policy.name or str(each))
+    return LimitsOf(budgets=tuple(budgets), quotas=tuple(quotas), usage=used)
 
 
 async def _hook(engine: Engine, found: Execution) -> FailureHook | None:

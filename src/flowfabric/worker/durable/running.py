@@ -19,18 +19,19 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from flowfabric.app.context import not_begun
-from flowfabric.errors import ExecutionNotActive, LeaseLost, StepsChanged
+from flowfabric.errors import BudgetExceeded, ExecutionNotActive, LeaseLost, StepsChanged
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.lease import Handle, HandleKind
 from flowfabric.values.step import NewStep
 from flowfabric.worker import told
-from flowfabric.worker.durable import children, in_thread, mapping, records, requests, steps, waits
+from flowfabric.worker.durable import children, in_thread, mapping, records, requests, spending, steps, waits
 from flowfabric.worker.durable import emitting as frames
 from flowfabric.worker.durable.changes import Changes
 from flowfabric.worker.durable.emitting import Emitting
 from flowfabric.worker.durable.memory import Memory, describe
 from flowfabric.worker.durable.order import Order
 from flowfabric.worker.durable.parking import Gate, Parking
+from flowfabric.worker.durable.spending import Needs
 from flowfabric.worker.durable.task_tree import HandlerTasks
 from flowfabric.worker.runners.threads import Interruptible
 
@@ -96,6 +97,7 @@ class Running:
         "_parking",
         "_refused",
         "asyncio_task",
+        "breach",
         "call",
         "calls",
         "claimed",
@@ -107,6 +109,7 @@ class Running:
         "is_parked",
         "is_stopping",
         "loaded_memory",
+        "needs",
         "newly_read",
         "renewed_at",
         "stop_reason",
@@ -136,6 +139,8 @@ class Running:
         self._changes: Changes | None = None
         # The gate at which a synchronous handler waits, until it has unwound.
         self.unwound_at: Gate | None = None
+        self.needs: Needs | None = None  # of a synchronous handler that pauses for a budget
+        self.breach: BudgetExceeded | None = None  # of a task that fails for it, also if the handler catches it
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None
@@ -340,6 +345,10 @@ class Running:
     emit = frames.emit
     emit_soon = frames.emit_soon
     summarize = frames.summarize
+    report_usage = spending.report_usage
+    reserve_usage = spending.reserve_usage
+    settle_usage = spending.settle_usage
+    cancel_reservation = spending.cancel_reservation
 
     # The end
 
@@ -358,7 +367,7 @@ class Running:
 
     async def forget(self) -> None:
         """Restart the handler: the recorded steps are read again."""
-        self.unwound_at = None
+        self.unwound_at = self.needs = None
         self._refused = 0
         if self._emitting is not None:
             self._emitting.restart()

@@ -1,5 +1,6 @@
--- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, streams,
--- waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
+-- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, limits, budgets,
+-- steps, streams, waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the
+-- views that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
 --   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
@@ -62,7 +63,8 @@ create table flowfabric.lane (
     registered_by text not null
 );
 
--- A lane, a kind and a required capability set, as one small number. Executions have such a route for life. Their ready
+-- A lane, a kind, a required capability set, and whether there are limits, as one small number. Executions have such a
+-- route for life, limited ones whatever their limits are. Their ready
 -- rows have another one while not every worker of the kind may run them (see lanes/derive_route.sql): the same with the
 -- version they began with, or with the code that stopped them.
 create table flowfabric.route (
@@ -71,8 +73,9 @@ create table flowfabric.route (
     kind         text collate "C" not null,
     capabilities text[] not null default '{}',
     version      integer,                -- null: executions without a version
+    limited      boolean not null default false,   -- its executions have a limit set: claims check their limits
     not_for      text[],                 -- digests of the code that stopped its executions, sorted; null: for all code
-    digest       text not null           -- of capabilities, version and not_for, for the unique index
+    digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
 
@@ -96,6 +99,7 @@ create table flowfabric.execution (
     -- flags that save hot calls a lookup in other tables
     has_waitpoints   boolean not null default false,   -- it ever had one: the end of an attempt closes or moves them
     has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
+    has_reserved     boolean,                          -- it ever held amounts of a budget: the end of a lease ends that; null: no
     namespace        text not null,
     creator          text not null,
     payload          bytea not null,
@@ -106,8 +110,7 @@ create table flowfabric.execution (
     keeps_children   boolean,         -- it was cancelled without its children
     idempotency_key  text,
     policy           json,            -- shorter than jsonb
-    budget_ids       uuid[],
-    quota_policy_id  uuid,
+    limits           bigint,          -- its limit set; null: no limits
     tags             jsonb,
     deadline_at      timestamptz,
     capability_mismatch_at timestamptz,  -- a worker without the capabilities tried to claim it
@@ -186,6 +189,7 @@ create index execution_by_route on flowfabric.execution (route, created_at, id);
 create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
 create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
 create index execution_by_parent on flowfabric.execution (parent_id, created_at, id) where parent_id is not null;
+create index execution_by_limits on flowfabric.execution (limits, created_at, id) where limits is not null;
 
 -- Cancelled and expired executions whose children still have to be cancelled.
 create table flowfabric.child_cancel (
@@ -277,9 +281,16 @@ create table flowfabric.blocked (
     blocking_reason text not null,
     created_at      timestamptz not null,
     id              uuid not null,
-    partition       integer not null
-);
+    partition       integer not null,
+    rank            integer,            -- of those that a limit holds: their position in the queue,
+    limit_id        uuid,               -- the budget or quota policy that denied them: its opening finds them here,
+    limit_key       text collate "C",   -- the value of the policy's key; empty for budgets
+    retry_at        timestamptz,        -- of a rate: when the window has room again
+    blocked_at      timestamptz,
+    needs           jsonb               -- the amounts that a paused execution waits for
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index blocked_by_reason on flowfabric.blocked (blocking_reason, created_at, id, partition);
+create index blocked_by_limit on flowfabric.blocked (limit_id, limit_key, rank, created_at, id) where limit_id is not null;
 
 -- Tasks to submit because an execution failed, expired or was escalated: as its policy describes them, and the facts.
 create table flowfabric.hook (
@@ -300,7 +311,8 @@ create table flowfabric.ready (
     partition     integer not null,
     granted_until timestamptz,        -- hidden from claims while a grant lives
     deadline_at   timestamptz,
-    available_at  timestamptz         -- of a lost lease: it may be reclaimed from then on
+    available_at  timestamptz,        -- of a lost lease: it may be reclaimed from then on
+    limits        bigint              -- its limit set; null: no limits
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
@@ -343,9 +355,200 @@ create table flowfabric.claim_grant (
     ttl_ms              bigint not null,
     issued_at           timestamptz not null,
     expires_at          timestamptz not null,
+    quota_policy_ids    uuid[],              -- the policies whose slots were taken for it; null: none
     primary key (partition, id)
 );
 create index claim_grant_expiry on flowfabric.claim_grant (expires_at);
+
+-- Limits --------------------------------------------------------------------------------------------------------------
+
+-- The budgets and quota policies of executions, as one number: the beginning of a hash of its content. Submitters find it
+-- by that number, and never wait for each other: the same set may be stored twice.
+create table flowfabric.limit_set (
+    digest       bigint not null,
+    budget_ids   uuid[] not null,       -- sorted
+    quota_ids    uuid[] not null,       -- sorted
+    quota_keys   text[] not null,       -- per policy: the value of the tag it is kept by, `default` without one
+    checked_at   timestamptz not null,  -- when the sweep looked at it last
+    unused_since timestamptz,           -- no execution had it then: submissions store it again
+    unused_xid   xid8                   -- the transaction that found this
+);
+create index limit_set_by_digest on flowfabric.limit_set (digest);
+create index limit_set_by_check on flowfabric.limit_set (checked_at);
+
+-- Rates and caps.
+create table flowfabric.quota_policy (
+    id             uuid primary key,
+    name           text collate "C",
+    key            text,                      -- a tag: the numbers hold for each of its values
+    window_seconds bigint not null,           -- 0: 60 if there is a rate
+    max_requests   bigint not null,           -- per window; 0: no rate
+    max_concurrent bigint not null,           -- 0: no cap
+    jitter_ms      bigint not null,           -- retries of the refused are spread over this time
+    created_at     timestamptz not null,
+    updated_at     timestamptz not null
+);
+create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
+
+-- The limits that apps declare: a digest of what was stored last. A worker that declares the same again leaves a limit as
+-- an operator has set it since.
+create table flowfabric.declared_limit (
+    name        text collate "C" primary key,   -- "budget <name>", "quota <name>"
+    digest      text not null,
+    declared_at timestamptz not null
+);
+
+-- One row per policy and value of its key, which admissions lock: they are serial.
+create table flowfabric.quota_head (
+    policy_id uuid not null,
+    key       text collate "C" not null,
+    floor     bigint not null default 0,   -- no slot has a lower number
+    primary key (policy_id, key)
+) with (fillfactor = 50);
+
+-- Who holds a slot of a policy: a running execution, a grant, or a caller of check_admission. Removed with the end of
+-- that; counted, not summed up, so that a slot is free when the transaction that removes it commits.
+create table flowfabric.quota_slot (
+    id          uuid not null,               -- the execution
+    partition   integer not null,
+    policy_id   uuid not null,
+    key         text collate "C" not null,
+    number      bigint generated always as identity,
+    admitted_at timestamptz not null,
+    until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
+    origin      text not null,               -- scheduler, direct
+    primary key (id, partition, policy_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index quota_slot_by_number on flowfabric.quota_slot (policy_id, key, number);
+
+-- The admissions within the windows of rates; another admission of the same execution moves its entry.
+create table flowfabric.quota_entry (
+    policy_id   uuid not null,
+    key         text collate "C" not null,
+    id          uuid not null,
+    partition   integer not null,
+    admitted_at timestamptz not null,
+    primary key (id, partition, policy_id, key)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index quota_entry_by_time on flowfabric.quota_entry (policy_id, key, admitted_at);
+
+-- Limits that have, or will have, room for executions that they hold: left by ends that found the limit locked, and by
+-- refusals of a rate. The duty `unblock` works them off.
+create table flowfabric.limit_due (
+    due_at   timestamptz not null,
+    limit_id uuid not null,
+    key      text collate "C" not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index limit_due_order on flowfabric.limit_due (due_at);
+create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
+-- Budgets -------------------------------------------------------------------------------------------------------------
+
+-- What may be used. The row is the lock of everything that changes the budget; the running numbers are in budget_head.
+create table flowfabric.budget (
+    id              uuid primary key,
+    name            text collate "C" not null,     -- without one the id
+    scope_type      text collate "C" not null default '',
+    scope_id        text collate "C" not null default '',
+    mode            text not null default 'strict' constraint budget_mode_known check (mode in ('strict', 'warn')),
+    on_hard_limit   text not null default '',
+    on_soft_limit   text not null default '',
+    reset_interval  interval,                      -- null: never
+    dimensions      text[] collate "C" not null default '{}',   -- sorted
+    hard            bigint[] not null default '{}',             -- of each of them; 0: no limit
+    soft            bigint[] not null default '{}',
+    generation      integer not null default 0,    -- counts resets
+    reset_count     integer not null default 0,
+    last_reset_at   timestamptz,
+    next_reset_at   timestamptz,
+    created_at      timestamptz,                   -- null: it was reported to and not created
+    updated_at      timestamptz not null,
+    is_lowered      boolean not null default false,   -- a limit was set below what was used and held
+    owner_partition integer,                       -- the execution or flow with which it is purged
+    owner_id        uuid
+);
+create unique index budget_by_name on flowfabric.budget (name);
+create index budget_by_scope on flowfabric.budget (scope_type, scope_id, name);
+create index budget_by_owner on flowfabric.budget (owner_id) where owner_id is not null;
+create index budget_due on flowfabric.budget (next_reset_at) where next_reset_at is not null;
+
+-- The running numbers of budgets. A change is a new row, and the newest is found first: what is dead behind it is never
+-- read, however long an old snapshot keeps it. Decision 34 has the figures. The arrays have an element per dimension.
+create table flowfabric.budget_head (
+    budget_id       uuid not null,
+    seq             bigint not null,
+    at              timestamptz not null,
+    breaches        bigint not null,       -- how often a call did not fit under a hard limit
+    soft_breaches   bigint not null,
+    generation      integer not null,
+    is_strict       boolean not null,
+    exhausted       text,                  -- the first dimension whose hard limit is reached; null: none
+    dimensions      text[] collate "C" not null,   -- sorted: those of the definition, and all that were ever used or held
+    used            bigint[] not null,     -- null: never counted
+    held            bigint[] not null,
+    overrun         bigint[] not null,     -- what settlements could not count
+    hard            bigint[] not null,
+    soft            bigint[] not null,
+    last_breach_at  timestamptz,
+    last_breach_dim text,
+    primary key (budget_id, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- The keys of calls that were counted.
+create table flowfabric.budget_key (
+    budget_id  uuid not null,
+    key        text collate "C" not null,
+    expires_at timestamptz not null,
+    primary key (budget_id, key)
+);
+create index budget_key_expiry on flowfabric.budget_key (expires_at);
+
+-- The ledger: what record_spend counted for an execution.
+create table flowfabric.budget_spend (
+    budget_id    uuid not null,
+    execution_id uuid not null,
+    generation   integer not null,
+    dimension    text collate "C" not null,
+    amount       bigint not null,
+    recorded_at  timestamptz not null,
+    is_known     boolean not null,     -- the execution existed then
+    primary key (budget_id, execution_id, generation, dimension)
+);
+create index budget_spend_by_execution on flowfabric.budget_spend (execution_id);
+
+-- What executions used, by their own reports and settlements.
+create table flowfabric.budget_usage (
+    partition integer not null,
+    id        uuid not null,
+    budget_id uuid not null,
+    dimension text collate "C" not null,
+    amount    bigint not null,
+    primary key (partition, id, budget_id, dimension)
+) with (fillfactor = 70);
+
+-- What executions hold before they use it: a row per reservation and budget, changed under the lock of the budget. A
+-- reservation ends with its lease; one that is given back is deleted.
+create table flowfabric.reservation (
+    partition         integer not null,
+    id                uuid not null,
+    reservation_id    uuid not null,
+    budget_id         uuid not null,
+    epoch             bigint not null,     -- of the lease
+    generation        integer not null,    -- of the execution
+    budget_generation integer not null,    -- in which it was made, or charged
+    name              text collate "C",    -- outside a step: its name and number, as of a step
+    n                 integer,
+    on_lost           text not null,       -- charge, release
+    state             text not null,       -- held, charged (the lease was lost), settled
+    dimensions        text[] collate "C" not null,
+    amounts           bigint[] not null,
+    reserved_at       timestamptz not null,
+    settled_at        timestamptz,
+    lost              boolean,             -- while held: its lease has ended, and whether it was lost; null: not known
+    primary key (partition, id, reservation_id, budget_id)
+);
+create index reservation_ended on flowfabric.reservation (budget_id) where lost is not null and state = 'held';
+create index reservation_held on flowfabric.reservation (budget_id, partition, id) where state = 'held';
+create index reservation_settled on flowfabric.reservation (settled_at) where settled_at is not null;
 
 -- Steps ---------------------------------------------------------------------------------------------------------------
 
@@ -358,7 +561,7 @@ create table flowfabric.step (
     name            text collate "C" not null,
     n               integer not null,   -- how often the name was used before in this run
     kind            text not null
-        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait', 'patch')),
+        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait', 'patch', 'usage')),
     run             integer not null,
     attempt_index   integer not null,
     result          bytea,
@@ -894,6 +1097,12 @@ create type flowfabric.held as (
 -- The rows a claim took from a route.
 create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
 
+-- A quota policy and key with its numbers, and how much room they leave; null: no such limit.
+create type flowfabric.quota_room as (
+    policy_id uuid, key text, rate bigint, cap bigint, span interval, jitter_ms bigint, rate_left bigint, slots_left bigint,
+    retry_at timestamptz, floor bigint, low bigint
+);
+
 -- The result of the due timers of one kind.
 create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);
 
@@ -951,6 +1160,15 @@ create type flowfabric.stream_head as (
     live integer, live_floor integer, ema double precision, live_ms bigint, live_cap integer
 );
 
+-- The result of a call that uses budgets, for one item: the columns of a verdict, the breach or the soft limit that it is
+-- about, the reservation, and what is left of each limited dimension.
+create type flowfabric.used as (
+    ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
+    budget_id uuid, dimension text, current bigint, held bigint, bound bigint, asked bigint, overrun bigint,
+    reservation_id uuid, reservation_state text, dimensions text[], amounts bigint[],
+    left_dimensions text[], left_amounts bigint[]
+);
+
 -- A violation that the audit found.
 create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
 
@@ -959,7 +1177,7 @@ create type flowfabric.violation as (rule text, partition integer, id uuid, deta
 -- An execution as readers see it: everything except payload and result, with the columns of its route.
 create view flowfabric.execution_view as
 select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
-       e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
+       e.policy, coalesce(l.budget_ids, '{}') as budget_ids, coalesce(l.quota_ids, '{}') as quota_policy_ids, e.state, e.blocking_reason, e.blocking_detail, e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
        coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, w.worker_id,
@@ -980,4 +1198,16 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
-from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker;
+from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker
+left join lateral (select x.budget_ids, x.quota_ids from flowfabric.limit_set x where x.digest = e.limits limit 1) l on true;
+
+-- A budget as readers see it: its definition and its newest running numbers.
+create view flowfabric.budget_view as
+select b.id, b.name, b.scope_type, b.scope_id, b.mode, b.on_hard_limit, b.on_soft_limit,
+       (extract(epoch from b.reset_interval) * 1000)::bigint as reset_interval_ms, b.dimensions, b.hard, b.soft,
+       coalesce(h.dimensions, '{}') as used_dimensions, coalesce(h.used, '{}') as used, coalesce(h.held, '{}') as held,
+       coalesce(h.overrun, '{}') as overrun, h.exhausted, coalesce(h.breaches, 0) as breaches,
+       coalesce(h.soft_breaches, 0) as soft_breaches, h.last_breach_at, h.last_breach_dim, b.generation, b.reset_count,
+       b.last_reset_at, b.next_reset_at, b.created_at, greatest(h.at, b.updated_at) as updated_at, b.owner_id
+from flowfabric.budget b
+left join lateral (select x.* from flowfabric.budget_head x where x.budget_id = b.id order by x.seq desc limit 1) h on true;

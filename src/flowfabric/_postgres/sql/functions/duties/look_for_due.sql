@@ -13,6 +13,7 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_next timestamptz;
+    v_reset timestamptz;
 begin
     -- A transaction that sets a timer may end a minute after it is due and still be seen at once.
     select coalesce(array_agg(k.kind) filter (where f.due_at <= v_now), '{}'), min(n.due_at),
@@ -39,6 +40,20 @@ begin
     if exists (select from flowfabric.hook h where h.due_at <= v_now) then
         due := array_append(due, 'hook_submission');
     end if;
+    if exists (select from flowfabric.reservation r where r.lost is not null and r.state = 'held') then
+        due := array_append(due, 'reservation_end');
+    end if;
+    select b.next_reset_at into v_reset from flowfabric.budget b where b.next_reset_at is not null
+    order by b.next_reset_at limit 1;
+    if v_reset <= v_now then
+        due := array_append(due, 'budget_reset');
+    else
+        v_next := least(v_next, v_reset);
+    end if;
+    if exists (select from flowfabric.limit_due d where d.due_at <= v_now) then
+        due := array_append(due, 'limit_opening');
+    end if;
+    v_next := least(v_next, (select d.due_at from flowfabric.limit_due d where d.due_at > v_now order by d.due_at limit 1));
     pause_ms := least(p_at_most_ms, extract(epoch from v_next - v_now) * 1000 + 1);
     perform flowfabric.get_up(p_instance, array[''], p_before);
     if p_instance is not null and pause_ms > 50 then

@@ -9,8 +9,10 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_leased boolean[];
+    v_limited boolean; v_had_reserved boolean;
 begin
-    select array_agg(e.lease_lost is null order by u.ord) into v_leased
+    select array_agg(e.lease_lost is null order by u.ord), bool_or(e.limits is not null), bool_or(e.has_reserved)
+    into v_leased, v_limited, v_had_reserved
     from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     if false = any (v_leased) then
@@ -40,12 +42,18 @@ begin
     select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
            d.attempt_id, d.attempt_index, d.worker, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
+    if v_limited then
+        perform flowfabric.give_slots(p_partition, p_id, false, p_now);
+    end if;
     perform flowfabric.end_waits(array_agg(e.partition), array_agg(e.id), array_agg(null::text), p_now)
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.has_waitpoints
     having count(*) > 0;
     perform flowfabric.set_timers('delay', p_partition, p_id,
         (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
+    if v_had_reserved then   -- a timeout is not reported by the holder: what was held may have been used
+        perform flowfabric.end_reservations(p_partition, p_id, p_revoked_by = 'reconciler', p_now);
+    end if;
     perform flowfabric.gate(p_partition, p_id);
     perform flowfabric.wake_tails(p_partition, p_id);
 end;

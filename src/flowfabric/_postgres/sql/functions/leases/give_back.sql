@@ -13,6 +13,8 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_given flowfabric.verdict;
+    v_had_reserved boolean;
+    v_limited boolean;
 begin
     with paused as (
         update flowfabric.execution e
@@ -25,13 +27,18 @@ begin
             attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = p_partition and e.id = p_id
         returning e.*
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+             attempt_index, worker, reason, revoked_by)
+        select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
+               p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
+        from paused p
     )
-    insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker, reason, revoked_by)
-    select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
-           p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
-    from paused p;
+    select p.limits is not null into v_limited from paused p;
+    if v_limited then
+        perform flowfabric.give_slots(array[p_partition], array[p_id], false, p_now);
+    end if;
     if p_state = 'waiting' then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);
     else
@@ -40,8 +47,13 @@ begin
         end if;
         perform flowfabric.gate(array[p_partition], array[p_id]);
     end if;
-    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, p_until into v_given
+    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, p_until, e.has_reserved
+    into v_given.ordinal, v_given.code, v_given.detail, v_given.state, v_given.lease_epoch, v_given.attempt_id, v_given.at,
+         v_had_reserved
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
+    if v_had_reserved then
+        perform flowfabric.end_reservations(array[p_partition], array[p_id], false, p_now);
+    end if;
     return v_given;
 end;
 $$;

@@ -1,0 +1,113 @@
+"""Limits: which are stored by name, what they hold, and which declarations of an app were stored last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from flowfabric._postgres import statements
+from flowfabric.engine.base import Operations, first_page
+from flowfabric.engine.checks import check_batch, check_int, check_limit
+from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import check_text
+from flowfabric.values.held import Held, HeldCount
+from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
+from flowfabric.values.page import Page
+from flowfabric.values.spending import FoundLimit, check_limit_name
+
+
+class LimitLookups(Operations):
+    """find_limits, list_held, read_held, count_held, read_declared_limits, note_declared_limits."""
+
+    async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:
+        """Return the budgets and quotas with these names, up to 1,000 of each; unknown names are left out."""
+        found = await self._fetch(
+            statements.FIND_LIMITS, _names(budgets, "budgets"), _names(quotas, "quotas"), repeatable=True
+        )
+        return [FoundLimit(what=row["what"], name=row["name"], id=row["id"], key=row["key"]) for row in found]
+
+    async def list_held(
+        self, limit_id: UUID, *, key: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Held, str]:
+        """Return the executions that a budget or quota policy holds, in the order in which it lets them go.
+
+        `key`: only of this value of a policy's key.
+        """
+        target = parse_uuid(limit_id, "limit_id")
+        size = check_limit(limit, 1000)
+        wanted = None if key is None else check_text(key, "key")
+        place = (None, None, None, None) if cursor is None else _place(cursor)
+        if size == 0:
+            return Page(())
+        found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, repeatable=True)
+        return first_page(
+            [_held(row) for row in found],
+            size,
+            lambda last: msgspec.json.encode((last.key, last.rank, last.created_at, last.execution_id)).decode(),
+        )
+
+    async def read_held(self, execution_id: ExecutionId) -> Held | None:
+        """Return which limit holds an execution; None if none does."""
+        found = await self._fetch(statements.READ_HELD, *self._at(parse_execution_id(execution_id)), repeatable=True)
+        return _held(found[0]) if found else None
+
+    async def count_held(self, *, limit: int = 10_000) -> list[HeldCount]:
+        """Return how many executions limits hold, by lane and limit; at most `limit` are counted."""
+        found = await self._fetch(statements.COUNT_HELD, check_int(limit, "limit", 1, 1_000_000), repeatable=True)
+        return [
+            HeldCount(
+                lane_id=row["lane"], limit_id=row["limit_id"], what=row["what"], name=row["name"], count=row["held"]
+            )
+            for row in found
+        ]
+
+    async def find_unreported_budgets(self, *, limit: int = 100) -> list[str]:
+        """Return the names of budgets that ended executions had and that no call ever reported usage to."""
+        found = await self._fetch(statements.FIND_UNREPORTED, check_int(limit, "limit", 1, 1000), repeatable=True)
+        return [row["name"] for row in found]
+
+    async def read_declared_limits(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the digests of the declarations that were stored last, by name."""
+        found = await self._fetch(statements.READ_DECLARED_LIMITS, _names(names, "names"), repeatable=True)
+        return {row["name"]: row["digest"] for row in found}
+
+    async def note_declared_limits(self, digests: Mapping[str, str]) -> None:
+        """Note that declarations were stored: a worker with the same ones leaves the limits as operators set them."""
+        if not isinstance(digests, Mapping):
+            raise InvalidInput(f"got {type(digests).__name__}", field="digests", allowed="digests by name")
+        names = _names(list(digests), "digests")
+        words = [check_text(digests[name], "digests") for name in names]
+        await self._fetch(statements.NOTE_DECLARED_LIMITS, names, words, repeatable=True)
+
+
+def _held(row: Any) -> Held:
+    return Held(
+        execution_id=ExecutionId(row["id"]),
+        execution_kind=row["kind"],
+        lane_id=row["lane"],
+        namespace=row["namespace"],
+        limit_id=row["limit_id"],
+        key=row["limit_key"],
+        rank=row["rank"],
+        created_at=row["created_at"],
+        blocked_at=row["blocked_at"],
+        retry_at=row["retry_at"],
+        needs={} if row["needs"] is None else msgspec.json.decode(row["needs"])["amounts"],
+        detail=row["detail"],
+    )
+
+
+def _place(cursor: object) -> tuple[str, int, datetime, UUID]:
+    try:
+        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[str, int, datetime, UUID])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
+
+
+def _names(given: Sequence[str], field: str) -> list[str]:
+    check_batch(given, field)
+    return [check_limit_name(name, field) for name in given]

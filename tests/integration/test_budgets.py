@@ -1,0 +1,446 @@
+"""Budgets and quotas as tasks and submitters use them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import flowfabric as ff
+from flowfabric import middleware as ff_middleware
+from flowfabric.testing import Kit
+from flowfabric.values.budget import BudgetStatus, SoftBreach, budget_id_of
+from flowfabric.values.ids import mint_execution_id
+from flowfabric.values.quota import quota_policy_id_of
+from tests.each import each
+
+PATIENCE = 30.0
+
+
+def _nothing() -> None: ...
+
+
+async def status(app: ff.App, name: str) -> BudgetStatus:
+    return await (await app.client()).engine.get_budget_status(budget_id_of(name))
+
+
+async def used(app: ff.App, name: str = "team") -> tuple[dict[str, int], dict[str, int]]:
+    """What is used of a budget, and what is held."""
+    found = await status(app, name)
+    return found.usage, {name: amount for name, amount in found.held.items() if amount}
+
+
+# ---- reports
+
+
+async def test_usage_is_counted_once_however_often_the_handler_runs(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> list[int]:
+        first = await ctx.usage(tokens=100)
+        await ctx.sleep("1h")
+        second = await ctx.usage(tokens=50, cost=3)
+        return [first.remaining["tokens"], second.remaining["tokens"]]
+
+    assert await kit.run_inline(agent) == [900, 850]
+    assert await used(kit_app) == ({"tokens": 150, "cost": 3}, {})
+
+
+async def test_usage_is_counted_once_wherever_the_worker_dies(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 100_000})
+    answers: list[int] = []
+
+    @kit_app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> int:
+        await ctx.usage(tokens=1)
+        await ctx.step("work", lambda: 1)
+        async with ctx.spend(tokens=20) as spend:
+            spend.settle(tokens=10)
+        await ctx.usage(tokens=100)
+        answers.append((await status(kit_app, "team")).usage["tokens"])
+        return 0
+
+    report = await kit.crash_everywhere(agent)
+    runs = answers[-1] // 111
+    assert answers[-1] == 111 * runs, "every execution counted 111, whatever happened to its worker"
+    assert report.result == 0
+    assert (await used(kit_app))[1] == {}
+
+
+async def test_usage_in_a_step_counts_each_time_the_step_runs(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team"], retry=ff.RetryPolicy(max_retries=2, backoff=ff.Fixed(0)))
+    async def agent(ctx: ff.Context) -> int:
+        async def ask() -> int:
+            await ctx.usage(tokens=100)
+            async with ctx.spend(tokens=50) as spend:
+                spend.settle(tokens=40)
+            if ctx.retry_count < 2:
+                raise ConnectionError("again")
+            return 1
+
+        return await ctx.step("ask", ask)
+
+    assert await kit.run_inline(agent) == 1
+    assert await used(kit_app) == ({"tokens": 420}, {})
+
+
+async def test_only_named_budgets_count_it(kit: Kit, kit_app: ff.App) -> None:
+    for name in ("team", "tenant"):
+        kit_app.budget(name, hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team", "tenant"])
+    async def agent(ctx: ff.Context) -> int:
+        await ctx.usage(tokens=5)
+        await ctx.usage({"tokens": 7, "name": 1}, budgets=["tenant"])
+        with pytest.raises(ff.InvalidInput, match="there is no budget 'tenat'; did you mean 'tenant'"):
+            await ctx.usage(tokens=1, budgets=["tenat"])
+        return 1
+
+    await kit.run_inline(agent)
+    assert await used(kit_app, "team") == ({"tokens": 5}, {})
+    assert await used(kit_app, "tenant") == ({"tokens": 12, "name": 1}, {})
+
+
+async def test_a_synchronous_handler_reports_and_holds(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team"])
+    def agent(ctx: ff.SyncContext) -> dict[str, int]:
+        with ctx.spend(tokens=500) as spend:
+            spend.settle(tokens=ctx.step("ask", lambda: 120))
+        assert spend.used is not None
+        assert spend.used.remaining == {"tokens": 880}
+        ctx.sleep("1h")
+        return ctx.usage(tokens=80).remaining
+
+    assert await kit.run_inline(agent) == {"tokens": 800}
+    assert await used(kit_app) == ({"tokens": 200}, {})
+
+
+# ---- amounts that are held
+
+
+async def test_amounts_are_held_while_the_block_runs_and_given_back_without_a_settlement(
+    kit: Kit, kit_app: ff.App
+) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+    seen: list[Any] = []
+
+    @kit_app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> None:
+        async with ctx.spend(tokens=600) as spend:
+            seen.append(await used(kit_app))
+        assert spend.used is None
+        seen.append(await used(kit_app))
+        for error in (ValueError("the call failed"), asyncio.CancelledError("the handler's own")):
+            try:
+                async with ctx.spend(tokens=600):
+                    raise error
+            except (ValueError, asyncio.CancelledError):
+                seen.append(await used(kit_app))
+        try:
+            async with ctx.spend(tokens=600) as spend:
+                spend.settle(tokens=70)
+                raise ValueError("after the call")
+        except ValueError:
+            assert spend.used is not None
+            seen.append(await used(kit_app))
+
+    await kit.run_inline(agent)
+    assert seen == [
+        ({}, {"tokens": 600}), ({}, {}), ({}, {}), ({}, {}), ({"tokens": 70}, {}),
+    ]  # fmt: skip
+
+
+async def test_a_settlement_above_what_fits_is_an_overrun_and_stops_nothing(
+    kit: Kit, kit_app: ff.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit_app.budget("team", hard={"tokens": 100})
+
+    @kit_app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> int:
+        async with ctx.spend(tokens=50) as spend:
+            spend.settle(tokens=130)
+        assert spend.used is not None
+        return spend.used.overrun
+
+    assert await kit.run_inline(agent) == 30
+    found = await status(kit_app, "team")
+    assert (found.usage, found.overrun) == ({"tokens": 100}, {"tokens": 30})
+    assert "used 30 tokens more than budget team allows" in caplog.text
+
+
+# ---- breaches
+
+
+async def test_a_breach_is_raised_with_all_its_numbers_and_the_same_in_later_runs(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 100})
+    runs: list[str] = []
+
+    @kit_app.task(budgets=["team"], on_budget="raise")
+    async def agent(ctx: ff.Context) -> str:
+        await ctx.usage(tokens=60)
+        async with ctx.spend(tokens=10):
+            try:
+                await ctx.usage(tokens=41)
+            except ff.BudgetExceeded as error:
+                runs.append(str(error))
+                assert (error.budget, error.dimension, error.used, error.held, error.limit, error.asked) == (
+                    "team", "tokens", 60, 10, 100, 41,
+                )  # fmt: skip
+        # A later run takes the same branch, also if there is room by then.
+        await (await kit_app.client()).engine.update_budget(budget_id_of("team"), hard={"tokens": 1000})
+        await ctx.step("cheaper", lambda: 1)
+        await ctx.sleep("1h")
+        return "done"
+
+    assert await kit.run_inline(agent) == "done"
+    words = "budget_hard_breach: tokens of budget 'team': 41 asked for, 60 used and 10 held of 100"
+    assert runs == [words, words]
+    assert await used(kit_app) == ({"tokens": 60}, {})
+
+
+async def test_a_retry_asks_again_for_what_did_not_fit(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 100})
+
+    @kit_app.task(budgets=["team"], on_budget="raise", retry=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0)))
+    async def agent(ctx: ff.Context) -> int:
+        if ctx.retry_count:
+            await (await kit_app.client()).engine.update_budget(budget_id_of("team"), hard={"tokens": 1000})
+        return (await ctx.usage(tokens=500)).remaining["tokens"]
+
+    assert await kit.run_inline(agent) == 500
+    assert await used(kit_app) == ({"tokens": 500}, {})
+
+
+@pytest.mark.parametrize("catches", [False, True])
+async def test_a_task_that_fails_for_its_budget_fails_for_good(kit: Kit, kit_app: ff.App, catches: bool) -> None:
+    kit_app.budget("team", hard={"tokens": 100})
+
+    @kit_app.task(budgets=["team"], on_budget="fail", retry=ff.RetryPolicy(max_retries=5, backoff=ff.Fixed(0)))
+    async def agent(ctx: ff.Context) -> None:
+        try:
+            await ctx.usage(tokens=101)
+        except Exception:
+            if not catches:
+                raise
+
+    run = await agent.submit()
+    with pytest.raises(ff.TaskFailed, match="101 asked for, 0 used of 100"):
+        await kit.run_until_ended(run)
+    assert len(await run.attempts()) == 1
+    assert (await run.outcome()).failure_category == "budget_hard_breach"
+
+
+async def test_a_soft_limit_is_told_and_stops_nothing(kit: Kit, kit_app: ff.App) -> None:
+    told: list[Any] = []
+
+    class Alarm(ff_middleware.Middleware):
+        def soft_limit(self, task: Any, breach: SoftBreach) -> None:
+            told.append((task.kind, breach.dimension, breach.current_usage, breach.soft_limit))
+            raise ValueError("a hook that fails stops nothing either")
+
+    kit_app.middleware = (Alarm(),)
+    kit_app.budget("team", hard={"tokens": 100}, soft={"tokens": 10})
+
+    @kit_app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> list[bool]:
+        first = await ctx.usage(tokens=10)
+        second = await ctx.usage(tokens=1)
+        async with ctx.spend(tokens=5) as spend:
+            spend.settle(tokens=5)
+        assert spend.used is not None
+        return [one.soft_breach is not None for one in (first, second, spend.used)]
+
+    assert await kit.run_inline(agent) == [False, True, True]
+    assert told == [("agent", "tokens", 11, 10), ("agent", "tokens", 16, 10)]
+
+
+# ---- names
+
+
+@each(
+    ("given", "words"),
+    [
+        ({"budgets": ["resaerch"]}, "budgets: there is no budget 'resaerch'; did you mean 'research'"),
+        ({"quotas": ["api"]}, "quotas: there is no quota 'api'"),
+        ({"budgets": "research"}, "budgets: got 'research'; allowed: a list of names"),
+        ({"budgets": [""]}, "budgets: empty"),
+        ({"quotas": [5]}, "quotas: not text: 5"),
+        ({"quotas": ["keyed"]}, "tags: the quota 'keyed' is kept by the tag 'tenant', which is missing"),
+        ({"budget": 5}, "budget: got int; allowed: an ff.Budget or None"),
+    ],
+)
+async def test_a_wrong_limit_is_refused_before_anything_is_stored(app: ff.App, given: Any, words: str) -> None:
+    app.budget("research", hard={"tokens": 5})
+    app.quota("keyed", concurrent=1, key="tenant")
+
+    @app.task
+    async def agent() -> None: ...
+
+    flow = app.flow("whole")
+    with pytest.raises(ff.InvalidInput) as refused:
+        await agent.options(**given).submit()
+    assert words in str(refused.value)
+    with pytest.raises(ff.InvalidInput):
+        await agent.submit_many([()], **given)
+    with pytest.raises(ff.InvalidInput):
+        flow.add(agent, **given)
+        await flow.submit()
+    assert (await (await app.client()).find()).items == []
+
+
+async def test_a_budget_that_was_created_elsewhere_can_be_named(app: ff.App) -> None:
+    engine = (await app.client()).engine
+    await engine.create_budget(name="theirs", dimensions=["tokens"], hard_limits=[5], soft_limits=[0])
+    await engine.create_quota_policy(name="api", key="tenant", max_concurrent=1)
+
+    @app.task(budgets=["theirs"], quotas=["api"])
+    async def agent() -> None: ...
+
+    with pytest.raises(ff.InvalidInput, match="kept by the tag 'tenant'"):
+        await agent.submit()
+    found = await (await agent.options(tags={"tenant": "acme"}).submit()).get()
+    assert found.budget_ids == (budget_id_of("theirs"),)
+    assert found.quota_policy_ids == (quota_policy_id_of("api"),)
+
+
+# ---- declarations
+
+
+async def test_a_declaration_that_did_not_change_leaves_what_an_operator_set(database: str) -> None:
+    def declared(**limits: int) -> ff.App:
+        app = ff.App(database)
+        app.budget("team", hard=limits, soft={"tokens": 1}, every="1 day")
+        app.quota("api", concurrent=limits["tokens"], per_window=5, window="10s", jitter=1)
+        return app
+
+    async with declared(tokens=100) as app:
+        engine = (await app.client()).engine
+        assert await app.prepare() == ["budget team created", "quota api created"]
+        await engine.update_budget(budget_id_of("team"), raise_by={"tokens": 50})
+        await engine.update_quota_policy(quota_policy_id_of("api"), max_concurrent=3)
+        assert await app.prepare() == []
+        assert (await status(app, "team")).hard_limits == {"tokens": 150}
+    async with declared(tokens=200, cost=3) as app:
+        engine = (await app.client()).engine
+        assert await app.prepare() == ["budget team changed", "quota api changed"]
+        assert (await status(app, "team")).hard_limits == {"tokens": 200, "cost": 3}
+        policy = await engine.get_quota_policy(name="api")
+        assert policy is not None
+        assert policy.limits.active_concurrency_cap == 200
+    async with declared(tokens=200) as app:
+        await app.prepare()
+        assert (await status(app, "team")).hard_limits == {"tokens": 200, "cost": 0}, (
+            "a limit that is not declared any more"
+        )
+
+
+async def test_a_worker_stores_what_its_app_declares(app: ff.App) -> None:
+    app.budget("team", hard={"tokens": 5}, mode="warn")
+    async with ff.Worker(app, duties=False):
+        assert (await status(app, "team")).enforcement_mode == "warn"
+
+
+@each(
+    ("declare", "words"),
+    [
+        (lambda app: app.quota("q"), "concurrent: neither is given"),
+        (lambda app: app.budget("b", hard={"tokens": 0}), "tokens: got 0; allowed: an integer from 1"),
+        (lambda app: app.budget("b", hard={"tokens": 1.5}), "tokens: got 1.5"),
+        (lambda app: app.budget("b", hard={"tokens": True}), "tokens: got True"),
+        (lambda app: app.budget("b", soft={"tokens": 2**63}), "tokens: got 9223372036854775808"),
+        (lambda app: app.budget("b", hard={"a\n": 1}), "hard: got 'a\\n'"),
+        (lambda app: app.budget("b", mode="soft"), "mode: got 'soft'; allowed: strict, warn"),
+        (lambda app: app.budget("b", every=0), "every: got 0"),
+        (lambda app: app.budget(""), "name: empty"),
+        (lambda app: app.quota("q", per_window=1, window=0.5), "window: got 0.5"),
+        (lambda app: app.quota("q", per_window=1, jitter=-1), "jitter: got -1"),
+        (lambda app: app.quota("q", concurrent=10**10), "concurrent: got 10000000000"),
+        (lambda app: (app.budget("b"), app.budget("b", hard={"a": 1})), "'b' is declared twice"),
+        (lambda app: app.task(on_budget="stop")(_nothing), "on_budget: got 'stop'; allowed: pause, raise, fail"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_where_it_is_written(declare: Any, words: str) -> None:
+    with pytest.raises(ff.InvalidInput) as refused:
+        declare(ff.App())
+    assert words in str(refused.value)
+
+
+# ---- clients
+
+
+async def test_a_client_creates_reads_and_changes_budgets_and_quotas(app: ff.App) -> None:
+    client = await app.client()
+    made = await client.create_budget("team", hard={"tokens": 100}, soft={"tokens": 50}, every="1 day")
+    assert (made.hard_limits, made.soft_limits) == ({"tokens": 100}, {"tokens": 50})
+    again = await client.create_budget("team", hard={"tokens": 5})
+    assert again.hard_limits == {"tokens": 100}
+    assert (await client.raise_budget("team", tokens=50)).hard_limits == {"tokens": 150}
+    assert (await client.raise_budget("team", {"tokens": -20})).hard_limits == {"tokens": 130}
+    changed = await client.set_budget("team", soft={"tokens": 0}, hard={"cost": 3}, mode="warn", every=0)
+    assert (changed.hard_limits, changed.enforcement_mode) == ({"tokens": 130, "cost": 3}, "warn")
+    assert changed.reset_interval is None
+    execution = mint_execution_id(count=256)
+    await client.record_spend("team", execution, {"tokens": 30})
+    assert (await client.budget("team")).usage == {"tokens": 30}
+    await client.release_budget("team", execution)
+    await client.reset_budget("team")
+    await client.create_budget("other")
+    assert [one.name for one in await client.budgets()] == ["other", "team"]
+    assert [one.name for one in await client.budgets("te")] == ["team"]
+
+    quota = await client.create_quota("api", concurrent=2, per_window=10, window="10s", key="tenant")
+    assert (quota.limits.active_concurrency_cap, quota.key) == (2, "tenant")
+    assert (await client.create_quota("api", concurrent=9)).limits.active_concurrency_cap == 2
+    assert (await client.set_quota("api", concurrent=3)).limits.active_concurrency_cap == 3
+    assert [one.name for one in await client.quotas()] == ["api"]
+    for call in (
+        client.budget("x"), client.raise_budget("x", tokens=1), client.reset_budget("x"), client.quota("x"),
+        client.set_quota("x", concurrent=1), client.set_budget("x", mode="warn"),
+    ):  # fmt: skip
+        with pytest.raises(ff.NotFound, match=r"not found: (budget|quota) x"):
+            await call
+    for wrong in ({"tokens": 1.5}, {"tokens": True}, {"tokens": 2**63}, {}, {"": 1}):
+        with pytest.raises(ff.InvalidInput):
+            await client.raise_budget("team", wrong)  # type: ignore[arg-type]  # the refusals under test
+
+
+def test_the_sync_client_has_the_same(database: str) -> None:
+    with ff.Client(ff.App(database)) as client:
+        client.create_budget("team", hard={"tokens": 100})
+        assert client.raise_budget("team", tokens=50).hard_limits == {"tokens": 150}
+        assert client.create_quota("api", concurrent=1).name == "api"
+
+
+async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+    kit_app.budget("tenant", hard={"tokens": 1000})
+
+    @kit_app.task(budgets=["team"])
+    async def child(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+
+    @kit_app.task(budgets=["team", "tenant"])
+    async def parent(ctx: ff.Context) -> list[str]:
+        await ctx.usage(tokens=100, calls=1)
+        runs = [await child.submit(n) for n in (10, 20)]
+        for run in runs:
+            await run.result()
+        return [run.id for run in runs]
+
+    run = await parent.submit()
+    first, second = await kit.run_until_ended(run)
+    found = await run.usage()
+    assert found.by_budget["team"] == {"tokens": 130, "calls": 1}
+    assert {str(one): amounts for one, amounts in found.by_execution.items()} == {
+        run.id: {"tokens": 100, "calls": 1}, first: {"tokens": 10}, second: {"tokens": 20},
+    }  # fmt: skip
+    assert found.total == {"tokens": 130, "calls": 1}
+    assert await run.budget() is None
+    with pytest.raises(ff.NotFound, match="was submitted without a budget of its own"):
+        await run.raise_budget(tokens=1)
