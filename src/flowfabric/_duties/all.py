@@ -21,6 +21,7 @@ from flowfabric._duties.retention import Retention
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric._duties.suspension_timeout import SuspensionTimeout
+from flowfabric._duties.unblock import Unblock
 from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
 from flowfabric._duties.worker_registry_ttl_sweep import WorkerRegistryTtlSweep
 
@@ -37,6 +38,7 @@ ALL: tuple[type[Duty], ...] = (
     ChildCancel,
     FlowCancel,
     HookSubmission,
+    Unblock,
     Retention,
     SiblingRepair,
     EdgeRepair,

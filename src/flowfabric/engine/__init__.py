@@ -62,10 +62,10 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Streams, Watches,
+    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Grants, Edges,
+    Admission, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -53,13 +53,13 @@ _PRESENT = [
     "heartbeat_worker",
     "mark_worker_dead",
     "list_workers",
+    "claim_for_worker",
     "stream_durable_summary",
     "stream_best_effort_live",
 ]
 _LATER = [
     "budget_admin",
     "quota_admin",
-    "claim_for_worker",
     "subscribe_lease_history",
     "subscribe_completion",
     "subscribe_signal_delivery",

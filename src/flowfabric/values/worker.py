@@ -162,6 +162,21 @@ class Unserved(Struct, frozen=True, kw_only=True):
     is_stopped: bool = False
 
 
+class UncoveredRoute(Struct, frozen=True, kw_only=True):
+    """A route with waiting executions that no live worker covers: one that serves the lane, the task and all of this.
+
+    Workers of the namespaces in `served` cover those of their own. `waiting` counts the others, up to 10,000.
+    """
+
+    lane_id: str
+    kind: str
+    capabilities: tuple[str, ...]
+    version: int | None
+    served: tuple[str, ...]
+    since: datetime
+    waiting: int
+
+
 class LiveVersion(Struct, frozen=True, kw_only=True):
     """A version in which executions began that have not ended: how many, and how many live workers serve it.
 

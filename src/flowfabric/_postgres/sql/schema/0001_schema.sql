@@ -300,10 +300,12 @@ create table flowfabric.ready (
     partition     integer not null,
     granted_until timestamptz,        -- hidden from claims while a grant lives
     deadline_at   timestamptz,
-    available_at  timestamptz         -- of a lost lease: it may be reclaimed from then on
+    available_at  timestamptz,        -- of a lost lease: it may be reclaimed from then on
+    namespace     text collate "C"    -- null: the default namespace
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
+create index ready_of_namespace on flowfabric.ready (namespace, route, rank, created_at, id) where namespace is not null;
 
 -- The floors of routes: below the lowest of its positions, and without one, a route has no ready row. A hint that keeps
 -- claims away from routes without work, and from dead index entries while an old snapshot keeps them alive. See
@@ -827,7 +829,8 @@ create unlogged table flowfabric.sleeper (
     instance uuid not null,
     service  integer,                   -- of workers
     slots    integer,                   -- of workers: how many executions it can take
-    wakes_at timestamptz                -- of timers: when this process polls again anyway
+    wakes_at timestamptz,               -- of timers: when this process polls again anyway
+    namespace text collate "C"          -- of workers: the only one it serves; null: all
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index sleeper_by_end on flowfabric.sleeper (lane, until);
 
@@ -858,6 +861,14 @@ create table flowfabric.registration (
     heartbeat_at       timestamptz not null,
     primary key (namespace, worker_instance_id)
 ) with (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+-- The routes with a requirement that no live worker covers, as far as it was noticed: a hint for people, which changes
+-- what readers see of waiting executions and nothing else. See workers/judge_routes.sql.
+create table flowfabric.uncovered (
+    route  integer primary key,
+    served text[] collate "C" not null,   -- the namespaces whose own workers cover it, sorted: not theirs
+    since  timestamptz not null
+);
 
 -- What happened to workers. They have no execution, so that the event log is not theirs.
 create table flowfabric.worker_event (
@@ -955,10 +966,14 @@ create type flowfabric.violation as (rule text, partition integer, id uuid, deta
 
 -- Views ---------------------------------------------------------------------------------------------------------------
 
--- An execution as readers see it: everything except payload and result, with the columns of its route.
+-- An execution as readers see it: everything except payload and result, with the columns of its route. One that waits for
+-- a worker in a lane that hands out no work, or on a route that no live worker covers, is shown as blocked for that reason;
+-- no row is rewritten when a lane is paused or a worker leaves. One that is granted is as good as claimed.
 create view flowfabric.execution_view as
 select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
-       e.policy, e.budget_ids, e.quota_policy_id, e.state, e.blocking_reason, e.blocking_detail, e.pending,
+       e.policy, e.budget_ids, e.quota_policy_id, case when h.reason is null then e.state else 'waiting' end as state,
+       coalesce(h.reason, e.blocking_reason) as blocking_reason, coalesce(h.detail, e.blocking_detail) as blocking_detail,
+       e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
        coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, w.worker_id,
@@ -968,10 +983,10 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        coalesce(e.attempt_resumed_at, e.attempt_started_at) as lease_acquired_at, e.lease_expires_at,
        coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at) as lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
        e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
-       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
+       greatest(e.capability_mismatch_at, h.since) as capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
        coalesce(e.started_at, e.attempt_started_at) as started_at,
-       e.completed_at, e.transitioned_at,
-       greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
+       e.completed_at, greatest(e.transitioned_at, h.since) as transitioned_at,
+       greatest(e.transitioned_at, h.since, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
        r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id,
        case when e.payload_encoding is null then substring(e.payload for 200) end as arguments,
        (select q.version from flowfabric.route q where q.id = e.pinned) as version,
@@ -979,4 +994,18 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.suspension_timeout_at, e.hmac_failed_at,
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
-from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker;
+from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker
+left join lateral (
+    select case when l.state in ('paused', 'disabled') then 'paused_by_policy' else 'waiting_for_capable_worker' end as reason,
+           case when l.state in ('paused', 'disabled') then 'lane ' || l.name || ' is ' || l.state
+                else concat('no live worker serves ', 'version ' || q.version || ' of ', q.kind, ' in lane ', q.lane,
+                            ' with ' || nullif(array_to_string(q.capabilities, ','), '')) end as detail,
+           case when l.state not in ('paused', 'disabled') then u.since end as since
+    from flowfabric.lane l
+    left join flowfabric.uncovered u
+        on u.route = coalesce(e.stop_route, e.pinned, e.route) and e.namespace <> all (u.served)
+    left join flowfabric.route q on q.id = u.route
+    where l.name = r.lane and (l.state in ('paused', 'disabled') or u.route is not null)
+      and e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker'
+      and not exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
+                      and g.expires_at > (select clock_timestamp() + c.shift from flowfabric.clock c))) h on true;

@@ -66,6 +66,7 @@ begin
     union all select * from flowfabric.audit_signal_count(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_keystore(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_registration_facts(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_verdict_facts(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_state(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_hides(v_low, v_high, v_from, v_to, v_now);
 
