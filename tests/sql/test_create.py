@@ -59,7 +59,7 @@ async def test_a_new_execution_waits_for_its_first_attempt(engine: CheckedEngine
 
 
 async def test_everything_submitted_is_stored_as_it_came(engine: CheckedEngine) -> None:
-    budgets = [str(mint_uuid()), str(mint_uuid())]
+    budgets = sorted([str(mint_uuid()), str(mint_uuid())])
     quota = str(mint_uuid())
     policy = {
         "priority": 3,
@@ -630,7 +630,7 @@ async def test_what_not_every_reader_can_hold_is_refused_by_the_database(
 ) -> None:
     kinds = {"tags": "text", "delay_until": "timestamptz", "delay_ms": "bigint", "deadline_at": "timestamptz"}
     ((name, value),) = options.items()
-    columns = ["tags", "policy", "budgets", "quota", "delay_until", "delay_ms", "deadline_at", "deadline_ms"]
+    columns = ["tags", "policy", "limits", "delay_until", "delay_ms", "deadline_at", "deadline_ms"]
     given = dict.fromkeys(columns, "null") | {
         name: f"array['{value}']::{kinds.get(name, 'bigint')}[]"
         if isinstance(value, str)

@@ -355,7 +355,7 @@ async def test_an_unused_grant_loses_nothing(world: World) -> None:
 
 
 async def test_the_policy_is_stored_at_creation(world: World) -> None:
-    budgets = (new_id(), new_id())
+    budgets = tuple(sorted([new_id(), new_id()]))
     quota = new_id()
     later = await world.clock.now() + HOUR
     policy = ExecutionPolicy(

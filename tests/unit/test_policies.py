@@ -143,7 +143,7 @@ def test_the_engine_keeps_what_it_derives() -> None:
     assert freeze_policy(FULL)[1] == Derived(
         required_capabilities=("cuda", "gpu"),
         budget_ids=(TWO, ONE),
-        quota_policy_id=QUOTA,
+        quota_policy_ids=(QUOTA,),
         delay_until_ms=1_893_456_000_000,
         execution_deadline_ms=3_600_000,
         dedup_window_ms=60_000,
@@ -430,6 +430,7 @@ policies = st.builds(
     | st.builds(TimeoutPolicy, attempt_timeout=st.none() | durations, execution_deadline=st.none() | durations),
     budget_ids=st.lists(st.uuids(), max_size=4).map(tuple),
     quota_policy_id=st.none() | st.uuids(),
+    quota_policy_ids=st.none() | st.lists(st.uuids(), max_size=3).map(tuple),
     routing_requirements=st.none()
     | st.builds(RoutingRequirements, required_capabilities=st.lists(tokens, max_size=5).map(tuple)),
     dedup_window=st.none() | durations,

@@ -54,7 +54,7 @@ class Columns:
     tags: list[str | None] | None = None
     policies: list[str | None] | None = None  # or one for all
     budgets: list[str | None] | None = None
-    quotas: list[UUID | None] | None = None
+    quotas: list[str | None] | None = None
     delays_at: list[datetime | None] | None = None
     delays_ms: list[int | None] | None = None
     deadlines_at: list[datetime | None] | None = None
@@ -182,7 +182,7 @@ class _Item(NamedTuple):
     tags: str | None
     policy: str | None
     budgets: str | None
-    quota: UUID | None
+    quotas: str | None
     delay_at: datetime | None
     delay_ms: int | None
     deadline_at: datetime | None
@@ -261,7 +261,8 @@ class Layout:
             _Item(
                 route, partition, uuid, namespace, creator, payload, encoding, priority, flow, key,
                 derived.dedup_window_ms if key is not None else None, tags, policy,
-                ",".join(map(str, derived.budget_ids)) or None, derived.quota_policy_id,
+                ",".join(map(str, derived.budget_ids)) or None,
+                ",".join(map(str, derived.quota_policy_ids)) or None,
                 delay_at, delay_ms, deadline_at, deadline_ms,
             )
         )  # fmt: skip
@@ -318,7 +319,7 @@ class Layout:
             tags=_used(of.tags),
             policies=_used(of.policy),
             budgets=_used(of.budgets),
-            quotas=_used(of.quota),
+            quotas=_used(of.quotas),
             delays_at=_used(of.delay_at),
             delays_ms=_used(of.delay_ms),
             deadlines_at=_used(of.deadline_at),

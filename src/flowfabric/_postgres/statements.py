@@ -53,7 +53,7 @@ _SCHEDULE = (
 )
 _CREATE_TYPES = (
     "text[]", "text[]", "text[]", "integer[]", "integer[]", "uuid[]", "boolean", "text[]", "text[]", "bytea[]",
-    "text[]", "integer[]", "uuid[]", "text[]", "bigint[]", "text[]", "text[]", "text[]", "uuid[]", "timestamptz[]",
+    "text[]", "integer[]", "uuid[]", "text[]", "bigint[]", "text[]", "text[]", "text[]", "text[]", "timestamptz[]",
     "bigint[]", "timestamptz[]", "bigint[]",
 )  # fmt: skip
 _STANDING_TYPES = ("integer[]", "uuid[]", "text[]", "text[]", "uuid[]", "text[]")
@@ -68,7 +68,7 @@ _HOMES = (
 _HOME = "mod({}, (select d.flow_partitions from flowfabric.deployment_info() d))"
 _GROW_TYPES = (
     "integer", "uuid", "boolean", "text", "text", "text", "text[]", "text[]", "text[]", "integer[]", "uuid[]", "text[]",
-    "text[]", "text[]", "bytea[]", "text[]", "integer[]", "text[]", "text[]", "text[]", "uuid[]",
+    "text[]", "text[]", "bytea[]", "text[]", "integer[]", "text[]", "text[]", "text[]", "text[]",
     "timestamptz[]", "bigint[]", "timestamptz[]", "bigint[]",
     "uuid[]", "uuid[]", "integer[]", "integer[]", "text[]", "boolean[]", "integer[]",
     "integer[]", "text[]", "integer[]", "boolean[]",
@@ -341,7 +341,7 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 READ_EXECUTION = _rows(
     "read_execution",
     2,
-    f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_id,"
+    f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_ids,"
     " retries, replays, reclaims, epoch, attempt_id, lease_id, worker_id, worker_instance_id, lease_acquired_at,"
     " lease_expires_at, lease_renewed_at, lease_ttl_ms, lease_lost_at, lease_revoke_reason, delay_until, deadline_at,"
     " attempt_timeout_at, attempt_timeout_left, has_result, result_encoding, failure_reason, failure_category,"

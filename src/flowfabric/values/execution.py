@@ -95,7 +95,7 @@ class Execution(Struct, frozen=True, kw_only=True):
     policy: dict[str, Any] | None
     required_capabilities: tuple[str, ...]
     budget_ids: tuple[UUID, ...]
-    quota_policy_id: UUID | None
+    quota_policy_ids: tuple[UUID, ...]
     priority: int
     public_state: State
     stored_blocking_reason: str | None
@@ -150,6 +150,11 @@ class Execution(Struct, frozen=True, kw_only=True):
             self.lease_lost,
             self.total_attempt_count,
         )
+
+    @property
+    def quota_policy_id(self) -> UUID | None:
+        """Its quota policy; the first if it has several."""
+        return self.quota_policy_ids[0] if self.quota_policy_ids else None
 
     @property
     def blocking_reason(self) -> BlockingReason | None:

@@ -45,7 +45,7 @@ _CONVERSIONS: Final[Mapping[str, tuple[_Conversion, ...]]] = {
     "FallbackTier": (("timeout", as_timedelta),),
     "FallbackPolicy": (("tiers", _as_tuple),),
     "RoutingRequirements": (("required_capabilities", _as_tuple),),
-    "ExecutionPolicy": (("budget_ids", _as_tuple), ("dedup_window", as_timedelta)),
+    "ExecutionPolicy": (("budget_ids", _as_tuple), ("quota_policy_ids", _as_tuple), ("dedup_window", as_timedelta)),
 }
 
 
@@ -208,6 +208,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     max_replay_count: int = 10
     budget_ids: tuple[BudgetId, ...] = ()
     quota_policy_id: QuotaPolicyId | None = None
+    quota_policy_ids: tuple[QuotaPolicyId, ...] | None = None
     routing_requirements: RoutingRequirements | None = None
     dedup_window: Duration | None = None
     stream_policy: StreamPolicy | None = None
@@ -219,7 +220,7 @@ class Derived(Struct, frozen=True, kw_only=True):
 
     required_capabilities: tuple[str, ...] = ()
     budget_ids: tuple[BudgetId, ...] = ()
-    quota_policy_id: QuotaPolicyId | None = None
+    quota_policy_ids: tuple[QuotaPolicyId, ...] = ()
     delay_until_ms: int | None = None
     execution_deadline_ms: int | None = None
     dedup_window_ms: int = DEFAULT_DEDUP_WINDOW_MS

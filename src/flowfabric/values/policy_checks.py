@@ -208,6 +208,7 @@ check_policy_object: Final[Mapping[str, _Check]] = {
     "max_replay_count": _u32,
     "budget_ids": _list_of(_identifier),
     "quota_policy_id": _identifier,
+    "quota_policy_ids": _list_of(_identifier),
     "routing_requirements": _routing,
     "dedup_window_ms": _duration_ms,
     "stream_policy": _object(

@@ -127,11 +127,12 @@ def _freeze(policy: object) -> tuple[str, Derived]:
     timeouts = value.get("timeout_policy") or {}
     budgets = (parse_uuid(item) for item in value.get("budget_ids") or ())
     quota = value.get("quota_policy_id")
+    quotas = [*(value.get("quota_policy_ids") or ()), *([] if quota is None else [quota])]
     window = value.get("dedup_window_ms")
     derived = Derived(
         required_capabilities=required_capabilities(routing.get("required_capabilities")),
         budget_ids=tuple(dict.fromkeys(map(BudgetId, budgets))),
-        quota_policy_id=None if quota is None else QuotaPolicyId(parse_uuid(quota)),
+        quota_policy_ids=tuple(dict.fromkeys(QuotaPolicyId(parse_uuid(item)) for item in quotas)),
         delay_until_ms=value.get("delay_until"),
         execution_deadline_ms=timeouts.get("execution_deadline_ms"),
         dedup_window_ms=DEFAULT_DEDUP_WINDOW_MS if window is None else window,

@@ -1,4 +1,4 @@
--- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, steps, streams,
+-- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, limits, steps, streams,
 -- waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
@@ -62,7 +62,8 @@ create table flowfabric.lane (
     registered_by text not null
 );
 
--- A lane, a kind and a required capability set, as one small number. Executions have such a route for life. Their ready
+-- A lane, a kind, a required capability set, and whether there are limits, as one small number. Executions have such a
+-- route for life, limited ones whatever their limits are. Their ready
 -- rows have another one while not every worker of the kind may run them (see lanes/derive_route.sql): the same with the
 -- version they began with, or with the code that stopped them.
 create table flowfabric.route (
@@ -71,8 +72,9 @@ create table flowfabric.route (
     kind         text collate "C" not null,
     capabilities text[] not null default '{}',
     version      integer,                -- null: executions without a version
+    limited      boolean not null default false,   -- its executions have a limit set: claims check their limits
     not_for      text[],                 -- digests of the code that stopped its executions, sorted; null: for all code
-    digest       text not null           -- of capabilities, version and not_for, for the unique index
+    digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
 
@@ -106,8 +108,7 @@ create table flowfabric.execution (
     keeps_children   boolean,         -- it was cancelled without its children
     idempotency_key  text,
     policy           json,            -- shorter than jsonb
-    budget_ids       uuid[],
-    quota_policy_id  uuid,
+    limits           bigint,          -- its limit set; null: no limits
     tags             jsonb,
     deadline_at      timestamptz,
     capability_mismatch_at timestamptz,  -- a worker without the capabilities tried to claim it
@@ -186,6 +187,7 @@ create index execution_by_route on flowfabric.execution (route, created_at, id);
 create index execution_by_namespace on flowfabric.execution (namespace, created_at, id) where namespace <> '';
 create index execution_by_flow on flowfabric.execution (flow_id, created_at, id) where flow_id is not null;
 create index execution_by_parent on flowfabric.execution (parent_id, created_at, id) where parent_id is not null;
+create index execution_by_limits on flowfabric.execution (limits, created_at, id) where limits is not null;
 
 -- Cancelled and expired executions whose children still have to be cancelled.
 create table flowfabric.child_cancel (
@@ -277,9 +279,16 @@ create table flowfabric.blocked (
     blocking_reason text not null,
     created_at      timestamptz not null,
     id              uuid not null,
-    partition       integer not null
-);
+    partition       integer not null,
+    rank            integer,            -- of those that a limit holds: their position in the queue,
+    limit_id        uuid,               -- the budget or quota policy that denied them: its opening finds them here,
+    limit_key       text,               -- the value of the policy's key; empty for budgets
+    retry_at        timestamptz,        -- of a rate: when the window has room again
+    blocked_at      timestamptz,
+    needs           jsonb               -- the amounts that a paused execution waits for
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index blocked_by_reason on flowfabric.blocked (blocking_reason, created_at, id, partition);
+create index blocked_by_limit on flowfabric.blocked (limit_id, limit_key, rank, created_at, id) where limit_id is not null;
 
 -- Tasks to submit because an execution failed, expired or was escalated: as its policy describes them, and the facts.
 create table flowfabric.hook (
@@ -301,6 +310,7 @@ create table flowfabric.ready (
     granted_until timestamptz,        -- hidden from claims while a grant lives
     deadline_at   timestamptz,
     available_at  timestamptz,        -- of a lost lease: it may be reclaimed from then on
+    limits        bigint,             -- its limit set; null: no limits
     namespace     text collate "C"    -- null: the default namespace
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
@@ -345,9 +355,84 @@ create table flowfabric.claim_grant (
     ttl_ms              bigint not null,
     issued_at           timestamptz not null,
     expires_at          timestamptz not null,
+    quota_policy_ids    uuid[],              -- the policies whose slots were taken for it; null: none
     primary key (partition, id)
 );
 create index claim_grant_expiry on flowfabric.claim_grant (expires_at);
+
+-- Limits --------------------------------------------------------------------------------------------------------------
+
+-- The budgets and quota policies of executions, as one number: the beginning of a hash of its content. Submitters find it
+-- by that number, and never wait for each other: the same set may be stored twice.
+create table flowfabric.limit_set (
+    digest       bigint not null,
+    budget_ids   uuid[] not null,       -- sorted
+    quota_ids    uuid[] not null,       -- sorted
+    quota_keys   text[] not null,       -- per policy: the value of the tag it is kept by, `default` without one
+    checked_at   timestamptz not null,  -- when the sweep looked at it last
+    unused_since timestamptz,           -- no execution had it then: submissions store it again
+    unused_xid   xid8                   -- the transaction that found this
+);
+create index limit_set_by_digest on flowfabric.limit_set (digest);
+create index limit_set_by_check on flowfabric.limit_set (checked_at);
+
+-- Rates and caps.
+create table flowfabric.quota_policy (
+    id             uuid primary key,
+    name           text collate "C",
+    key            text,                      -- a tag: the numbers hold for each of its values
+    window_seconds bigint not null,           -- 0: 60 if there is a rate
+    max_requests   bigint not null,           -- per window; 0: no rate
+    max_concurrent bigint not null,           -- 0: no cap
+    jitter_ms      bigint not null,           -- retries of the refused are spread over this time
+    created_at     timestamptz not null,
+    updated_at     timestamptz not null
+);
+create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
+
+-- One row per policy and value of its key, which admissions lock: they are serial.
+create table flowfabric.quota_head (
+    policy_id uuid not null,
+    key       text collate "C" not null,
+    floor     bigint not null default 0,   -- no slot has a lower number
+    primary key (policy_id, key)
+) with (fillfactor = 50);
+
+-- Who holds a slot of a policy: a running execution, a grant, or a caller of check_admission. Removed with the end of
+-- that; counted, not summed up, so that a slot is free when the transaction that removes it commits.
+create table flowfabric.quota_slot (
+    id          uuid not null,               -- the execution
+    partition   integer not null,
+    policy_id   uuid not null,
+    key         text collate "C" not null,
+    number      bigint generated always as identity,
+    admitted_at timestamptz not null,
+    until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
+    origin      text not null,               -- scheduler, direct
+    primary key (id, partition, policy_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index quota_slot_by_number on flowfabric.quota_slot (policy_id, key, number);
+
+-- The admissions within the windows of rates; another admission of the same execution moves its entry.
+create table flowfabric.quota_entry (
+    policy_id   uuid not null,
+    key         text collate "C" not null,
+    id          uuid not null,
+    partition   integer not null,
+    admitted_at timestamptz not null,
+    primary key (id, partition, policy_id, key)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index quota_entry_by_time on flowfabric.quota_entry (policy_id, key, admitted_at);
+
+-- Limits that have, or will have, room for executions that they hold: left by ends that found the limit locked, and by
+-- refusals of a rate. The duty `unblock` works them off.
+create table flowfabric.limit_due (
+    due_at   timestamptz not null,
+    limit_id uuid not null,
+    key      text collate "C" not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index limit_due_order on flowfabric.limit_due (due_at);
+create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
 
 -- Steps ---------------------------------------------------------------------------------------------------------------
 
@@ -971,7 +1056,8 @@ create type flowfabric.violation as (rule text, partition integer, id uuid, deta
 -- no row is rewritten when a lane is paused or a worker leaves. One that is granted is as good as claimed.
 create view flowfabric.execution_view as
 select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
-       e.policy, e.budget_ids, e.quota_policy_id, case when h.reason is null then e.state else 'waiting' end as state,
+       e.policy, coalesce(s.budget_ids, '{}') as budget_ids, coalesce(s.quota_ids, '{}') as quota_policy_ids,
+       case when h.reason is null then e.state else 'waiting' end as state,
        coalesce(h.reason, e.blocking_reason) as blocking_reason, coalesce(h.detail, e.blocking_detail) as blocking_detail,
        e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
@@ -995,6 +1081,7 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
 from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker
+left join lateral (select x.budget_ids, x.quota_ids from flowfabric.limit_set x where x.digest = e.limits limit 1) s on true
 left join lateral (
     select case when l.state in ('paused', 'disabled') then 'paused_by_policy' else 'waiting_for_capable_worker' end as reason,
            case when l.state in ('paused', 'disabled') then 'lane ' || l.name || ' is ' || l.state

@@ -12,9 +12,9 @@ language sql stable as $$
     left join flowfabric.route p on p.id = e.pinned
     left join flowfabric.route s on s.id = e.stop_route
     where not coalesce(e.pinned is null or (
-              (p.lane, p.kind, p.capabilities) = (r.lane, r.kind, r.capabilities) and p.version > 0 and p.not_for is null
+              (p.lane, p.kind, p.capabilities, p.limited) = (r.lane, r.kind, r.capabilities, r.limited) and p.version > 0 and p.not_for is null
               and e.attempts > 0), false)
        or not coalesce(e.stop_route is null or (
-              (s.lane, s.kind, s.capabilities) = (r.lane, r.kind, r.capabilities) and s.version is not distinct from p.version
+              (s.lane, s.kind, s.capabilities, s.limited) = (r.lane, r.kind, r.capabilities, r.limited) and s.version is not distinct from p.version
               and s.not_for = array(select d from unnest(e.stop_digests) as d order by d collate "C")), false)
 $$;

@@ -13,7 +13,7 @@ create or replace function flowfabric.create_executions(
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
     p_namespace text[], p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[],
     p_flow uuid[], p_key text[], p_dedup_ms bigint[], p_tags text[], p_policy text[],
-    p_budgets text[], p_quota uuid[],
+    p_budgets text[], p_quotas text[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[])
 returns table (ordinal integer, code text, id uuid, state text)
 language plpgsql security definer as $$
@@ -24,10 +24,12 @@ declare
     v_unfit text[];           -- per item: why it would not be created even if its key were free
     v_standing uuid[];        -- per item: the existing id of a duplicate
     v_routes integer[];
+    v_limits bigint[];        -- per item: its limit set; null: no item has one
+    v_limited boolean[];
     v_made integer;
 begin
     if not p_id_given and cardinality(p_lanes) = 1 and (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
-           p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quota,
+           p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quotas,
            p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
         if flowfabric.create_plain(
                p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::json) then
@@ -62,13 +64,19 @@ begin
 
     v_now := coalesce(v_now, flowfabric.now());
     if v_code is null or array_position(v_code, null) is not null then
+        if num_nonnulls(p_budgets, p_quotas) > 0 then
+            v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, v_code);
+            select s.lanes, s.kinds, s.capabilities, s.limited, s.route_no
+            into p_lanes, p_kinds, p_capabilities, v_limited, p_route_no
+            from flowfabric.split_routes(p_lanes, p_kinds, p_capabilities, p_route_no, v_limits) s;
+        end if;
         if v_code is not null then
             -- A duplicate registers nothing: forget the routes that only duplicates use.
             select array_agg(case when exists (select from unnest(p_route_no, v_code) i (no, code)
                                                where coalesce(i.no, 1) = l.no and i.code is null) then l.lane end order by l.no)
             into p_lanes from unnest(p_lanes) with ordinality as l (lane, no);
         end if;
-        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
+        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_limited, v_now);
         if array_position(v_routes, null) is not null then
             select array_agg(coalesce(v_code[u.ord], case when v_routes[coalesce(u.no, 1)] is null then 'lane_closed' end)
                              order by u.ord)
@@ -77,12 +85,12 @@ begin
         if p_id_given then
             select g.made, g.code into v_made, v_code from flowfabric.insert_given(
                 v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
-                p_priority, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_priority, p_key, p_tags, p_policy, v_limits, p_delay_until, p_delay_ms, p_deadline_at,
                 p_deadline_ms, v_now) g;
         else
             v_made := flowfabric.insert_executions(
                 v_routes, v_code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
-                p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_priority, null, p_key, p_tags, p_policy, v_limits, p_delay_until, p_delay_ms, p_deadline_at,
                 p_deadline_ms, v_now, null, null, null);
         end if;
         perform flowfabric.settle_new(

@@ -1,11 +1,11 @@
 -- insert_executions: the rows of new executions and their ready rows; returns how many are claimable immediately.
 --
--- Unnests only arrays that every item uses: each further array would cost every row. p_deps: how many edges lead to
--- each. p_parent: the execution whose handler submits them, null for others.
+-- Unnests only arrays that every item uses: each further array would cost every row. p_limits: the limit set of each. p_deps:
+-- how many edges lead to each. p_parent: the execution whose handler submits them, null for others.
 create or replace function flowfabric.insert_executions(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_flow uuid[], p_key text[],
-    p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[], p_delay_until timestamptz[], p_delay_ms bigint[],
+    p_tags text[], p_policy text[], p_limits bigint[], p_delay_until timestamptz[], p_delay_ms bigint[],
     p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz, p_node text[], p_deps integer[], p_parent uuid)
 returns integer
 language plpgsql as $$
@@ -23,11 +23,11 @@ begin
     with made as (
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, flow_id, idempotency_key, payload, payload_encoding,
-             policy, budget_ids, quota_policy_id, state, blocking_reason, blocking_detail, pending, priority, tags,
+             policy, limits, state, blocking_reason, blocking_detail, pending, priority, tags,
              delay_until, deadline_at, transitioned_at, node, parent_id)
         select u.partition, u.id, p_routes[coalesce(p_route_no[u.ord], 1)], p_now, coalesce(p_namespace[u.ord], ''),
                coalesce(p_creator[u.ord], ''), p_flow[u.ord], p_key[u.ord], u.payload, p_payload_encoding[u.ord],
-               coalesce(v_policy, p_policy[u.ord]::json), string_to_array(p_budgets[u.ord], ',')::uuid[], p_quota[u.ord],
+               coalesce(v_policy, p_policy[u.ord]::json), p_limits[u.ord],
                case when p_deps[u.ord] > 0 then 'waiting_children' when d.until is null then 'waiting' else 'delayed' end,
                case when p_deps[u.ord] > 0 then 'waiting_for_children'
                     when d.until is null then 'waiting_for_worker' else 'waiting_for_delay' end,
@@ -42,10 +42,11 @@ begin
             select case when w.at > p_now then w.at end as until
             from (select coalesce(p_delay_until[u.ord], p_now + flowfabric.ms(p_delay_ms[u.ord])) as at) w) d
         where p_code is null or p_code[u.ord] is null
-        returning partition, id, route, priority, created_at, state, deadline_at, namespace
+        returning partition, id, route, priority, created_at, state, deadline_at, limits, namespace
     )
-    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, namespace)
-    select m.route, flowfabric.rank_of(m.priority), m.created_at, m.id, m.partition, m.deadline_at, nullif(m.namespace, '')
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits, namespace)
+    select m.route, flowfabric.rank_of(m.priority), m.created_at, m.id, m.partition, m.deadline_at, m.limits,
+           nullif(m.namespace, '')
     from made m where m.state = 'waiting';
     get diagnostics v_ready = row_count;
     return v_ready;

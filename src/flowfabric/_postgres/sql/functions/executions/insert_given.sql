@@ -6,7 +6,7 @@
 create or replace function flowfabric.insert_given(
     p_routes integer[], p_code text[], p_route_no integer[], p_partition integer[], p_id uuid[], p_namespace text[],
     p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[], p_key text[], p_tags text[],
-    p_policy text[], p_budgets text[], p_quota uuid[], p_delay_until timestamptz[], p_delay_ms bigint[],
+    p_policy text[], p_limits bigint[], p_delay_until timestamptz[], p_delay_ms bigint[],
     p_deadline_at timestamptz[], p_deadline_ms bigint[], p_now timestamptz, out made integer, out code text[])
 language plpgsql as $$
 declare
@@ -17,7 +17,7 @@ begin
         begin
             made := flowfabric.insert_executions(
                 p_routes, code, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
-                p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_priority, null, p_key, p_tags, p_policy, p_limits, p_delay_until, p_delay_ms, p_deadline_at,
                 p_deadline_ms, p_now, null, null, null);
         exception when unique_violation then
             select array_agg(coalesce(code[u.ord], case when e.id is not null then 'exists' end) order by u.ord)

@@ -11,7 +11,7 @@ create or replace function flowfabric.grow_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],
     p_namespace text[], p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[],
-    p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[],
+    p_tags text[], p_policy text[], p_budgets text[], p_quotas text[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_old uuid[], p_edge uuid[], p_from integer[], p_to integer[], p_ref text[], p_passes boolean[], p_deps integer[],
     p_join_of integer[], p_join_policy text[], p_join_k integer[], p_join_cancel boolean[])
@@ -21,6 +21,7 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_routes integer[];
+    v_limits bigint[]; v_limited boolean[];
     v_partitions integer[] := array_fill(p_partition, array[cardinality(p_id)]);
     v_flows uuid[] := array_fill(p_flow, array[cardinality(p_id)]);
     v_edges uuid[]; v_downstreams uuid[]; v_outcomes text[];
@@ -68,7 +69,13 @@ begin
         where e.id is null order by u.ord limit 1;
     end if;
     if code is null then
-        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
+        if num_nonnulls(p_budgets, p_quotas) > 0 then
+            v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
+            select s.lanes, s.kinds, s.capabilities, s.limited, s.route_no
+            into p_lanes, p_kinds, p_capabilities, v_limited, p_route_no
+            from flowfabric.split_routes(p_lanes, p_kinds, p_capabilities, p_route_no, v_limits) s;
+        end if;
+        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_limited, v_now);
         if array_position(v_routes, null) is not null then
             select 'lane_closed', min(u.ord)::integer into code, place
             from unnest(p_route_no) with ordinality as u (no, ord) where v_routes[u.no] is null;
@@ -85,7 +92,7 @@ begin
                     p_namespace[v_low:v_high], p_creator[v_low:v_high], p_payload[v_low:v_high],
                     p_payload_encoding[v_low:v_high], p_priority[v_low:v_high], v_flows[v_low:v_high], null,
                     p_tags[v_low:v_high], case when cardinality(p_policy) = 1 then p_policy else p_policy[v_low:v_high] end,
-                    p_budgets[v_low:v_high], p_quota[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
+                    v_limits[v_low:v_high], p_delay_until[v_low:v_high], p_delay_ms[v_low:v_high],
                     p_deadline_at[v_low:v_high], p_deadline_ms[v_low:v_high], v_now, p_node[v_low:v_high], p_deps[v_low:v_high],
                     null);
             end loop;

@@ -10,7 +10,7 @@ create or replace function flowfabric.submit_child_flow(
     p_partition integer, p_flow uuid, p_new boolean, p_kind text, p_flow_namespace text, p_flow_tags text,
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_id uuid[], p_node text[],
     p_namespace text[], p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[],
-    p_tags text[], p_policy text[], p_budgets text[], p_quota uuid[],
+    p_tags text[], p_policy text[], p_budgets text[], p_quotas text[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_old uuid[], p_edge uuid[], p_from integer[], p_to integer[], p_ref text[], p_passes boolean[], p_deps integer[],
     p_join_of integer[], p_join_policy text[], p_join_k integer[], p_join_cancel boolean[],
@@ -32,7 +32,7 @@ begin
     from flowfabric.grow_flow(
         p_partition, p_flow, true, p_kind, p_flow_namespace, p_flow_tags, p_lanes, p_kinds, p_capabilities, p_route_no,
         p_id, p_node, p_namespace, p_creator, p_payload, p_payload_encoding, p_priority, p_tags, p_policy, p_budgets,
-        p_quota, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms, p_old, p_edge, p_from, p_to, p_ref, p_passes,
+        p_quotas, p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms, p_old, p_edge, p_from, p_to, p_ref, p_passes,
         p_deps, p_join_of, p_join_policy, p_join_k, p_join_cancel) g;
     if code = 'ok' and not p_detached then
         update flowfabric.flow f set parent_id = p_holder_id where f.partition = p_partition and f.flow_id = p_flow;

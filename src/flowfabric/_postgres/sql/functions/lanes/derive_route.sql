@@ -17,8 +17,8 @@ begin
         select x.id into v_id from flowfabric.route x
         where x.lane = r.lane and x.kind = r.kind and x.digest = v_digest;
         exit when found or v_try = 2;
-        insert into flowfabric.route (lane, kind, capabilities, version, not_for, digest)
-        values (r.lane, r.kind, r.capabilities, coalesce(p_version, r.version), p_not_for, v_digest)
+        insert into flowfabric.route (lane, kind, capabilities, limited, version, not_for, digest)
+        values (r.lane, r.kind, r.capabilities, r.limited, coalesce(p_version, r.version), p_not_for, v_digest)
         on conflict do nothing;
     end loop;
     return v_id;

@@ -1,9 +1,10 @@
--- resolve_routes: the numbers of (lane, kind, capabilities), creating new ones.
+-- resolve_routes: the numbers of (lane, kind, capabilities, limited), creating new ones.
 --
 -- Called by create_executions. Registers an unknown lane in the same transaction.
+-- Takes    p_limited: null: none is for executions with limits.
 -- Returns  one number per route given, in order; null for a route on a closed lane, or on no lane.
 create or replace function flowfabric.resolve_routes(
-    p_lanes text[], p_kinds text[], p_capabilities text[], p_now timestamptz) returns integer[]
+    p_lanes text[], p_kinds text[], p_capabilities text[], p_limited boolean[], p_now timestamptz) returns integer[]
 language plpgsql as $$
 declare
     v_routes integer[];
@@ -14,9 +15,10 @@ begin
                coalesce(bool_or(u.lane is not null and (l.name is null or (r.id is null and l.state in ('active', 'paused')))),
                         false)
         into v_routes, v_new
-        from unnest(p_lanes, p_kinds, p_capabilities) with ordinality as u (lane, kind, capabilities, ord)
+        from unnest(p_lanes, p_kinds, p_capabilities, p_limited) with ordinality as u (lane, kind, capabilities, limited, ord)
         left join flowfabric.lane l on l.name = u.lane
-        left join flowfabric.route r on r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities);
+        left join flowfabric.route r on r.lane = u.lane and r.kind = u.kind
+                  and r.digest = flowfabric.route_digest(u.capabilities, u.limited);
         exit when not v_new or v_try = 2;
 
         insert into flowfabric.lane (name, registered_at, registered_by)
@@ -24,16 +26,23 @@ begin
         where u.lane is not null and not exists (select from flowfabric.lane l where l.name = u.lane)
         order by u.lane
         on conflict do nothing;
-        insert into flowfabric.route (lane, kind, capabilities, digest)
+        insert into flowfabric.route (lane, kind, capabilities, limited, digest)
         select distinct u.lane, u.kind, case when u.capabilities = '' then '{}' else string_to_array(u.capabilities, ',') end,
-               md5(u.capabilities)
-        from unnest(p_lanes, p_kinds, p_capabilities) u (lane, kind, capabilities)
+               coalesce(u.limited, false), d.digest
+        from unnest(p_lanes, p_kinds, p_capabilities, p_limited) u (lane, kind, capabilities, limited)
+        cross join lateral (select flowfabric.route_digest(u.capabilities, u.limited) as digest) d
         join flowfabric.lane l on l.name = u.lane and l.state in ('active', 'paused')
         where not exists (select from flowfabric.route r
-                          where r.lane = u.lane and r.kind = u.kind and r.digest = md5(u.capabilities))
-        order by u.lane, u.kind, md5(u.capabilities)
+                          where r.lane = u.lane and r.kind = u.kind and r.digest = d.digest)
+        order by u.lane, u.kind, d.digest
         on conflict do nothing;
     end loop;
     return v_routes;
 end;
+$$;
+
+-- route_digest: what tells the routes of a lane and a kind apart, without version and code. create_plain writes it out.
+create or replace function flowfabric.route_digest(p_capabilities text, p_limited boolean) returns text
+language sql immutable as $$
+    select case when p_limited then md5(p_capabilities) || ' limited' else md5(p_capabilities) end
 $$;

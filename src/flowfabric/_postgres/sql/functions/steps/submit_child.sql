@@ -11,7 +11,7 @@ create or replace function flowfabric.submit_child(
     p_route_no integer[], p_partition integer[], p_id uuid[], p_id_given boolean,
     p_namespace text[], p_creator text[], p_payload bytea[], p_payload_encoding text[], p_priority integer[],
     p_flow uuid[], p_key text[], p_dedup_ms bigint[], p_tags text[], p_policy text[],
-    p_budgets text[], p_quota uuid[],
+    p_budgets text[], p_quotas text[],
     p_delay_until timestamptz[], p_delay_ms bigint[], p_deadline_at timestamptz[], p_deadline_ms bigint[],
     p_holder_partition integer, p_holder_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer,
     p_name text, p_n integer, p_detached boolean, p_known boolean)
@@ -23,6 +23,7 @@ declare
     v_code text[];
     v_standing uuid[];
     v_routes integer[];
+    v_limits bigint[];
     v_made integer;
 begin
     perform flowfabric.require_read_committed();
@@ -43,13 +44,16 @@ begin
         v_code := array['exists'];
     end if;
     if v_code[1] is null then
-        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, v_now);
+        if num_nonnulls(p_budgets, p_quotas) > 0 then
+            v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
+        end if;
+        v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, array[v_limits[1] is not null], v_now);
         if v_routes[1] is null then
             v_code := array['lane_closed'];
         else
             v_made := flowfabric.insert_executions(
                 v_routes, null, p_route_no, p_partition, p_id, p_namespace, p_creator, p_payload, p_payload_encoding,
-                p_priority, null, p_key, p_tags, p_policy, p_budgets, p_quota, p_delay_until, p_delay_ms, p_deadline_at,
+                p_priority, null, p_key, p_tags, p_policy, v_limits, p_delay_until, p_delay_ms, p_deadline_at,
                 p_deadline_ms, v_now, null, null, case when not p_detached then p_holder_id end);
             perform flowfabric.settle_new(
                 v_routes, null, p_route_no, p_partition, p_id, p_priority, p_tags,
