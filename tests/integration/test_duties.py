@@ -1000,6 +1000,7 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "suspension_timeout": 2,
         "waitpoint_expiry": 5,
         "cascade": 1,
+        "unblock": 5,
         "sibling_cancel": 1,
         "child_cancel": 1,
         "flow_cancel": 15,

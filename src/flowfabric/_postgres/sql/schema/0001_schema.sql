@@ -77,6 +77,8 @@ create table flowfabric.route (
     digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
+-- Those that not every worker of the lane covers; see workers/judge_routes.sql.
+create index route_required on flowfabric.route (lane, id) where (capabilities <> '{}' or version is not null) and not_for is null;
 
 -- Executions ----------------------------------------------------------------------------------------------------------
 
@@ -1071,8 +1073,8 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
        greatest(e.capability_mismatch_at, h.since) as capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
        coalesce(e.started_at, e.attempt_started_at) as started_at,
-       e.completed_at, greatest(e.transitioned_at, h.since) as transitioned_at,
-       greatest(e.transitioned_at, h.since, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
+       e.completed_at, e.transitioned_at,
+       greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
        r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id,
        case when e.payload_encoding is null then substring(e.payload for 200) end as arguments,
        (select q.version from flowfabric.route q where q.id = e.pinned) as version,

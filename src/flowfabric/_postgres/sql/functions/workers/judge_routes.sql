@@ -4,9 +4,10 @@
 -- not judged, nor are those of executions that changed code stopped, which say so themselves.
 --
 -- A claim that finds nothing makes verdicts (judge_for_claim), a worker that leaves or lapses (judge_lanes), one that
--- registers with less than before, and a duty (judge_all); a worker that registers lifts them (lift_verdicts). Whoever
+-- registers with less than before, and a duty (judge_all); a worker that registers lifts them (lift_verdicts). A call that
 -- makes one locks the row of the deployment and then reads the registry; a worker that registers holds a share of that lock
--- until it commits. So no verdict is made beside a registration that it does not see. Those who make verdicts never wait.
+-- until it commits. So no verdict is made beside a registration that it does not see. Calls that make verdicts do not wait
+-- for registrations.
 
 -- judge_routes: store what is true of these routes now; returns how many verdicts changed
 --
@@ -76,16 +77,14 @@ create or replace function flowfabric.judge_for_claim(
 language plpgsql as $$
 begin
     perform flowfabric.judge_routes(array(
-        select q.route
-        from (select f.route, min(f.rank) as rank, min(f.created_at) as created_at
-              from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
-              where f.lane = p_lane and (r.capabilities <> '{}' or r.version is not null) and r.not_for is null
-                and not ((p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities
-                         and (r.version is null or p_kinds is null
-                              or flowfabric.serves(p_service, r.kind, r.version, null)))
-                and not exists (select from flowfabric.uncovered u where u.route = f.route)
-              group by f.route
-              order by rank, created_at limit 10) q));
+        select r.id
+        from flowfabric.route r
+        cross join lateral flowfabric.first_ready(r.lane, r.id) w
+        where r.lane = p_lane and (r.capabilities <> '{}' or r.version is not null) and r.not_for is null
+          and not ((p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities
+                   and (r.version is null or p_kinds is null or flowfabric.serves(p_service, r.kind, r.version, null)))
+          and not exists (select from flowfabric.uncovered u where u.route = r.id)
+        order by w.rank, w.created_at, w.id limit 10));
 exception when others then
     raise debug 'no verdict: %', sqlerrm;
 end;
@@ -96,76 +95,22 @@ create or replace function flowfabric.judge_lanes(p_lanes text[]) returns void
 language plpgsql as $$
 begin
     perform flowfabric.judge_routes(array(
-        select distinct f.route from flowfabric.ready_floor f where f.lane = any (p_lanes)
-        union
-        select u.route from flowfabric.uncovered u join flowfabric.route r on r.id = u.route
-        where r.lane = any (p_lanes)));
+        select r.id from unnest(p_lanes) as l (lane)
+        join flowfabric.route r on r.lane = l.lane and (r.capabilities <> '{}' or r.version is not null) and r.not_for is null
+        where exists (select from flowfabric.uncovered u where u.route = r.id)
+           or exists (select from flowfabric.first_ready(r.lane, r.id))));
 end;
 $$;
 
--- judge_all: judge every route that has work, and forget the verdicts on others; returns how many changed
---
--- Called by the duty unblock. If the registry cannot be read, all verdicts are forgotten.
--- Roles    work, operate
-create or replace function flowfabric.judge_all() returns integer
-language plpgsql security definer as $$
-declare
-    v_n integer;
-    v_forgotten integer;
-begin
-    perform flowfabric.require_read_committed();
-    delete from flowfabric.uncovered u where u.route = any (array(
-        select x.route from flowfabric.uncovered x
-        where not exists (select from flowfabric.ready r where r.route = x.route)
-        order by x.route for update skip locked));
-    get diagnostics v_forgotten = row_count;
-    begin
-        v_n := flowfabric.judge_routes(array(
-            select distinct f.route from flowfabric.ready_floor f
-            where exists (select from flowfabric.ready r where r.route = f.route)
-            union
-            select u.route from flowfabric.uncovered u));
-    exception when others then
-        delete from flowfabric.uncovered u where true;
-        get diagnostics v_n = row_count;
-    end;
-    return v_n + v_forgotten;
-end;
-$$;
-
--- lift_verdicts: a worker has registered: lift the verdicts on what it covers
---
--- Waits for a call that judges. Called under the lock of the registration.
-create or replace function flowfabric.lift_verdicts(g flowfabric.registration) returns void
-language plpgsql as $$
-declare
-    v_routes integer[];
-begin
-    perform from flowfabric.deployment d for share;
-    select array_agg(q.route) into v_routes
-    from (select u.route from flowfabric.uncovered u
-          join flowfabric.route r on r.id = u.route and r.lane = any (g.lanes)
-          join flowfabric.service s on s.id = g.service
-          where flowfabric.covers(s, r) and g.namespace <> all (u.served)
-          order by u.route for update of u) q;
-    if v_routes is null then
-        return;
-    elsif g.namespace = '' then
-        delete from flowfabric.uncovered u where u.route = any (v_routes);
-    else
-        update flowfabric.uncovered u
-        set served = array(select n from unnest(u.served || g.namespace) as n order by n collate "C")
-        where u.route = any (v_routes);
-    end if;
-end;
-$$;
-
--- is_uncovered: whether readers see that an execution, which waits for a worker, waits for a capable one.
-create or replace function flowfabric.is_uncovered(e flowfabric.execution, p_now timestamptz) returns boolean
+-- first_ready: the first ready row of a route, from its floor on.
+create or replace function flowfabric.first_ready(p_lane text, p_route integer)
+returns table (rank integer, created_at timestamptz, id uuid)
 language sql stable as $$
-    select e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker'
-       and exists (select from flowfabric.uncovered u
-                   where u.route = flowfabric.ready_route(e) and e.namespace <> all (u.served))
-       and not exists (select from flowfabric.claim_grant g
-                       where g.partition = e.partition and g.id = e.id and g.expires_at > p_now)
+    select w.rank, w.created_at, w.id
+    from (select f.rank, f.created_at, f.id from flowfabric.ready_floor f
+          where f.lane = p_lane and f.route = p_route order by f.rank, f.created_at, f.id limit 1) f
+    cross join lateral (
+        select y.rank, y.created_at, y.id from flowfabric.ready y
+        where y.route = p_route and (y.rank, y.created_at, y.id) >= (f.rank, f.created_at, f.id)
+        order by y.rank, y.created_at, y.id limit 1) w
 $$;
